@@ -1,0 +1,34 @@
+# Two commands: `make demo` and `make test`. Both call `make setup`, which installs the pinned lock once.
+PYTHON ?= python3.11
+VENV := .venv
+PY := $(VENV)/bin/python
+# Where pip looks for the CPU build of torch when it does not find it by itself (see README, "Install").
+TORCH_INDEX ?=
+STAMP := $(VENV)/.installed
+LOCK := requirements/cpu.txt requirements/dev.txt
+
+.PHONY: setup demo test lint lock clean
+
+setup: $(STAMP)
+
+$(STAMP): $(LOCK)
+	@bash requirements/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH_INDEX)"
+	@touch $(STAMP)
+
+demo: setup
+	@$(PY) launch.py train --config configs/demo.yaml
+
+test: setup
+	@$(PY) -m pytest
+
+lint: setup
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+# Regenerates the locks from the .in files (needs `uv` on the path: pip install uv).
+lock:
+	@bash requirements/lock.sh
+
+clean:
+	rm -rf $(VENV) .cache

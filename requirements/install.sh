@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Creates the virtual environment and installs the pinned locks. Called by `make setup`.
+#   install.sh PYTHON VENV [TORCH_INDEX]
+# The locks are complete, so everything is installed with --no-deps: vLLM's own requirements name torchvision,
+# torchaudio and torchcodec, whose PyPI wheels are CUDA builds that break transformers beside a CPU torch.
+set -euo pipefail
+python=$1; venv=$2; torch_index=${3:-}
+here=$(cd "$(dirname "$0")" && pwd)
+
+fail() { echo "setup: $1" >&2; exit 1; }
+
+command -v "$python" >/dev/null || fail "$python not found; install Python 3.11 or name it: make setup PYTHON=/path/to/python3.11"
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+    || fail "$python is not Python 3.11; name one: make setup PYTHON=/path/to/python3.11"
+command -v g++ >/dev/null || fail "g++ not found; DeepSpeed compiles its CPU communication once (Debian: apt-get install g++)"
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
+    || fail "could not create $venv; the venv module is missing (Debian: apt-get install python3.11-venv)"
+pip=("$venv/bin/python" -m pip install --no-deps --progress-bar off --quiet --disable-pip-version-check)
+
+torch=$(grep '^torch==' "$here/cpu.txt")
+if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch') != '${torch#torch==}')" 2>/dev/null; then
+    echo "setup: installing $torch"
+    if [ -n "$torch_index" ]; then "${pip[@]}" --index-url "$torch_index" "$torch"; else "${pip[@]}" "$torch"; fi \
+        || fail "pip does not find $torch (the CPU build). Name the CPU index that PyTorch's install page gives: make setup TORCH_INDEX=URL"
+fi
+echo "setup: installing the pinned packages (about 4 GB, a few minutes)"
+"${pip[@]}" -r "$here/cpu.txt" -r "$here/dev.txt" \
+    || fail "a package did not install; check the disk space (4 GB) and the network, then run the same command again"
+echo "setup: done"
