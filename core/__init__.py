@@ -1,0 +1,1 @@
+"""What every part shares: typed records, config, weights, seeds, errors. No Ray, no engines."""

@@ -1,0 +1,61 @@
+"""Errors that a user can act on: one line that names the field, file or actor and what to do.
+
+`launch.py` prints the line (without a traceback) and exits with status 2. Anything that is not a
+`RetrospectError` is a defect of ours and keeps its traceback.
+"""
+
+
+class RetrospectError(Exception):
+    """Base of all errors that are meant for the user. The message is one line."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, for one of ours: its first line with text, without its full stop.
+
+    An error without text gives the name of its type. Pydantic only counts in its first line ("1 validation error for ..."):
+    there, what follows is joined.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        return " ".join(lines[1:])[:300]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+class ConfigError(RetrospectError):
+    """A field of the configuration is unknown, out of range, or contradicts another."""
+
+
+class DataError(RetrospectError):
+    """A data set or one of its rows cannot be used."""
+
+
+class ModelError(RetrospectError):
+    """A model or tokenizer directory cannot be used."""
+
+
+class ClusterError(RetrospectError):
+    """The cluster does not have the resources that the run asks for, or cannot be reached."""
+
+
+class ActorError(RetrospectError):
+    """A rollout actor or learner rank died, hung or raised, beyond what a restart mends."""
+
+
+class StoreError(RetrospectError):
+    """The replay store refuses a write, a file of it is damaged, or its storage is unwritable."""
+
+
+class CheckpointError(RetrospectError):
+    """A checkpoint is missing, incomplete, or belongs to another configuration."""
+
+
+class WeightError(RetrospectError):
+    """An engine acknowledged other weights than the learner sent, or computes other log-probabilities."""
+
+
+class DivergenceError(RetrospectError):
+    """Too many optimizer steps in a row were skipped for a NaN or Inf. `problem_ids` are those of the spoilt batches."""
+
+    def __init__(self, message: str, problem_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.problem_ids = problem_ids

@@ -1,0 +1,152 @@
+"""What follows from a configuration before anything starts: batch arithmetic and the resources to ask for.
+
+Called by `launch.py check` and `train`. Every contradiction between fields is found here, as one line.
+"""
+
+from dataclasses import dataclass
+
+from core.config import Config
+from core.errors import ClusterError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The sizes that one iteration works with."""
+
+    starts: int  # per iteration
+    replayed_starts: int  # of these, once replay has begun
+    trajectories: int  # starts x samples
+    minibatch: int  # trajectories per optimizer step
+    steps_per_iteration: int  # optimizer steps of the policy
+    total_steps: int  # in the whole run
+    context_tokens: int  # longest prompt + longest response
+    max_tokens: int  # upper bound of generated tokens per iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A group of equal processes and what each of them reserves."""
+
+    name: str
+    count: int
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a cluster offers in total, or what a run asks for."""
+
+    cpus: float
+    gpus: float
+
+
+def check_algorithm(config: Config) -> None:
+    """Raises ConfigError if a choice of algorithm or learner lacks what it rests on."""
+    algorithm = config.algorithm
+    if algorithm.estimator in ("grpo", "rloo") and config.rollout.samples < 2:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
+            f"raise rollout.samples to at least 2"
+        )
+    if config.learner.offload and config.learner.zero_stage == 0:
+        raise ConfigError(
+            "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
+        )
+    if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
+        raise ConfigError(
+            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
+        )
+
+
+def batch_plan(config: Config) -> BatchPlan:
+    """Derive and check the batch arithmetic. Raises ConfigError naming the fields that contradict each other."""
+    rollout, learner = config.rollout, config.learner
+    trajectories = rollout.starts * rollout.samples
+    if trajectories % learner.minibatches:
+        raise ConfigError(
+            f"rollout.starts x rollout.samples = {rollout.starts} x {rollout.samples} = {trajectories} trajectories do not "
+            f"divide into learner.minibatches = {learner.minibatches}; change one of the three"
+        )
+    minibatch = trajectories // learner.minibatches
+    if minibatch < learner.ranks:
+        raise ConfigError(
+            f"a minibatch has {minibatch} trajectories, fewer than learner.ranks = {learner.ranks}; lower "
+            f"learner.minibatches or learner.ranks, or raise rollout.starts"
+        )
+    context = rollout.max_prompt_tokens + rollout.max_response_tokens
+    if learner.micro_batch_tokens < context:
+        raise ConfigError(
+            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} holds no whole sequence: rollout.max_prompt_tokens + "
+            f"rollout.max_response_tokens = {context}; raise it to at least {context}"
+        )
+    if config.task.min_operations > config.task.max_operations:
+        raise ConfigError(
+            f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
+        )
+    check_algorithm(config)
+    if config.replay.ranking == "canonical" and not config.replay.canonical:
+        raise ConfigError("replay.ranking = 'canonical' replays canonical solutions only; set replay.canonical true")
+    steps = learner.epochs * learner.minibatches
+    return BatchPlan(
+        starts=rollout.starts,
+        replayed_starts=round(rollout.starts * config.replay.ratio),
+        trajectories=trajectories,
+        minibatch=minibatch,
+        steps_per_iteration=steps,
+        total_steps=steps * config.run.iterations,
+        context_tokens=context,
+        max_tokens=trajectories * rollout.max_response_tokens,
+    )
+
+
+def placement(config: Config, device: str) -> tuple[Bundle, ...]:
+    """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing."""
+    cuda = device == "cuda"
+    rollout_gpus = float(config.rollout.tensor_parallel) if cuda else 0.0
+    return (
+        Bundle("rollout actor", config.rollout.actors, config.cluster.rollout_cpus, rollout_gpus),
+        Bundle(
+            "learner rank",
+            config.learner.ranks,
+            config.cluster.learner_cpus,
+            config.cluster.learner_gpus if cuda else 0.0,
+        ),
+        Bundle("replay shard", config.replay.shards, 0.0, 0.0),
+    )
+
+
+def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
+    """The processes of an evaluation: the rollout actors alone."""
+    return placement(config, device)[:1]
+
+
+def demand(bundles: tuple[Bundle, ...]) -> Resources:
+    """Sum of what the processes reserve."""
+    return Resources(sum(b.count * b.cpus for b in bundles), sum(b.count * b.gpus for b in bundles))
+
+
+def check_resources(bundles: tuple[Bundle, ...], available: Resources) -> None:
+    """Raises ClusterError with what was asked and what there is."""
+    asked = demand(bundles)
+    for kind, want, have in (("CPUs", asked.cpus, available.cpus), ("GPUs", asked.gpus, available.gpus)):
+        if want > have:
+            parts = ", ".join(
+                f"{b.count} {b.name}{'s' if b.count > 1 else ''} x {each:g}"
+                for b in bundles
+                if (each := b.cpus if kind == "CPUs" else b.gpus)
+            )
+            raise ClusterError(
+                f"the run asks for {want:g} {kind} ({parts}) but the cluster has {have:g}; lower rollout.actors, "
+                f"learner.ranks or the cluster section's shares, or add nodes"
+            )
+
+
+def check_context(config: Config, model_context: int) -> None:
+    """Raises ConfigError when prompt and response have no room in the model's context (tokens)."""
+    need = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    if need > model_context:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {config.rollout.max_prompt_tokens} + "
+            f"{config.rollout.max_response_tokens} = {need} tokens, but the model's context is {model_context}; lower one of them"
+        )

@@ -1,0 +1,166 @@
+"""The typed records that travel between the parts (the words are explained in docs/architecture.md).
+
+A rollout grows through the records as the loop goes on, each wrapping the one before:
+
+    Start -> Trajectory (actors) -> Judged (tasks) -> Scored (learner) -> Candidate / Outcome (replay)
+
+All records are immutable and cheap to pickle. Shapes: P prompt tokens, K prefix tokens, C continuation tokens,
+R = K + C response tokens, S states. Arrays are numpy, tokens int32, reals float32.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+StateKey = int
+"""64-bit hash of (problem id, prefix tokens): the same prefix of the same problem is the same state."""
+
+
+class Provenance(IntEnum):
+    """Where a state came from."""
+
+    OWN_FAILED = 0
+    OWN_SUCCESSFUL = 1
+    CANONICAL = 2
+
+
+class Finish(IntEnum):
+    """Why a continuation ended."""
+
+    STOP = 0  # the model emitted an end-of-sequence token (which is the last token of the continuation)
+    LENGTH = 1  # the token budget was used up: a truncated response
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One item of a task."""
+
+    id: str
+    prompt_ids: IntArray  # [P]
+    reference: str  # what the verifier needs: the gold answer
+    level: str = ""  # difficulty, for reports: "3 operations", "Level 5"
+    solution_ids: IntArray | None = None  # [R] canonical solution as a response, if the task has one
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one rollout begins from: a problem's root (no prefix) or a replayed state.
+
+    `samples` continuations are drawn from it. `id` is unique in a run; a result counts once per (id, sample).
+    """
+
+    id: str
+    problem_id: str
+    prompt_ids: IntArray  # [P]
+    prefix_ids: IntArray  # [K], empty for a root
+    samples: int
+    seed: int  # the seed of sample i is derive(seed, i)
+    state_key: StateKey | None = None  # the replayed state, None for a root
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the rollout continues a state of the replay store."""
+        return self.state_key is not None
+
+    @property
+    def context_ids(self) -> IntArray:
+        """[P + K] all tokens the policy did not generate in this rollout."""
+        return np.concatenate([self.prompt_ids, self.prefix_ids])
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A start and one continuation of it, as the engine produced it."""
+
+    start: Start
+    sample: int  # in [0, start.samples)
+    tokens: IntArray  # [C], C >= 1; ends with the end-of-sequence token if finish is STOP
+    logprobs: FloatArray  # [C] behaviour log-probabilities, of the distribution that was sampled from
+    versions: IntArray  # [C] weight version that generated each token
+    finish: Finish
+
+    @property
+    def response_ids(self) -> IntArray:
+        """[R] prefix and continuation: the whole response."""
+        return np.concatenate([self.start.prefix_ids, self.tokens])
+
+    @property
+    def sequence_ids(self) -> IntArray:
+        """[P + R] prompt, prefix and continuation: what a model reads."""
+        return np.concatenate([self.start.prompt_ids, self.start.prefix_ids, self.tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a judge says of a whole response."""
+
+    reward: float
+    correct: bool
+    detail: str = ""  # why, for a person: "no answer found", "judge timed out"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A trajectory and its verdict."""
+
+    trajectory: Trajectory
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A judged trajectory with what the learner's models say of its continuation, before the update."""
+
+    judged: Judged
+    values: FloatArray  # [C] V(s_t), the state before continuation token t: prompt + prefix + tokens[:t]
+    proximal: FloatArray  # [C] log pi_prox(token t), the learner's policy at the start of the update
+    reference: FloatArray | None  # [C] log pi_ref(token t); None without a reference policy
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The trajectory under the verdict."""
+        return self.judged.trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The states of one trajectory, offered to the replay store.
+
+    State i is the problem plus response_ids[:lengths[i]], with 0 < lengths[i] < R, increasing.
+    """
+
+    problem_id: str
+    response_ids: IntArray  # [R]
+    lengths: IntArray  # [S]
+    values: FloatArray  # [S] the critic's value of each state
+    provenance: Provenance
+    reward: float  # of the whole response
+    version: int  # weight version at which the values were computed
+    parent: StateKey | None = None  # the state the trajectory was started from (lineage)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one continuation of a replayed state."""
+
+    state_key: StateKey
+    problem_id: str
+    correct: bool
+    version: int  # weight version that generated the continuation
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedState:
+    """A state as the store hands it out."""
+
+    key: StateKey
+    problem_id: str
+    prefix_ids: IntArray  # [K]
+    value: float
+    provenance: Provenance
+    version: int  # weight version at which it was last written

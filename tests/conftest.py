@@ -1,0 +1,45 @@
+"""What engine tests share: one Ray cluster for the whole session."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.update(
+    RAY_AUTH_MODE="token",
+    RAY_USAGE_STATS_ENABLED="0",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+
+ROOT = Path(__file__).parents[1]
+FEW_ROWS = ROOT / "tests" / "data"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A local Ray of 4 logical CPUs (the tests' actors are small), namespace 'retrospect'."""
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, namespace="retrospect", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with the real data sets: RETROSPECT_DATA, or ../shared/data where it exists, or the few rows of tests/data."""
+    asked = os.environ.get("RETROSPECT_DATA")
+    if asked is None:
+        beside = ROOT.parent / "shared" / "data"
+        return beside if beside.is_dir() else FEW_ROWS
+    assert (Path(asked) / "gsm8k").is_dir(), f"RETROSPECT_DATA={asked}: no gsm8k/ here; name the folder that holds it"
+    return Path(asked)
+
+
+@pytest.fixture(scope="session")
+def whole_data(shared_data: Path) -> bool:
+    """Whether `shared_data` holds the whole data sets: only then are rows counted."""
+    return shared_data != FEW_ROWS

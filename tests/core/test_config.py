@@ -1,0 +1,135 @@
+"""Configuration: defaults, files, and one clear line for every mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from core.config import Config
+from core.errors import ClusterError, ConfigError
+from core.load import dump_config, field_names, load_config, parse_config
+from core.plan import Resources, batch_plan, check_context, check_resources, placement
+
+CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
+
+
+def parse(text: str, tmp_path: Path) -> Config:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def message(error: pytest.ExceptionInfo[Exception]) -> str:
+    text = str(error.value)
+    assert "\n" not in text, "an error for the user is one line"
+    return text
+
+
+def test_every_field_is_described() -> None:
+    schema = Config.model_json_schema()
+    for name, section in schema["$defs"].items():
+        for field, value in section["properties"].items():
+            if "$ref" not in value:
+                assert value.get("description"), f"{name}.{field} has no description"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_recipes_load_and_survive_a_round_trip(path: Path) -> None:
+    config = load_config(path)
+    batch_plan(config)
+    assert parse_config_text(dump_config(config)) == config
+
+
+def parse_config_text(text: str) -> Config:
+    import yaml
+
+    return parse_config(yaml.safe_load(text), "dump")
+
+
+def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse("replay:\n  ratoi: 0.5\n", tmp_path)
+    assert "unknown key 'replay.ratoi'; the nearest valid name is 'replay.ratio'" in message(error)
+
+
+def test_unknown_section_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse("rollouts:\n  actors: 2\n", tmp_path)
+    assert "'rollout'" in message(error)
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5])
+def test_replay_ratio_outside_its_range(ratio: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(f"replay:\n  ratio: {ratio}\n", tmp_path)
+    assert f"replay.ratio = {ratio}" in message(error)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path / "none.yaml")
+    assert "none.yaml" in message(error)
+
+
+def test_not_yaml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse("replay: [", tmp_path)
+    assert "not valid YAML" in message(error)
+
+
+def test_batches_that_do_not_divide() -> None:
+    config = parse_config({"rollout": {"starts": 10, "samples": 3}, "learner": {"minibatches": 4}}, "test")
+    with pytest.raises(ConfigError) as error:
+        batch_plan(config)
+    assert "10 x 3 = 30" in message(error)
+
+
+def test_batch_arithmetic() -> None:
+    config = parse_config(
+        {
+            "run": {"iterations": 5},
+            "rollout": {"starts": 12, "samples": 4, "max_prompt_tokens": 20, "max_response_tokens": 30},
+            "replay": {"ratio": 0.25},
+            "learner": {"minibatches": 6, "epochs": 2},
+        },
+        "test",
+    )
+    plan = batch_plan(config)
+    assert plan.replayed_starts == 3  # 12 x 0.25
+    assert plan.trajectories == 48  # 12 x 4
+    assert plan.minibatch == 8  # 48 / 6
+    assert plan.steps_per_iteration == 12  # 6 x 2
+    assert plan.total_steps == 60  # 12 x 5
+    assert plan.context_tokens == 50  # 20 + 30
+    assert plan.max_tokens == 1440  # 48 x 30
+
+
+def test_choices_that_lack_what_they_rest_on() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.samples is 1; raise rollout\.samples to at least 2"):
+        batch_plan(parse_config({"rollout": {"samples": 1}, "algorithm": {"estimator": "rloo"}}, "test"))
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_coefficient, which is 0"):
+        batch_plan(parse_config({"algorithm": {"kl_target": 0.01}}, "test"))
+    with pytest.raises(ConfigError, match=r"learner\.zero_stage is 0"):
+        batch_plan(parse_config({"learner": {"offload": True}}, "test"))
+
+
+def test_no_room_in_the_context() -> None:
+    config = parse_config({"rollout": {"max_prompt_tokens": 100, "max_response_tokens": 60}}, "test")
+    check_context(config, 160)
+    with pytest.raises(ConfigError, match="100 \\+ 60 = 160 tokens, but the model's context is 128"):
+        check_context(config, 128)
+
+
+def test_not_enough_resources_says_what_was_asked_and_what_there_is() -> None:
+    config = parse_config({"rollout": {"actors": 4}, "learner": {"ranks": 2}}, "test")
+    cpu = placement(config, "cpu")
+    check_resources(cpu, Resources(cpus=6, gpus=0))
+    with pytest.raises(ClusterError) as error:
+        check_resources(cpu, Resources(cpus=2, gpus=0))
+    assert "asks for 6 CPUs (4 rollout actors x 1, 2 learner ranks x 1) but the cluster has 2" in message(error)
+    with pytest.raises(ClusterError, match=r"asks for 6 GPUs .* but the cluster has 1"):
+        check_resources(placement(config, "cuda"), Resources(cpus=64, gpus=1))
+
+
+def test_field_names_are_dotted() -> None:
+    names = set(field_names())
+    assert {"run", "run.seed", "task.columns.prompt"} <= names
