@@ -1,0 +1,147 @@
+"""What travels from the driver to a shard, as columns: trajectories with their states, and outcomes.
+
+`pack` and `pack_outcomes` are called by the driver; they validate everything, so a shard never sees a bad row.
+Invariant: a batch is self-contained and holds each trajectory's tokens once, in the vocabulary's smallest type.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from core.errors import StoreError
+from core.records import Candidate, Outcome, Provenance
+
+Tokens = npt.NDArray[np.unsignedinteger]
+Ints = npt.NDArray[np.int32]
+_PROVENANCES = frozenset(Provenance)
+Number = TypeVar("Number", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T trajectories with S states in total; states are grouped by trajectory, in order."""
+
+    problem_ids: list[str]  # [T]
+    tokens: Tokens  # [sum of sizes] responses, one after the other
+    sizes: Ints  # [T] tokens of each response
+    counts: Ints  # [T] states of each trajectory, 0 allowed
+    lengths: Ints  # [S] prefix lengths
+    values: npt.NDArray[np.float32]  # [S]
+    provenance: npt.NDArray[np.uint8]  # [T]
+    reward: npt.NDArray[np.float32]  # [T]
+    version: Ints  # [T]
+    parent: npt.NDArray[np.uint64]  # [T], 0: started from the root
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeBatch:
+    """N outcomes of replayed states."""
+
+    problem_ids: list[str]  # [N]
+    keys: npt.NDArray[np.uint64]  # [N]
+    correct: npt.NDArray[np.bool_]  # [N]
+    version: Ints  # [N]
+
+
+def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
+    """Smallest unsigned type that holds every token id of the vocabulary.
+
+    >>> token_type(256), token_type(257), token_type(151_936)
+    (dtype('uint8'), dtype('uint16'), dtype('uint32'))
+    """
+    return np.dtype(np.min_scalar_type(max(vocabulary - 1, 0)))
+
+
+def pack(candidates: Sequence[Candidate], vocabulary: int) -> Batch:
+    """Columns of the candidates; StoreError names the problem and the state for anything out of range."""
+    for candidate in candidates:
+        _check_shapes(candidate)
+    sizes = np.array([len(c.response_ids) for c in candidates], np.int32)
+    counts = np.array([len(c.lengths) for c in candidates], np.int32)
+    lengths = _join([c.lengths for c in candidates], np.int32)
+    values = _join([c.values for c in candidates], np.float32)
+    tokens = _join([c.response_ids for c in candidates], np.int64)
+    _check_values(candidates, sizes, counts, lengths, values)
+    _check_tokens(candidates, sizes, tokens, vocabulary)
+    return Batch(
+        problem_ids=[c.problem_id for c in candidates],
+        tokens=tokens.astype(token_type(vocabulary)),
+        sizes=sizes,
+        counts=counts,
+        lengths=lengths,
+        values=values,
+        provenance=np.array([int(c.provenance) for c in candidates], np.uint8),
+        reward=np.array([c.reward for c in candidates], np.float32),
+        version=np.array([c.version for c in candidates], np.int32),
+        parent=np.array([c.parent or 0 for c in candidates], np.uint64),
+    )
+
+
+def pack_outcomes(outcomes: Sequence[Outcome]) -> OutcomeBatch:
+    """Columns of the outcomes."""
+    for outcome in outcomes:
+        if outcome.version < 0:
+            raise StoreError(f"outcome of problem '{outcome.problem_id}': version {outcome.version} is negative")
+    return OutcomeBatch(
+        [o.problem_id for o in outcomes],
+        np.array([o.state_key for o in outcomes], np.uint64),
+        np.array([o.correct for o in outcomes], np.bool_),
+        np.array([o.version for o in outcomes], np.int32),
+    )
+
+
+def _join(parts: Sequence[npt.NDArray[Any]], dtype: type[Number]) -> npt.NDArray[Number]:
+    return np.concatenate(parts, dtype=dtype, casting="unsafe") if parts else np.zeros(0, dtype)
+
+
+def _check_shapes(candidate: Candidate) -> None:
+    where = f"candidate of problem '{candidate.problem_id}'"
+    if not candidate.problem_id:
+        raise StoreError("candidate without a problem id; give every problem an id")
+    if len(candidate.values) != len(candidate.lengths):
+        raise StoreError(f"{where}: {len(candidate.lengths)} states but {len(candidate.values)} values")
+    if candidate.version < 0:
+        raise StoreError(f"{where}: version {candidate.version} is negative")
+    if not np.isfinite(candidate.reward):
+        raise StoreError(f"{where}: reward is {candidate.reward}")
+    if candidate.provenance not in _PROVENANCES:
+        raise StoreError(f"{where}: unknown provenance {candidate.provenance}")
+
+
+def _check_values(
+    candidates: Sequence[Candidate], sizes: Ints, counts: Ints, lengths: Ints, values: npt.NDArray[np.float32]
+) -> None:
+    owner = np.repeat(np.arange(len(candidates)), counts)
+    bad = (lengths <= 0) | (lengths >= sizes[owner])
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        raise StoreError(
+            f"candidate of problem '{candidates[owner[at]].problem_id}': state of length {lengths[at]} is not strictly"
+            f" inside its response of {sizes[owner[at]]} tokens"
+        )
+    falling = (np.diff(lengths) <= 0) & (np.diff(owner) == 0)
+    if falling.any():
+        at = int(np.flatnonzero(falling)[0])
+        raise StoreError(
+            f"candidate of problem '{candidates[owner[at]].problem_id}': lengths {lengths[at]}, {lengths[at + 1]} do not"
+            " increase"
+        )
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise StoreError(
+            f"candidate of problem '{candidates[owner[at]].problem_id}': the value of the state of length {lengths[at]}"
+            f" is {values[at]}"
+        )
+
+
+def _check_tokens(candidates: Sequence[Candidate], sizes: Ints, tokens: npt.NDArray[np.int64], vocabulary: int) -> None:
+    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocabulary):
+        at = int(np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[0])
+        owner = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
+        raise StoreError(
+            f"candidate of problem '{candidates[owner].problem_id}': token {tokens[at]} is outside the vocabulary of"
+            f" {vocabulary}"
+        )

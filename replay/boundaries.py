@@ -1,0 +1,194 @@
+"""Where a step of a response ends: the only places at which a state may be cut.
+
+Called by the trainer on the token ids of every response. Everything is decided on bytes, so a token that holds ".\\n"
+or "\\n    " is handled exactly. Invariants: 0 < length < len(token_ids), strictly increasing; every boundary falls
+between two characters, so the prefix decodes to a prefix of the text; something other than blanks follows it.
+"""
+
+import io
+import json
+import re
+import tokenize
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from core.errors import ModelError
+from core.records import IntArray
+
+Rule = Literal["line", "sentence", "code", "stride"]
+Ends = list[int]
+
+_SENTENCE = re.compile(rb"""[.!?]+["')\]*]*(?=\s)|\n""")
+_ABBREVIATION = re.compile(rb"(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|vs|cf|Mr|Mrs|Ms|Dr|St|No|Fig|Eq)\.$")
+_FENCE = re.compile(rb"^```[^\n]*\n?", re.MULTILINE)
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """The bytes that each token of a vocabulary stands for; special tokens stand for none."""
+
+    pieces: tuple[bytes, ...]
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any) -> "TokenTable":
+        """From a Hugging Face tokenizer: byte-level BPE, SentencePiece with byte fallback, or plain characters."""
+        size = len(tokenizer)
+        names = tokenizer.convert_ids_to_tokens(list(range(size)))
+        special = set(tokenizer.all_special_ids)
+        added = set(tokenizer.get_added_vocab().values())
+        decode = _decoder(tokenizer)
+        pieces: list[bytes] = []
+        for index, name in enumerate(names):
+            if index in special or name is None:
+                pieces.append(b"")
+            else:
+                pieces.append(name.encode() if index in added else decode(name))
+        return cls(tuple(pieces))
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return len(self.pieces)
+
+
+def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
+    """Lengths [S] of the states of a response, increasing, each strictly inside it.
+
+    `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements;
+    `stride`: every `stride` tokens, moved on to
+    the end of the character. A step without anything but blanks is no step of its own.
+
+    >>> table = TokenTable((b"a", b".\\n", b"b", b"\\n"))
+    >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()
+    [2]
+    """
+    pieces = [table.pieces[token] if 0 <= token < table.size else b"" for token in token_ids.tolist()]
+    text = b"".join(pieces)
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    content = len(text.rstrip())
+    strided = rule == "stride"
+    lengths = _stride_lengths(text, ends, stride) if strided else _cut_lengths(text, ends, _RULES[rule](text))
+    lengths = lengths[(lengths > 0) & (lengths < len(pieces))]
+    return np.unique(lengths[(ends[lengths - 1] > 0) & (ends[lengths - 1] < content)]).astype(np.int32)
+
+
+def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> npt.NDArray[np.int64]:
+    """Number of tokens up to each byte offset in `cuts`; a token may also take blanks after it, but nothing else."""
+    if not cuts:
+        return np.zeros(0, np.int64)
+    starts = np.array(cuts, np.int64)
+    limits = np.array([_after_blanks(text, cut) for cut in cuts], np.int64)
+    index = np.searchsorted(ends, starts)
+    inside = index < len(ends)
+    index, limits = index[inside], limits[inside]
+    return index[ends[index] <= limits] + 1
+
+
+def _stride_lengths(text: bytes, ends: npt.NDArray[np.int64], stride: int) -> npt.NDArray[np.int64]:
+    codes = np.frombuffer(text + b"\0", np.uint8)
+    whole = np.flatnonzero((codes[ends] & 0xC0) != 0x80) + 1  # lengths at which no character is cut
+    wanted = np.arange(stride, len(ends), stride)
+    index = np.searchsorted(whole, wanted)
+    return whole[index[index < len(whole)]]
+
+
+def _after_blanks(text: bytes, offset: int) -> int:
+    while offset < len(text) and text[offset] in b" \t\r\n":
+        offset += 1
+    return offset
+
+
+def line_ends(text: bytes) -> Ends:
+    """Byte offsets after the line breaks that end a line with something in it."""
+    ends, start = [], 0
+    while (at := text.find(b"\n", start)) >= 0:
+        if text[start:at].strip():
+            ends.append(at + 1)
+        start = at + 1
+    return ends
+
+
+def sentence_ends(text: bytes) -> Ends:
+    """Byte offsets after sentence marks (with closing quotes and brackets) and line breaks; not after "e.g." or "B."."""
+    ends, start = [], 0
+    for match in _SENTENCE.finditer(text):
+        step = text[start : match.end()]
+        mark = match.group() == b"."
+        if not step.strip() or (mark and _ABBREVIATION.search(step[-8:])):
+            continue
+        ends.append(match.end())
+        start = match.end()
+    return ends
+
+
+def statement_ends(text: bytes) -> Ends:
+    """Byte offsets after the logical lines of Python code: a statement, or the head of a compound one, over all its lines.
+
+    In a fenced block (```) only its inside is code; lines outside end as lines do. Text without a fence is code. From the
+    first thing that Python's tokenizer cannot read, lines end as lines do.
+    """
+    ends: Ends = []
+    for start, stop, code in _fences(text):
+        part = text[start:stop]
+        ends += [start + end for end in (_logical_lines(part) if code else line_ends(part))]
+    return ends
+
+
+def _fences(text: bytes) -> list[tuple[int, int, bool]]:
+    """Spans of prose and code, in order."""
+    marks = [(m.start(), m.end()) for m in _FENCE.finditer(text)]
+    if not marks:
+        return [(0, len(text), True)]
+    spans, at, code = [], 0, False
+    for start, stop in marks:
+        spans.append((at, stop if not code else start, code))
+        at, code = (stop if not code else start), not code
+    return [*spans, (at, len(text), code)]
+
+
+def _logical_lines(text: bytes) -> Ends:
+    offsets = [0, *np.cumsum([len(line) + 1 for line in text.split(b"\n")]).tolist()]
+    ends, read = [], 0
+    try:
+        for token in tokenize.tokenize(io.BytesIO(text).readline):
+            if token.type == tokenize.NEWLINE and token.string:
+                read = token.end[0]
+                ends.append(offsets[read])
+    except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
+        pass  # broken code is what a model writes; the rest is cut by lines
+    else:
+        return ends
+    return ends + [offsets[read] + end for end in line_ends(text[offsets[read] :])]
+
+
+_RULES: dict[str, Callable[[bytes], Ends]] = {"line": line_ends, "sentence": sentence_ends, "code": statement_ends}
+
+
+def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
+    """How the names of this tokenizer's tokens become bytes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(f"tokenizer {type(tokenizer).__name__}: no fast tokenizer; convert it with `tokenizers` first")
+    found = json.loads(backend.to_str()).get("decoder") or {}
+    kinds = {found.get("type")} | {part.get("type") for part in found.get("decoders", [])}
+    if "ByteLevel" in kinds:
+        table = _byte_level()
+        return lambda name: bytes(table[c] for c in name) if all(c in table for c in name) else name.encode()
+    return _sentencepiece
+
+
+def _sentencepiece(name: str) -> bytes:
+    byte = _BYTE.fullmatch(name)
+    return bytes([int(byte.group(1), 16)]) if byte else name.replace("▁", " ").encode()
+
+
+def _byte_level() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest is shifted to 256 and on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}

@@ -1,0 +1,161 @@
+"""What a shard holds: problems, states, trajectories, tokens, masses, and the one way in which they change together.
+
+`replay/shard.py` derives from it and decides what to keep; here the pieces are kept in step. Invariants: tokens are kept
+exactly for the trajectories that some state refers to; the masses are those of the states' promises.
+"""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+
+from core.errors import StoreError
+from core.records import Provenance
+from replay.arena import Arena
+from replay.batch import Batch, Tokens, token_type
+from replay.keys import GROUPS, Reals, Rows, problem_hash, ragged
+from replay.masses import Masses
+from replay.merging import Mask
+from replay.ranking import weights
+from replay.records import Counters
+from replay.table import STATE, TRAJECTORY, Blocks, Growing, Members, Table, put
+
+
+class Holdings:
+    """The content of a shard."""
+
+    def __init__(self, vocabulary: int, temperature: float, explores: bool, name: str) -> None:
+        self._name = name
+        self._temperature = temperature
+        self._pools = 2 if explores else 1
+        self.numbers: dict[str, int] = {}  # problem id -> problem
+        self.names: list[str] = []
+        self.blocks = Blocks()
+        self.trajectories = Growing(TRAJECTORY)
+        self.references = Growing(np.dtype(np.int32))  # states that refer to each trajectory; 0: a free row
+        self.free_trajectories: list[int] = []
+        self.arena = Arena(token_type(vocabulary))
+        self.pools = [Masses() for _ in range(self._pools)]  # own failures apart where the ranking explores
+        self.counters = Counters()
+        self.states = 0
+        self.replayable = np.zeros(self._pools, np.int64)  # states that may be drawn, per pool
+        self.version = 0  # newest weight version seen
+
+    def enter(self, problem_ids: list[str]) -> Rows:
+        """Numbers of the problems, new ones entered."""
+        numbers = self.numbers
+        unknown = [name for name in dict.fromkeys(problem_ids) if name not in numbers]
+        if unknown:
+            first = self.blocks.problems.extend(len(unknown))
+            numbers.update((name, first + i) for i, name in enumerate(unknown))
+            self.names.extend(unknown)
+            hashes = np.array([problem_hash(name) for name in unknown], np.uint64)
+            self.blocks.problems.rows["hash"][first:] = hashes
+            for masses in self.pools:
+                masses.insert(hashes)
+        return np.array([numbers[name] for name in problem_ids], np.int64)
+
+    def known(self, problem_ids: list[str]) -> Rows:
+        """Numbers of problems that must be there; StoreError names one that is not."""
+        unknown = next((name for name in problem_ids if name not in self.numbers), None)
+        if unknown is not None:
+            raise StoreError(f"{self._name}: problem '{unknown}' is unknown: no trajectory of it was ever added")
+        return np.array([self.numbers[name] for name in problem_ids], np.int64)
+
+    def load(self, numbers: Rows, trajectories: Table, tokens: Tokens, rows: Table, owner: Rows) -> None:
+        """Put in the content of a snapshot: problems `numbers` without states so far, `owner` indexes them.
+
+        Trajectories of `rows` count within `trajectories`, whose tokens lie one after the other in `tokens`.
+        """
+        base = self.trajectories.extend(len(trajectories))
+        self.references.extend(len(trajectories))
+        trajectories["address"] = self.arena.append(tokens, trajectories["size"])
+        self.trajectories.rows[base:] = trajectories
+        rows["trajectory"] += base
+        self._replace(numbers, self.blocks.gather(numbers), rows, owner)
+
+    def pool_of(self, rows: Table) -> Mask:
+        """[S] whether a state is in the second pool."""
+        second = rows["provenance"] == Provenance.OWN_FAILED if self._pools == 2 else np.zeros(len(rows), np.bool_)
+        return np.asarray(second)
+
+    def masses(self) -> Reals:
+        """[pools, GROUPS] mass per group."""
+        return np.stack([masses.groups for masses in self.pools]).reshape(self._pools, GROUPS)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of what is held, slack apart: the same however the problems are placed, so bounds are kept on it."""
+        trajectories = int((self.references.rows > 0).sum())
+        per_trajectory = TRAJECTORY.itemsize + self.references.rows.itemsize
+        tokens = self.arena.live * self.arena.itemsize
+        return self.states * STATE.itemsize + trajectories * per_trajectory + tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of states, trajectories, problems and tokens (the names of the problems apart)."""
+        return self.blocks.nbytes + self.trajectories.nbytes + self.references.nbytes + self.arena.nbytes
+
+    def _copy_content(self, other: "Holdings") -> None:
+        other.blocks, other.trajectories = self.blocks.copy(), self.trajectories.copy()
+        other.references, other.arena = self.references.copy(), self.arena.frozen()
+        other.counters = replace(self.counters)
+
+    def _store_trajectories(self, batch: Batch, problems: Rows, rows: Table, base: int) -> None:
+        """Keep the batch trajectories that some row refers to, and number the rows' trajectories accordingly."""
+        mine = rows["trajectory"] >= base
+        local = rows["trajectory"][mine].astype(np.int64) - base
+        wanted = np.zeros(len(batch.sizes), np.bool_)
+        wanted[local] = True
+        used = np.flatnonzero(wanted)
+        reused = [self.free_trajectories.pop() for _ in range(min(len(used), len(self.free_trajectories)))]
+        fresh = len(used) - len(reused)
+        first = self.trajectories.extend(fresh)
+        self.references.extend(fresh)
+        numbers = np.concatenate([np.array(reused, np.int64), np.arange(first, first + fresh)])
+        tokens, sizes = batch.tokens, batch.sizes.astype(np.int64)
+        if len(used) < len(sizes):
+            tokens = tokens[ragged((np.cumsum(sizes) - sizes)[used], sizes[used])]
+        made = np.zeros(len(used), TRAJECTORY)
+        made["address"] = self.arena.append(tokens, batch.sizes[used])
+        made["problem"], made["size"] = problems[used], batch.sizes[used]
+        for field in ("parent", "version", "reward", "provenance"):
+            made[field] = getattr(batch, field)[used]
+        put(self.trajectories.rows, numbers, made)
+        final = np.zeros(len(sizes), np.int64)
+        final[used] = numbers
+        rows["trajectory"][mine] = final[local]
+
+    def _replace(self, touched: Rows, old: Members, rows: Table, owner: Rows) -> None:
+        """Let `rows` (sorted by `owner`) be all states of the touched problems instead of `old`; renew what depends."""
+        references, before = self.references.rows, np.ascontiguousarray(old.rows["trajectory"]).astype(np.int64)
+        np.add.at(references, rows["trajectory"].astype(np.int64), np.int32(1))  # a plain 1 takes the slow path
+        np.subtract.at(references, before, np.int32(1))
+        self.blocks.write(touched, rows, np.bincount(owner, minlength=len(touched)))
+        self.states += len(rows) - len(old.rows)
+        mass, second = weights(rows["promise"], self._temperature), self.pool_of(rows)
+        gone, gone_second = ~np.isneginf(old.rows["promise"]), self.pool_of(old.rows)
+        for pool, masses in enumerate(self.pools):
+            inside = (second == pool) & (mass > 0)
+            self.replayable[pool] += inside.sum() - (gone & (gone_second == pool)).sum()
+            masses.assign(touched, np.bincount(owner[inside], mass[inside], len(touched)).astype(np.float64))
+        self._forget(before[references[before] == 0])
+
+    def _forget(self, dead: Rows) -> None:
+        """Free trajectories that no state refers to (named once or more), and the tokens of many of them at once."""
+        if not len(dead):
+            return
+        dead, table = np.unique(dead), self.trajectories.rows
+        self.arena.release(int(table["size"][dead].sum()))
+        put(table, dead, np.zeros(len(dead), TRAJECTORY))
+        self.free_trajectories.extend(dead.tolist())
+        if self.arena.wasteful:
+            live = np.flatnonzero(self.references.rows)
+            table["address"][live] = self.arena.compact(table["address"][live], table["size"][live])
+
+
+def shallow(holdings: Holdings) -> Holdings:
+    """The same object with its content copied, for another thread; tokens are shared, as they never change."""
+    other = copy.copy(holdings)
+    holdings._copy_content(other)
+    return other

@@ -1,0 +1,174 @@
+"""Looking inside a store: its states as one table with text, posterior, age and lineage; filtered, printed, exported.
+
+Called by `launch.py replay`. It reads the files of a running or finished run and never writes to them. Invariant: the
+table is plain columns (no nesting), so that pandas and DuckDB read the exported Parquet as it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from core.config import ReplayConfig
+from core.errors import StoreError
+from core.records import IntArray, Provenance
+from replay import snapshot
+from replay.server import DIRECTORY, Identity, load_shard
+from replay.shard import Shard
+from replay.storage import Folder, explained, read_manifest, read_snapshot
+
+MANIFEST = "store.json"
+
+
+def read_live(directory: str, config: ReplayConfig) -> list[Shard]:
+    """The shards of a live directory: snapshots and logs, up to the last complete write."""
+    folder = Folder(directory)
+    if DIRECTORY not in folder.names():
+        raise StoreError(f"{directory}: no replay store here (no {DIRECTORY}); name the replay folder of a run")
+    found = read_manifest(folder, DIRECTORY)
+    shards = []
+    for index in range(found["shards"]):
+        identity = Identity(index, found["shards"], found["vocabulary"], found["fingerprint"])
+        shards.append(load_shard(folder.child(f"shard-{index}"), identity, config, salvage=False).shard)
+    return shards
+
+
+def read_checkpoint(uri: str, config: ReplayConfig) -> list[Shard]:
+    """The shards of a saved store."""
+    folder = Folder(uri)
+    manifest = read_manifest(folder, MANIFEST)
+    shards = []
+    for index, part in enumerate(manifest["parts"]):
+        shard = Shard(config, manifest["vocabulary"], f"replay-shard-{index}")
+        snapshot.restore(shard, read_snapshot(folder, part))
+        shards.append(shard)
+    return shards
+
+
+def states_table(shards: Sequence[Shard], decode: Callable[[IntArray], str] | None = None) -> pa.Table:
+    """All states, the most promising of each problem first; `decode` turns prefix tokens into the column `prefix`."""
+    newest = max((shard.version for shard in shards), default=0)
+    table = pa.concat_tables([_shard_table(shard, newest, decode) for shard in shards])
+    return table.sort_by(
+        [("problem", "ascending"), ("promise", "descending"), ("depth", "ascending"), ("key", "ascending")]
+    )
+
+
+def _shard_table(shard: Shard, newest: int, decode: Callable[[IntArray], str] | None) -> pa.Table:
+    rows = shard.blocks.states.rows
+    rows = rows[rows["key"] != 0]
+    chains = shard.trajectories.rows[rows["trajectory"]]
+    a, b = 1.0 + rows["wins"].astype(np.float64), 1.0 + rows["losses"].astype(np.float64)
+    mean = a / (a + b)
+    spread = 2.0 * np.sqrt(mean * (1.0 - mean) / (a + b + 1.0))
+    tried = rows["tried"].astype(np.int64)
+    columns: dict[str, object] = {
+        "problem": pa.array([shard.names[i] for i in chains["problem"].tolist()], pa.string()),
+        "key": rows["key"],
+        "parent": pa.array(chains["parent"], mask=chains["parent"] == 0),
+        "depth": rows["length"],
+        "response_tokens": chains["size"],
+        "value": rows["value"],
+        "promise": rows["promise"],
+        "posterior": mean,
+        "posterior_low": np.maximum(mean - spread, 0.0),
+        "posterior_high": np.minimum(mean + spread, 1.0),
+        "tried": tried,
+        "solved": rows["solved"].astype(np.int64),
+        "solve_rate": pa.array(rows["solved"] / np.maximum(tried, 1), mask=tried == 0),
+        "provenance": pa.array([Provenance(p).name.lower() for p in rows["provenance"].tolist()], pa.string()),
+        "reward": chains["reward"],
+        "version": rows["version"],
+        "age": newest - rows["version"],
+    }
+    if decode is not None:
+        pairs = zip(chains["address"].tolist(), rows["length"].tolist(), strict=True)
+        texts = [decode(shard.arena.read(address, length).astype(np.int32)) for address, length in pairs]
+        columns["prefix"] = pa.array(texts, pa.string())
+    return pa.table(
+        {
+            name: column if isinstance(column, pa.Array) else np.ascontiguousarray(column)
+            for name, column in columns.items()
+        }
+    )  # type: ignore[arg-type]
+
+
+def select(
+    table: pa.Table,
+    *,
+    problem: str | None = None,
+    provenance: str | None = None,
+    depth: tuple[int, int] | None = None,
+    per_problem: int | None = None,
+) -> pa.Table:
+    """Rows of a problem, a provenance (own_failed, own_successful, canonical), a depth range in tokens (both ends
+    included); of each problem the first `per_problem`."""
+    if problem is not None:
+        table = table.filter(pc.equal(table["problem"], problem))
+        if not table.num_rows:
+            raise StoreError(f"no state of problem '{problem}' in the store")
+    if provenance is not None:
+        names = [p.name.lower() for p in Provenance]
+        if provenance not in names:
+            raise StoreError(f"provenance '{provenance}' is unknown; one of {', '.join(names)}")
+        table = table.filter(pc.equal(table["provenance"], provenance))
+    if depth is not None:
+        inside = pc.and_(pc.greater_equal(table["depth"], depth[0]), pc.less_equal(table["depth"], depth[1]))
+        table = table.filter(inside)
+    if per_problem is not None:
+        seen: dict[str, int] = {}
+        keep = []
+        for name in table["problem"].to_pylist():
+            seen[name] = seen.get(name, 0) + 1
+            keep.append(seen[name] <= per_problem)
+        table = table.filter(pa.array(keep, pa.bool_()))
+    return table
+
+
+def first_problems(table: pa.Table, count: int) -> pa.Table:
+    """Rows of the first `count` problems of the table."""
+    names = list(dict.fromkeys(table["problem"].to_pylist()))[:count]
+    return table.filter(pc.is_in(table["problem"], value_set=pa.array(names, pa.string())))
+
+
+def parents_of(table: pa.Table) -> dict[int, int | None]:
+    """State key -> key of the state that its trajectory was started from (None: a root)."""
+    return dict(zip(table["key"].to_pylist(), table["parent"].to_pylist(), strict=True))
+
+
+def lineage(parents: Mapping[int, int | None], key: int) -> list[int]:
+    """The state, the state its trajectory was started from, and so on; ends at a root or at a state that was evicted."""
+    chain, at = [key], parents.get(key)
+    while at is not None and at not in chain:
+        chain.append(at)
+        at = parents.get(at)
+    return chain
+
+
+def describe(table: pa.Table, whole: pa.Table) -> str:
+    """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage."""
+    lines: list[str] = []
+    parents = parents_of(whole)
+    current = None
+    for row in table.to_pylist():
+        if row["problem"] != current:
+            current = row["problem"]
+            lines.append(f"problem {current}")
+        rate = "untried" if row["solve_rate"] is None else f"solved {row['solved']}/{row['tried']}"
+        line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
+        lines.append(
+            f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}  promise {row['promise']:.3f}"
+            f"  posterior {row['posterior']:.2f} [{row['posterior_low']:.2f}, {row['posterior_high']:.2f}]  {rate}"
+            f"  {row['provenance']}  age {row['age']}  {line}"
+        )
+        if "prefix" in row:
+            lines += [f"    | {part}" for part in row["prefix"].splitlines()]
+    return "\n".join(lines) if lines else "no state matches"
+
+
+def export(table: pa.Table, path: str) -> None:
+    """Write the table as one Parquet file."""
+    with explained("write", path):
+        pq.write_table(table, path)

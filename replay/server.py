@@ -1,0 +1,266 @@
+"""One shard as a service: a `Shard` with its log, its snapshots and what the driver needs to know after a write.
+
+`ReplayStore` runs `ReplayShard` as a Ray actor; without Ray it is a plain object, which is how it is tested. It opens
+itself on the first call, so a restarted actor serves again as soon as the log is read. Invariants: a write is validated,
+then on disk, then applied, then acknowledged; a write with a sequence number that was applied already does nothing, so
+a driver may repeat what it got no answer to. Compaction writes its files in a thread and never blocks a write.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from core.config import ReplayConfig
+from core.errors import StoreError
+from replay import snapshot
+from replay.keys import Keys, Reals, Rows, owned_groups
+from replay.log import Log, Recovered, mend, recover, segments
+from replay.ops import Operation, apply, check, decode, encode
+from replay.records import Selected
+from replay.shard import Shard
+from replay.stats import ShardStats, shard_stats
+from replay.storage import Folder, Manifest, read_manifest, read_snapshot, write_manifest, write_snapshot
+
+MANIFEST = "shard.json"
+"""Names the snapshot that a shard's log goes on from."""
+DIRECTORY = "directory.json"
+"""Says who uses a live directory: number of shards, vocabulary, fingerprint."""
+COMPACT_BYTES = 256 << 20
+"""The log is compacted when it has grown by this much (and by more than the store's tokens) since the last snapshot."""
+
+
+SHARE = 0.05
+"""Of the time that compaction may be busy: it shares the interpreter with writes and is in no hurry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What the driver must know of a shard to plan samples and keep the bounds; every write returns it."""
+
+    sequence: int  # last write applied
+    states: int
+    replayable: Rows  # [pools]
+    nbytes: int
+    masses: Reals  # [pools, GROUPS]
+    latest: int  # newest weight version seen
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which shard of which store this is; written into its files and checked when they are read."""
+
+    index: int
+    shards: int
+    vocabulary: int
+    fingerprint: str
+
+    def as_dict(self) -> dict[str, int | str]:
+        """For the files."""
+        return {
+            "index": self.index,
+            "shards": self.shards,
+            "vocabulary": self.vocabulary,
+            "fingerprint": self.fingerprint,
+        }
+
+
+class ReplayShard:
+    """One shard. `ReplayStore` alone calls it."""
+
+    def __init__(self, identity: Identity, config: ReplayConfig, directory: str, salvage: bool = False) -> None:
+        self._identity, self._config, self._salvage = identity, config, salvage
+        self._name = f"replay-shard-{identity.index}"
+        self._folder = Folder(directory).child(f"shard-{identity.index}")
+        self._shard: Shard | None = None
+        self._log: Log
+        self._dropped: list[str] = []
+        self._compaction: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._hurry = threading.Event()
+
+    # -- writes
+
+    def write(self, sequence: int, operation: Operation) -> Extent:
+        """Apply the write with this sequence number, once."""
+        shard = self._opened()
+        if sequence == self._log.sequence:
+            return self.extent()  # a repeated call
+        if sequence != self._log.sequence + 1:
+            raise StoreError(
+                f"{self._name}: asked for write {sequence} after write {self._log.sequence}; another driver uses this store"
+            )
+        check(shard, operation)
+        self._log.append(*encode(operation))
+        apply(shard, operation)
+        self._compact_when_due()
+        return self.extent()
+
+    def restore(self, uri: str, parts: list[Manifest]) -> Extent:
+        """Replace everything by what snapshots (of any number of shards) hold of this shard's problems."""
+        self._opened()
+        index, shards = self._identity.index, self._identity.shards
+        shard = self._empty()
+        for number, part in enumerate(parts):
+            content = read_snapshot(Folder(uri), part)
+            snapshot.restore(shard, content, owned_groups(index, shards))
+            if number % shards == index:
+                shard.counters = shard.counters.plus(content.counters)
+        self._wait_for_compaction()
+        self._shard = shard
+        self._log.sequence += 1
+        self._log.roll()
+        self._write_snapshot(shard, self._log.sequence, segments(self._folder))
+        return self.extent()
+
+    # -- reads
+
+    def extent(self) -> Extent:
+        """Sequence number, size and masses."""
+        shard = self._opened()
+        return Extent(
+            self._log.sequence,
+            shard.states,
+            shard.replayable.copy(),
+            shard.content_bytes,
+            shard.masses(),
+            shard.version,
+        )
+
+    def dropped(self) -> list[str]:
+        """What salvage could not read, one line each."""
+        self._opened()
+        return self._dropped
+
+    def least(self, count: int) -> tuple[Keys, Keys]:
+        """See `Shard.least`."""
+        return self._opened().least(count)
+
+    def draw(self, pool: int, groups: Rows, fractions: Reals) -> Selected:
+        """States at fractions of the groups' masses."""
+        shard = self._opened()
+        return shard.select(shard.draw(pool, groups, fractions))
+
+    def race(self, pool: int, count: int, seed: int, excluded: Keys) -> tuple[Selected, Reals]:
+        """The best of the Gumbel race, with scores."""
+        shard = self._opened()
+        where, scores = shard.race(pool, count, seed, excluded)
+        return shard.select(where), scores
+
+    def top(self, count: int, older_than: int | None) -> tuple[Selected, Keys]:
+        """The most promising states, with standings."""
+        shard = self._opened()
+        where, ranks = shard.top(count, older_than)
+        return shard.select(where), ranks
+
+    def stats(self) -> ShardStats:
+        """Counts."""
+        return shard_stats(self._opened())
+
+    def save(self, uri: str, tag: str) -> Manifest:
+        """Write a snapshot elsewhere; the part of the store's manifest that belongs to this shard."""
+        return write_snapshot(Folder(uri), f"{tag}-{self._identity.index}", snapshot.capture(self._opened()))
+
+    # -- inside
+
+    def _empty(self) -> Shard:
+        return Shard(self._config, self._identity.vocabulary, self._name)
+
+    def _opened(self) -> Shard:
+        """The shard, read from its files on the first call."""
+        if self._failure is not None:
+            raise StoreError(f"{self._name}: compaction failed: {self._failure}")
+        if self._shard is not None:
+            return self._shard
+        folder = self._folder.make()
+        found = load_shard(folder, self._identity, self._config, salvage=self._salvage)
+        mend(folder, found.log.torn)
+        self._log = Log(folder, self._identity.as_dict(), found.sequence)
+        self._log.nbytes = found.log.nbytes
+        self._dropped = found.log.dropped
+        shard = found.shard
+        if found.log.dropped:
+            self._write_snapshot(shard, found.sequence, segments(folder))
+        self._shard = shard
+        return shard
+
+    def _compact_when_due(self) -> None:
+        due = self._log.nbytes > max(COMPACT_BYTES, self._opened().content_bytes)
+        if due and (self._compaction is None or not self._compaction.is_alive()):
+            self.compact()
+
+    def compact(self) -> None:
+        """Start writing a snapshot that replaces the log so far; writes go on meanwhile."""
+        frozen, sequence = self._opened().frozen(), self._log.sequence
+        self._wait_for_compaction()
+        self._log.roll()
+        arguments = (frozen, sequence, segments(self._folder))
+        self._compaction = threading.Thread(target=self._compact, args=arguments, daemon=True)
+        self._compaction.start()
+
+    def _compact(self, frozen: Shard, sequence: int, covered: list[str]) -> None:
+        try:
+            self._write_snapshot(frozen, sequence, covered, self._rest)
+        except BaseException as error:  # handed to the next call, which raises it
+            self._failure = error
+
+    def _write_snapshot(
+        self, shard: Shard, sequence: int, covered: list[str], rest: Callable[[float], object] | None = None
+    ) -> None:
+        """Snapshot, then the manifest that makes it count, then delete the log segments and snapshots before it."""
+        folder, prefix = self._folder, f"snapshot-{sequence:016d}"
+        part = write_snapshot(folder, prefix, snapshot.capture(shard), rest)
+        write_manifest(folder, MANIFEST, {"identity": self._identity.as_dict(), "sequence": sequence, "part": part})
+        folder.remove(
+            [*covered, *(n for n in folder.names() if n.startswith("snapshot-") and not n.startswith(prefix))]
+        )
+
+    def _rest(self, busy: float) -> None:
+        """Keep compaction to its share of the time, unless somebody waits for it."""
+        self._hurry.wait(busy * (1.0 / SHARE - 1.0))
+
+    def _wait_for_compaction(self) -> None:
+        if self._compaction is not None:
+            self._hurry.set()
+            self._compaction.join()
+            self._hurry.clear()
+
+    def close(self) -> None:
+        """Finish what runs in the background; the next call opens the files anew."""
+        self._wait_for_compaction()
+        if self._shard is not None:
+            self._log.close()
+        self._shard = None
+
+
+class Loaded(NamedTuple):
+    """A shard as its files describe it."""
+
+    shard: Shard
+    sequence: int  # last write in it
+    log: Recovered
+
+
+def load_shard(folder: Folder, identity: Identity, config: ReplayConfig, *, salvage: bool) -> Loaded:
+    """Read a shard's snapshot and apply its log; writes nothing."""
+    theirs = identity.as_dict()
+    shard, sequence = Shard(config, identity.vocabulary, f"replay-shard-{identity.index}"), 0
+    if MANIFEST in folder.names():
+        manifest = read_manifest(folder, MANIFEST)
+        _check_identity(f"{folder.uri}/{MANIFEST}", manifest["identity"], theirs)
+        content = read_snapshot(folder, manifest["part"])
+        snapshot.restore(shard, content)
+        shard.counters, sequence = content.counters, manifest["sequence"]
+    found = recover(folder, theirs, sequence, salvage=salvage)
+    for frame in found.frames:
+        apply(shard, decode(frame.kind, frame.payload, identity.vocabulary))
+        sequence = frame.sequence
+    return Loaded(shard, sequence, found)
+
+
+def _check_identity(where: str, theirs: dict[str, int | str], mine: dict[str, int | str]) -> None:
+    for key, value in mine.items():
+        if theirs.get(key) != value:
+            raise StoreError(
+                f"{where}: written for {key} {theirs.get(key)!r}, but this run has {value!r}; name another directory"
+            )

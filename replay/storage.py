@@ -1,0 +1,176 @@
+"""Files of the store on any `pyarrow.fs` storage: open a URI, write a file as a whole, name what went wrong.
+
+Used by the shards and the driver. Invariant: a file written by `write_whole` is either complete or not there.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import xxhash
+
+from core.errors import StoreError, first_line
+from replay.records import Counters
+from replay.snapshot import Snapshot
+
+_PLAIN: dict[str, Any] = {"compression": "lz4", "use_dictionary": False}
+_PARQUET = {
+    "problems": _PLAIN,
+    "states": _PLAIN,
+    # Parquet has no 16-bit integers: with the bytes of its 32 bits apart, the empty ones compress to nothing
+    "trajectories": _PLAIN | {"use_byte_stream_split": ["tokens.list.element"]},
+}
+
+Manifest = dict[str, Any]
+"""JSON that names a snapshot's files, with their sizes and hashes."""
+
+
+@contextmanager
+def explained(action: str, path: str) -> Iterator[None]:
+    """Turn errors of the storage into one line that names the file."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"cannot {action} {path}: {first_line(error)}; check the path, its permissions and the free space"
+        ) from error
+
+
+class Folder:
+    """A folder on some storage."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        with explained("open", uri):
+            if "://" in uri:
+                self.files, self.path = pafs.FileSystem.from_uri(uri)
+            else:
+                self.files, self.path = pafs.LocalFileSystem(), os.path.abspath(uri)
+        self.local = isinstance(self.files, pafs.LocalFileSystem)
+
+    def make(self) -> "Folder":
+        """Create the folder and its parents where they are missing."""
+        with explained("create the folder", self.uri):
+            self.files.create_dir(self.path, recursive=True)
+        return self
+
+    def child(self, name: str) -> "Folder":
+        """A folder inside this one."""
+        return Folder(f"{self.uri.rstrip('/')}/{name}")
+
+    def names(self) -> list[str]:
+        """Names of the files in it, sorted; none when the folder is missing."""
+        with explained("list", self.uri):
+            found = self.files.get_file_info(pafs.FileSelector(self.path, allow_not_found=True))
+        return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
+
+    def where(self, name: str) -> str:
+        """Path of a file on the storage."""
+        return f"{self.path.rstrip('/')}/{name}"
+
+    def read(self, name: str) -> pa.Buffer:
+        """A whole file."""
+        with explained("read", f"{self.uri}/{name}"), self.files.open_input_stream(self.where(name)) as stream:
+            return stream.read_buffer()
+
+    def write_whole(self, name: str, data: bytes | pa.Buffer) -> None:
+        """Write a file so that it is complete or not there, and on disk when this returns (local storage)."""
+        with explained("write", f"{self.uri}/{name}"):
+            partial = f"{name}.partial" if self.local else name
+            with self.files.open_output_stream(self.where(partial)) as stream:
+                stream.write(data)
+            if self.local:
+                self.sync(partial)
+                os.replace(self.where(partial), self.where(name))
+                self.sync("")
+
+    def sync(self, name: str) -> None:
+        """Force a file (or with "" the folder's entries) of a local storage to disk; others do so on closing."""
+        if self.local:
+            handle = os.open(self.where(name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def remove(self, names: list[str]) -> None:
+        """Delete files, missing ones are no error."""
+        present = set(self.names())
+        with explained("delete a file of", self.uri):
+            for name in names:
+                if name in present:
+                    self.files.delete_file(self.where(name))
+
+
+def write_snapshot(
+    folder: Folder, prefix: str, parts: Iterator[Snapshot], rest: Callable[[float], object] | None = None
+) -> Manifest:
+    """Write the tables as PREFIX-TABLE.parquet; the manifest that makes them a snapshot, to be written by the caller.
+
+    `rest` is called after each part with the seconds it took, to leave the processor to others.
+    """
+    rows = dict.fromkeys(_PARQUET, 0)
+    names = {table: f"{prefix}-{table}.parquet" for table in _PARQUET}
+    with explained("write", f"{folder.uri}/{prefix}-*.parquet"), ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
+        start = time.monotonic()
+        for part in parts:
+            for table, name in names.items():
+                content = getattr(part, table)
+                if table not in writers:
+                    stream = stack.enter_context(folder.files.open_output_stream(folder.where(name)))
+                    writers[table] = stack.enter_context(pq.ParquetWriter(stream, content.schema, **_PARQUET[table]))
+                writers[table].write_table(content)
+                rows[table] += content.num_rows
+            if rest is not None:
+                rest(time.monotonic() - start)
+            start = time.monotonic()
+    for name in names.values():
+        with explained("write", f"{folder.uri}/{name}"):
+            folder.sync(name)
+    files = {table: {"name": name, "rows": rows[table]} for table, name in names.items()}
+    return {"files": files, "counters": asdict(part.counters), "version": part.version, "gate": part.gate}
+
+
+def read_snapshot(folder: Folder, manifest: Manifest) -> Snapshot:
+    """The snapshot that a manifest names."""
+    tables = {}
+    for table, entry in manifest["files"].items():
+        path = f"{folder.uri}/{entry['name']}"
+        with explained("read", path), folder.files.open_input_file(folder.where(entry["name"])) as stream:
+            tables[table] = pq.read_table(stream)
+        if tables[table].num_rows != entry["rows"]:
+            raise StoreError(
+                f"{path}: {tables[table].num_rows} rows, but its manifest says {entry['rows']}; restore an older checkpoint"
+            )
+    return Snapshot(
+        **tables, counters=Counters(**manifest["counters"]), version=manifest["version"], gate=manifest["gate"]
+    )
+
+
+def write_manifest(folder: Folder, name: str, manifest: Manifest) -> None:
+    """Write a manifest with a hash of itself."""
+    text = json.dumps(manifest, sort_keys=True)
+    folder.write_whole(
+        name, json.dumps({"hash": xxhash.xxh3_64_hexdigest(text.encode()), "manifest": manifest}, indent=1).encode()
+    )
+
+
+def read_manifest(folder: Folder, name: str) -> Manifest:
+    """A manifest whose hash is right."""
+    where = f"{folder.uri}/{name}"
+    try:
+        found = json.loads(folder.read(name).to_pybytes())
+        manifest: Manifest = found["manifest"]
+        if xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode()) != found["hash"]:
+            raise StoreError(f"{where}: its hash does not match; the file is damaged, restore an older checkpoint")
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{where}: not a manifest of a replay store") from error
+    return manifest

@@ -1,0 +1,393 @@
+"""The replay store as the trainer sees it: routes writes to shards, samples over all of them, saves and restores.
+
+`ReplayStore` lives in the driver; each `replay.server.ReplayShard` runs as a Ray actor. Invariants: the number of shards
+changes nothing but placement; every wait has a deadline and an error names the shard; a call that found its shard dead
+is repeated until the deadline, and counts once.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from core.config import ReplayConfig
+from core.errors import StoreError, first_line
+from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
+from core.seeds import derive, generator
+from replay.batch import pack, pack_outcomes
+from replay.keys import GROUPS, Reals, group_of, shard_of_group
+from replay.ops import Evict, Operation, Trust
+from replay.posterior import SHORTLIST, belief, critic_gate, thompson
+from replay.ranking import RANKINGS, Ranking
+from replay.records import Selected
+from replay.server import DIRECTORY, Extent, Identity, ReplayShard
+from replay.shard import Revaluation
+from replay.stats import StoreStats, combine
+from replay.storage import Folder, read_manifest, write_manifest
+
+MANIFEST = "store.json"
+"""Names the files of a saved store."""
+WINDOW = 2048
+"""Newest outcomes that the critic's calibration is measured on."""
+ROUNDS = 4
+"""Rounds of draws with replacement before the rest is drawn by a race over all states."""
+_PROVENANCE = {int(p): p for p in Provenance}
+
+
+class Drawn(NamedTuple):
+    """A state and its decayed outcomes."""
+
+    state: ReplayedState
+    wins: float
+    losses: float
+
+
+class ReplayStore:
+    """States over all shards. Not thread-safe: one driver calls it."""
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        *,
+        vocabulary: int,
+        directory: str,
+        fingerprint: str,
+        salvage: bool = False,
+        local: bool = False,
+    ) -> None:
+        """Start the shards on the connected Ray cluster.
+
+        `vocabulary`: token ids are in [0, vocabulary). `directory`: where the store lives, a path or a `pyarrow.fs` URI;
+        what is there already is served again. `fingerprint`: of task and tokenizer; files of another one are refused.
+        `salvage`: go on from a damaged log with what can be read; `dropped` says what was lost. `local`: keep the shards
+        in this process instead of Ray actors (tools, tests, benchmarks).
+        """
+        if not 1 <= config.shards <= GROUPS:
+            raise StoreError(f"replay.shards is {config.shards}; at most {GROUPS} are possible")
+        self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
+        self._vocabulary, self._fingerprint = vocabulary, fingerprint
+        _claim(Folder(directory).make(), config.shards, vocabulary, fingerprint)
+        self._owner = shard_of_group(config.shards)
+        self._ranking: Ranking = RANKINGS[config.ranking]
+        self._top, self._explore = config.draw == "top", config.explore
+        self._max_bytes = int(config.max_gib * 2**30)
+        self._requested = 0
+        self._gate = 0.0  # trust in the critic
+        self._window: list[tuple[float, bool, str]] = []  # value when drawn, outcome, problem: the newest WINDOW
+        self._handed: dict[int, float] = {}  # states drawn, whose outcomes are still to come: their values
+        self._local = local
+        start = _here if local else _start
+        self._actors = [
+            start(Identity(index, config.shards, vocabulary, fingerprint), config, directory, salvage)
+            for index in range(config.shards)
+        ]
+        self._extents: list[Extent] = self._all("extent")
+        self.dropped: list[str] = [line for lines in self._all("dropped") for line in lines] if salvage else []
+
+    def __len__(self) -> int:
+        """States in the store."""
+        return sum(extent.states for extent in self._extents)
+
+    def add(self, candidates: Sequence[Candidate]) -> None:
+        """Store the states of trajectories; returns when every shard has accepted its part."""
+        parts = self._split(candidates, [c.problem_id for c in candidates])
+        self._write({shard: pack(part, self._vocabulary) for shard, part in parts.items()})
+        self._keep_bounds()
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        """Tell what became of continuations of replayed states."""
+        parts = self._split(outcomes, [o.problem_id for o in outcomes])
+        self._write({shard: pack_outcomes(part) for shard, part in parts.items()})
+        self._judge_critic(outcomes)
+
+    def sample(self, n: int, seed: int) -> list[ReplayedState]:
+        """Draw n distinct states without replacement, each with probability ~ exp(promise / temperature) of the rest.
+
+        The same writes and seed give the same states for any number of shards. Fewer than n when fewer are replayable.
+        With `draw: top` the n most promising instead. Ranking `frontier`: at most the share `explore` of n comes from
+        the own failures of unsolved problems. Ranking `posterior`: the n best Thompson draws of 4 n states so drawn.
+        """
+        self._requested += n
+        if self._top:
+            states = _best(self._all("top", n, None), n)
+        elif self._ranking.thompson:
+            states = self._thompson(self._draw(0, SHORTLIST * n, seed), n, seed)
+        elif self._ranking.explores:
+            exploring = self._draw(1, int(self._explore * n), derive(seed, "explore"))
+            states = [*self._draw(0, n - len(exploring), seed), *exploring]
+        else:
+            states = self._draw(0, n, seed)
+        if self._ranking.uses_gate:
+            self._handed |= {drawn.state.key: drawn.state.value for drawn in states}
+            self._handed = dict(list(self._handed.items())[-32 * WINDOW :])  # some are never heard of again
+        return [drawn.state for drawn in states]
+
+    def top(self, n: int, older_than: int | None = None) -> list[ReplayedState]:
+        """The n most promising replayable states, best first; of those valued before version `older_than`, if given.
+
+        With `older_than` they are the states whose stale values matter most: have the critic value them, `revalue`.
+        """
+        return [drawn.state for drawn in _best(self._all("top", n, older_than), n)]
+
+    def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
+        """New values [S] of states from a critic of this weight version."""
+        if len(values) != len(states) or not np.isfinite(values).all():
+            raise StoreError(f"revalue: {len(states)} states need as many finite values, got {len(values)}")
+        numbered = list(zip(states, np.asarray(values).tolist(), strict=True))
+        parts = self._split(numbered, [state.problem_id for state in states])
+        self._write(
+            {
+                shard: Revaluation(
+                    [state.problem_id for state, _ in part],
+                    np.array([state.key for state, _ in part], np.uint64),
+                    np.array([value for _, value in part], np.float32),
+                    np.full(len(part), version, np.int32),
+                )
+                for shard, part in parts.items()
+            }
+        )
+
+    def stats(self) -> StoreStats:
+        """Counts over all shards."""
+        return combine(self._all("stats"), self._requested)
+
+    def save(self, uri: str) -> None:
+        """Write a snapshot of all shards into a folder; it replaces an older one there when it is complete."""
+        folder = Folder(uri).make()
+        tag = f"{time.time_ns():x}"
+        parts = self._all("save", folder.uri, tag)
+        driver = {"requested": self._requested, "window": self._window, "handed": list(self._handed.items())}
+        meta = {"fingerprint": self._fingerprint, "vocabulary": self._vocabulary, "gate": self._gate}
+        write_manifest(folder, MANIFEST, {"format": 1, "parts": parts, **meta, **driver})
+        folder.remove([name for name in folder.names() if name.endswith(".parquet") and not name.startswith(tag)])
+
+    def restore(self, uri: str) -> None:
+        """Replace the content by that of `save`, of a store with any number of shards."""
+        folder = Folder(uri)
+        manifest = read_manifest(folder, MANIFEST)
+        for field, mine in (("fingerprint", self._fingerprint), ("vocabulary", self._vocabulary)):
+            if manifest[field] != mine:
+                raise StoreError(
+                    f"{uri}: written for {field} {manifest[field]!r}, but this run has {mine!r}; states are only valid for"
+                    " the tokenizer and task that made them"
+                )
+        self._requested, self._gate = manifest["requested"], manifest["gate"]
+        self._window = [(value, correct, problem) for value, correct, problem in manifest["window"]]
+        self._handed = dict(manifest["handed"])
+        self._extents = self._all("restore", folder.uri, manifest["parts"])
+
+    def close(self) -> None:
+        """Stop the shards."""
+        if self._local:
+            self._all("close")
+            return
+        try:
+            self._all("close")
+        finally:
+            for actor in self._actors:
+                ray.kill(actor)
+        end = time.monotonic() + self._deadline
+        while any(_taken(f"replay-shard-{i}") for i in range(len(self._actors))) and time.monotonic() < end:
+            time.sleep(0.01)  # the names are free when this returns
+        self._actors = []
+
+    # -- inside
+
+    def _split(self, items: Sequence[Any], problem_ids: list[str]) -> dict[int, list[Any]]:
+        parts: dict[int, list[Any]] = {}
+        shards: dict[str, int] = {}
+        for item, problem_id in zip(items, problem_ids, strict=True):
+            if problem_id not in shards:
+                shards[problem_id] = int(self._owner[group_of(problem_id)])
+            parts.setdefault(shards[problem_id], []).append(item)
+        return parts
+
+    def _write(self, operations: Mapping[int, Operation]) -> None:
+        """Send each shard its write; the sequence number makes a repeated call harmless."""
+        calls = {shard: (self._extents[shard].sequence + 1, operation) for shard, operation in operations.items()}
+        for shard, extent in self._call("write", calls).items():
+            self._extents[shard] = extent
+
+    def _keep_bounds(self) -> None:
+        """Evict down to the bounds on count and bytes, and a 64th further so that full scans stay rare."""
+        for _ in range(8):  # bytes of a state are an average, so a byte bound may take more than one pass
+            states, nbytes = len(self), sum(extent.nbytes for extent in self._extents)
+            excess = states - self._capacity + self._capacity // 64 if states > self._capacity else 0
+            if nbytes > self._max_bytes:
+                excess = max(excess, 1, int(states * (1.0 - 63 / 64 * self._max_bytes / nbytes)))
+            if excess == 0 or states == 0:
+                return
+            self._evict(min(excess, states))
+
+    def _evict(self, excess: int) -> None:
+        ranked = self._all("least", excess)
+        shard = np.repeat(np.arange(self._shards), [len(keys) for _, keys in ranked])
+        standings = np.concatenate([standing for standing, _ in ranked])
+        keys = np.concatenate([keys for _, keys in ranked])
+        doomed = np.bincount(shard[np.lexsort((keys, standings))[:excess]], minlength=self._shards)
+        self._write({i: Evict(int(count)) for i, count in enumerate(doomed) if count})
+
+    def _judge_critic(self, outcomes: Sequence[Outcome]) -> None:
+        """Measure on a sliding window how well the values of replayed states foretold their outcomes; set the gate."""
+        if not self._ranking.uses_gate:
+            return
+        fresh = [(self._handed[o.state_key], o.correct, o.problem_id) for o in outcomes if o.state_key in self._handed]
+        for outcome in outcomes:
+            self._handed.pop(outcome.state_key, None)
+        self._window = [*self._window, *fresh][-WINDOW:]
+        if not self._window:
+            return
+        values, correct, problems = zip(*self._window, strict=True)
+        groups = np.unique(np.array(problems), return_inverse=True)[1]
+        gate = critic_gate(np.array(values, np.float64), np.array(correct, np.bool_), groups)
+        if gate != self._gate:
+            self._write(dict.fromkeys(range(self._shards), Trust(gate)))
+            self._gate = gate
+
+    def _thompson(self, drawn: list[Drawn], n: int, seed: int) -> list[Drawn]:
+        """The n of the drawn states whose Thompson draws are the most learnable."""
+        if not drawn:
+            return []
+        columns = np.array([(d.wins, d.losses, d.state.value) for d in drawn], np.float32)
+        keys = np.array([d.state.key for d in drawn], np.uint64)
+        scores = thompson(
+            keys, *belief(columns[:, 0], columns[:, 1], columns[:, 2], self._gate), derive(seed, "thompson")
+        )
+        return [drawn[i] for i in np.lexsort((keys, scores))[::-1][:n].tolist()]
+
+    def _draw(self, pool: int, n: int, seed: int) -> list[Drawn]:
+        """n distinct states of a pool in proportion to their weights.
+
+        Successive draws with replacement, repeats ignored, are draws without replacement. When repeats are many (small
+        store, few states with all the mass) the rest is drawn by the Gumbel race, which is exact for what remains.
+        """
+        total = int(sum(extent.replayable[pool] for extent in self._extents))
+        wanted = min(n, total)
+        chosen: dict[int, Drawn] = {}
+        masses = np.sum([extent.masses[pool] for extent in self._extents], axis=0)
+        for turn in range(ROUNDS if 4 * wanted < total and masses.sum() > 0 else 0):
+            missing = wanted - len(chosen)
+            if missing <= 0:
+                break
+            for drawn in self._at(pool, masses, generator(seed, "replay", turn).random(missing + missing // 4 + 8)):
+                if len(chosen) < wanted:
+                    chosen.setdefault(drawn.state.key, drawn)
+        if len(chosen) < wanted:
+            excluded = np.array(list(chosen), np.uint64)
+            found = self._all("race", pool, wanted - len(chosen), derive(seed, "replay-race"), excluded)
+            chosen |= {drawn.state.key: drawn for drawn in _best(found, wanted - len(chosen))}
+        return list(chosen.values())
+
+    def _at(self, pool: int, masses: Reals, fractions: Reals) -> list[Drawn]:
+        """States at fractions of the whole mass, in the order of the fractions."""
+        ends = np.cumsum(masses)
+        target = fractions * ends[-1]
+        groups = np.minimum(np.searchsorted(ends, target, side="right"), int(np.searchsorted(ends, ends[-1])))
+        inside = np.clip((target - (ends[groups] - masses[groups])) / masses[groups], 0.0, np.nextafter(1.0, 0.0))
+        owner = self._owner[groups]
+        mine = {int(shard): np.flatnonzero(owner == shard) for shard in np.unique(owner)}
+        found = self._call("draw", {shard: (pool, groups[at], inside[at]) for shard, at in mine.items()})
+        order = np.argsort(np.concatenate(list(mine.values())))
+        states = [drawn for shard in mine for drawn in unpack(found[shard])]
+        return [states[i] for i in order.tolist()]
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        found = self._call(method, dict.fromkeys(range(self._shards), arguments))
+        return [found[shard] for shard in range(self._shards)]
+
+    def _call(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of several shards at once; the answers by shard."""
+        if self._local:
+            return {i: getattr(self._actors[i], method)(*given) for i, given in arguments.items()}
+        end = time.monotonic() + self._deadline
+        references = {i: getattr(self._actors[i], method).remote(*given) for i, given in arguments.items()}
+        return {i: self._answer(i, method, arguments[i], reference, end) for i, reference in references.items()}
+
+    def _answer(self, shard: int, method: str, arguments: tuple[Any, ...], reference: Any, end: float) -> Any:
+        """Wait for an answer; where the actor died, ask the restarted one."""
+        name = f"replay-shard-{shard}"
+        while True:
+            try:
+                return ray.get(reference, timeout=max(end - time.monotonic(), 0.001))
+            except GetTimeoutError as error:
+                raise StoreError(
+                    f"{name}: no answer to {method} within {self._deadline:g} s; see its log on the dashboard or raise"
+                    " replay.deadline"
+                ) from error
+            except RayTaskError as error:
+                if isinstance(error.cause, StoreError):
+                    raise StoreError(str(error.cause)) from error
+                raise
+            except RayActorError as error:
+                if time.monotonic() > end:
+                    raise StoreError(
+                        f"{name}: died during {method} and did not come back: {first_line(error)}"
+                    ) from error
+                time.sleep(0.1)
+                reference = getattr(self._actors[shard], method).remote(*arguments)
+
+
+def _claim(folder: Folder, shards: int, vocabulary: int, fingerprint: str) -> None:
+    """Write down who uses a directory, and refuse one that another number of shards wrote."""
+    if DIRECTORY in folder.names():
+        theirs = read_manifest(folder, DIRECTORY)["shards"]
+        if theirs != shards:
+            raise StoreError(
+                f"{folder.uri}: written by {theirs} shards, but replay.shards is {shards}; set it to {theirs}, or restore a"
+                " checkpoint into a new directory"
+            )
+    else:
+        write_manifest(folder, DIRECTORY, {"shards": shards, "vocabulary": vocabulary, "fingerprint": fingerprint})
+
+
+def _start(identity: Identity, config: ReplayConfig, directory: str, salvage: bool) -> Any:
+    """Start one shard's actor."""
+    name = f"replay-shard-{identity.index}"
+    if _taken(name):
+        raise StoreError(
+            f"an actor {name} runs already in this Ray namespace; wait for the other run to end or give this one its own"
+        )
+    environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
+    options = {"name": name, "num_cpus": 0, "max_restarts": -1, "runtime_env": environment}
+    uri = directory if "://" in directory else os.path.abspath(directory)
+    return ray.remote(ReplayShard).options(**options).remote(identity, config, uri, salvage)
+
+
+def _here(identity: Identity, config: ReplayConfig, directory: str, salvage: bool) -> Any:
+    """One shard in this process."""
+    return ReplayShard(identity, config, directory, salvage)
+
+
+def _taken(name: str) -> bool:
+    try:
+        ray.get_actor(name)
+    except ValueError:
+        return False
+    return True
+
+
+def unpack(found: Selected) -> list[Drawn]:
+    """Records of selected states."""
+    ends = [0, *np.cumsum(found.lengths).tolist()]
+    tokens = found.tokens.astype(np.int32)
+    prefixes = [tokens[a:b] for a, b in pairwise(ends)]
+    columns = (found.keys, found.values, found.provenance, found.versions, found.wins, found.losses)
+    return [
+        Drawn(ReplayedState(key, problem_id, prefix, value, _PROVENANCE[provenance], version), wins, losses)
+        for problem_id, prefix, key, value, provenance, version, wins, losses in zip(
+            found.problem_ids, prefixes, *(column.tolist() for column in columns), strict=True
+        )
+    ]
+
+
+def _best(found: list[tuple[Selected, Any]], count: int) -> list[Drawn]:
+    """The states of the highest scores over all shards; ties by key."""
+    states = [drawn for selected, _ in found for drawn in unpack(selected)]
+    scores = np.concatenate([scores for _, scores in found])
+    keys = np.array([drawn.state.key for drawn in states], np.uint64)
+    return [states[i] for i in np.lexsort((keys, scores))[::-1][:count].tolist()]

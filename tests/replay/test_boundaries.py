@@ -1,0 +1,97 @@
+"""Boundaries on bytes: hand-made token tables, and properties over random texts and cuts."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.boundaries import Rule, TokenTable, boundaries
+
+RULES: list[Rule] = ["line", "sentence", "code", "stride"]
+
+
+def cut(pieces: list[bytes], rule: Rule, stride: int = 3) -> list[int]:
+    table = TokenTable(tuple(pieces))
+    return [int(n) for n in boundaries(np.arange(len(pieces), dtype=np.int32), table, rule, stride)]
+
+
+def test_lines() -> None:
+    assert cut([b"a", b"\n", b"b", b"\n", b"c"], "line") == [2, 4]
+    assert cut([b"a.\n", b"\n", b"b"], "line") == [1]  # the empty line is no step
+    assert cut([b"a\n    ", b"b"], "line") == [1]  # a token may take the indentation along
+    assert cut([b"a", b"\nb", b"\n", b"c"], "line") == [3]  # a token that holds "\nb" ends no line
+    assert cut([b"a", b"\n"], "line") == []  # nothing but blanks would follow
+    assert cut([b"a", b"\n", b""], "line") == []  # nor an end-of-sequence token
+    assert cut([b"\n", b"a", b"\n", b"b"], "line") == [3]
+
+
+def test_sentences() -> None:
+    assert cut([b"It", b" is", b".", b" So", b" b"], "sentence") == [3]
+    assert cut([b"Pi is 3", b".", b"14", b"!", b" Yes"], "sentence") == [4]
+    assert cut([b"see e.g", b".", b" this", b'?"', b" No"], "sentence") == [4]
+    assert cut([b"so.\n\n", b"Next"], "sentence") == [1]
+
+
+def test_stride_moves_to_the_end_of_a_character() -> None:
+    euro = "€".encode()  # three bytes
+    assert cut([b"a", b"b", euro[:1], euro[1:2], euro[2:], b"c", b"d"], "stride") == [5, 6]
+
+
+def test_real_byte_level_tokenizer() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    from transformers import PreTrainedTokenizerFast
+
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<eos>"])
+    text = "Ärger: 3 €.\n\nSo 5 + 4 = 9.\nThen 9 * 2 = 18.\n#### 18"
+    model.train_from_iterator([text] * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
+    table = TokenTable.from_tokenizer(tokenizer)
+    ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
+    assert b"".join(table.pieces[i] for i in ids).decode() == text
+    for rule in RULES:
+        for length in boundaries(ids, table, rule, 2):
+            assert text.startswith(tokenizer.decode(ids[:length], skip_special_tokens=True))
+    lines = [tokenizer.decode(ids[:n]) for n in boundaries(ids, table, "line", 0)]
+    assert [line.rstrip("\n").split("\n")[-1] for line in lines] == ["Ärger: 3 €.", "So 5 + 4 = 9.", "Then 9 * 2 = 18."]
+
+
+TEXTS = st.text(st.sampled_from(list("ab .!?\n\t\"'(1€ä😀")), max_size=60)
+
+
+@given(TEXTS, st.data(), st.sampled_from(RULES), st.integers(1, 5))
+def test_every_boundary_is_inside_and_its_prefix_decodes_to_a_prefix(
+    text: str, data: st.DataObject, rule: Rule, stride: int
+) -> None:
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=30)) | {0, len(raw)})
+    pieces = [raw[a:b] for a, b in itertools.pairwise(cuts)] + [b""]
+    found = cut(pieces, rule, stride)
+    assert found == sorted(set(found))
+    for length in found:
+        assert 0 < length < len(pieces)
+        prefix = b"".join(pieces[:length]).decode()  # raises when a character is cut
+        assert text.startswith(prefix)
+        assert prefix.strip() or rule == "stride"
+        assert text[len(prefix) :].strip()
+
+
+def code(text: str) -> list[str]:
+    raw = text.encode()
+    pieces = [raw[i : i + 1] for i in range(len(raw))]
+    return [text[:n].splitlines()[-1] for n in cut(pieces, "code")]
+
+
+def test_code_statements_span_their_lines() -> None:
+    text = "def f(x):\n    y = (x +\n         1)\n\n    # why\n    s = '''a\nb'''\n    return y\nprint(f(1))\n"
+    assert code(text) == ["def f(x):", "         1)", "b'''", "    return y"]
+
+
+def test_code_in_fences_and_broken_code() -> None:
+    assert code("Sure:\n```python\nx = [1,\n2]\ny = 2\n```\nDone.\n") == ["Sure:", "```python", "2]", "y = 2", "```"]
+    assert code("x = 1\ny = (2\nz = 3\nw = 4\n") == ["x = 1", "y = (2", "z = 3"]

@@ -1,0 +1,365 @@
+"""What survives a kill, a torn write and damage; a shard on files against a plain-Python model."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from core.config import ReplayConfig
+from core.errors import StoreError
+from core.records import Candidate, Outcome, Provenance
+from replay.batch import pack, pack_outcomes
+from replay.keys import group_of, state_keys
+from replay.log import pack_frame, segments
+from replay.ops import Evict, Operation, encode
+from replay.ranking import standing
+from replay.server import Identity, ReplayShard
+from replay.storage import Folder
+
+ROOT = Path(__file__).parents[2]
+QUOTA = 4
+PROBLEMS = st.sampled_from(["p", "q", "r"])
+
+
+def server(directory: object, salvage: bool = False, **identity: Any) -> ReplayShard:
+    config = ReplayConfig(per_problem=QUOTA, ranking="value")
+    known: dict[str, Any] = {"index": 0, "shards": 1, "vocabulary": 4, "fingerprint": "f"}
+    return ReplayShard(Identity(**known | identity), config, str(directory), salvage)
+
+
+def contents(shard: ReplayShard) -> dict[tuple[str, int], tuple[float, int, int, int]]:
+    """(problem, key) -> value, version, tried, solved."""
+    inner = shard._opened()
+    rows = inner.blocks.states.rows[inner.blocks.states.rows["key"] != 0]
+    problems = inner.trajectories.rows["problem"][rows["trajectory"]]
+    return {
+        (inner.names[p], int(r["key"])): (float(r["value"]), int(r["version"]), int(r["tried"]), int(r["solved"]))
+        for p, r in zip(problems, rows, strict=True)
+    }
+
+
+def key_of(problem: str, prefix: list[int]) -> int:
+    spans = np.array([[0, 0, 1]], np.int32)
+    return int(state_keys([problem], np.array(prefix, np.uint32), spans, np.array([len(prefix)], np.int32))[0])
+
+
+@st.composite
+def candidate_lists(draw: st.DrawFn) -> list[Candidate]:
+    made = []
+    for _ in range(draw(st.integers(1, 3))):
+        tokens = draw(st.lists(st.integers(0, 3), min_size=2, max_size=6))
+        lengths = sorted(draw(st.sets(st.integers(1, len(tokens) - 1), max_size=4)))
+        values = [draw(st.sampled_from([0.0, 0.25, 0.5, 0.75])) for _ in lengths]
+        arrays = np.array(tokens, np.int32), np.array(lengths, np.int32), np.array(values, np.float32)
+        provenance = draw(st.sampled_from(list(Provenance)))
+        made.append(Candidate(draw(PROBLEMS), *arrays, provenance, 0.0, draw(st.integers(0, 3))))
+    return made
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """Adds, outcomes, evictions, compactions and crashes at any byte, on a shard and on a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.shard = server(self.folder.name)
+        self.model: dict[
+            str, dict[int, list[Any]]
+        ] = {}  # problem -> key -> value, version, tried, solved (oldest first)
+
+    def teardown(self) -> None:
+        self.shard.close()
+        self.folder.cleanup()
+
+    def write(self, operation: Operation) -> None:
+        self.shard.write(self.shard.extent().sequence + 1, operation)
+
+    @initialize()
+    def start(self) -> None:
+        self.write(
+            pack(
+                [
+                    Candidate(
+                        p,
+                        np.zeros(2, np.int32),
+                        np.zeros(0, np.int32),
+                        np.zeros(0, np.float32),
+                        Provenance.OWN_FAILED,
+                        0.0,
+                        0,
+                    )
+                    for p in "pqr"
+                ],
+                4,
+            )
+        )
+        self.model = {p: {} for p in "pqr"}
+
+    def rank(self, key: int, state: list[Any]) -> tuple[int, int]:
+        arrays = np.array([state[0]], np.float32), np.array([state[1]], np.int32), np.array([key], np.uint64)
+        return int(standing(*arrays)[0]), key
+
+    def model_add(self, candidates: list[Candidate]) -> None:
+        touched = set()
+        for candidate in candidates:
+            states = self.model[candidate.problem_id]
+            for length, value in zip(candidate.lengths.tolist(), candidate.values.tolist(), strict=True):
+                touched.add(candidate.problem_id)
+                key = key_of(candidate.problem_id, candidate.response_ids[:length].tolist())
+                known = states.setdefault(key, [value, candidate.version, 0, 0])
+                if candidate.version >= known[1]:
+                    known[:2] = value, candidate.version
+        for problem in touched:
+            states = self.model[problem]
+            order = {key: place for place, key in enumerate(states)}
+            ranked = sorted(states, key=lambda k: (self.rank(k, states[k])[0], order[k]), reverse=True)
+            kept = set(ranked[:QUOTA])
+            self.model[problem] = {key: state for key, state in states.items() if key in kept}
+
+    @rule(candidates=candidate_lists())
+    def add(self, candidates: list[Candidate]) -> None:
+        self.write(pack(candidates, 4))
+        self.model_add(candidates)
+
+    @rule(problem=PROBLEMS, place=st.integers(0, 5), correct=st.lists(st.booleans(), min_size=1, max_size=3))
+    def record(self, problem: str, place: int, correct: list[bool]) -> None:
+        keys = list(self.model[problem])
+        key = keys[place] if place < len(keys) else 12345
+        self.write(pack_outcomes([Outcome(key, problem, c, 4) for c in correct]))
+        if place < len(keys):
+            self.model[problem][key][2] += len(correct)
+            self.model[problem][key][3] += sum(correct)
+
+    @rule(count=st.integers(1, 4))
+    def evict(self, count: int) -> None:
+        everything = [
+            (self.rank(key, state), problem) for problem, states in self.model.items() for key, state in states.items()
+        ]
+        self.write(Evict(count))
+        for (_, key), problem in sorted(everything)[:count]:
+            del self.model[problem][key]
+
+    @rule()
+    def compact(self) -> None:
+        self.shard.compact()
+
+    @rule(candidates=candidate_lists(), share=st.floats(0, 1))
+    def crash_in_a_write(self, candidates: list[Candidate], share: float) -> None:
+        """The process dies after any number of bytes of a write; all of them: the write counts."""
+        sequence = self.shard.extent().sequence + 1
+        self.shard.close()
+        folder = Folder(self.folder.name).child("shard-0")
+        frame = b"".join(pack_frame(sequence, *encode(pack(candidates, 4))))
+        cut = round(share * len(frame))
+        if segments(folder):
+            with open(folder.where(segments(folder)[-1]), "ab") as file:
+                file.write(frame[:cut])
+            if cut == len(frame):
+                self.model_add(candidates)
+        self.shard = server(self.folder.name)
+
+    @rule(seed=st.integers(0, 10), n=st.integers(1, 5))
+    def sample(self, seed: int, n: int) -> None:
+        expected = {key for states in self.model.values() for key in states}
+        shard = self.shard._opened()
+        where, _ = shard.race(0, n, seed, np.zeros(0, np.uint64))
+        keys = shard.select(where).keys.tolist()
+        assert len(set(keys)) == len(keys) == min(n, len(expected))
+        assert set(keys) <= expected
+        for problem in [p for p, states in self.model.items() if states]:
+            fraction = np.array([seed / 11])
+            state = shard.select(shard.draw(0, np.array([group_of(problem)]), fraction))
+            assert int(state.keys[0]) in self.model[state.problem_ids[0]]
+
+    @invariant()
+    def same_states(self) -> None:
+        expected = {(p, key): tuple(state) for p, states in self.model.items() for key, state in states.items()}
+        assert contents(self.shard) == expected
+        inner = self.shard._opened()
+        rows = inner.trajectories.rows
+        assert inner.arena.live == rows["size"][inner.references.rows > 0].sum()
+        assert inner.states == inner.replayable == len(expected)
+
+
+TestShardMachine = ShardMachine.TestCase
+TestShardMachine.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+
+
+def filled(directory: object, writes: int = 5) -> ReplayShard:
+    shard = server(directory)
+    rng = np.random.default_rng(0)
+    for turn in range(writes):
+        tokens = rng.integers(0, 4, 8).astype(np.int32)
+        states = np.array([2, 5], np.int32), np.array([0.1, 0.2], np.float32)
+        shard.write(turn + 1, pack([Candidate(f"p{turn}", tokens, *states, Provenance.OWN_FAILED, 0.0, turn)], 4))
+    return shard
+
+
+def test_a_repeated_write_counts_once(tmp_path: Path) -> None:
+    shard = filled(tmp_path)
+    before = contents(shard)
+    shard.write(5, Evict(3))
+    assert contents(shard) == before
+    with pytest.raises(StoreError, match="asked for write 9 after write 5; another driver uses this store"):
+        shard.write(9, Evict(1))
+
+
+def damage(folder: Path, at: int) -> Path:
+    path = next((folder / "shard-0").glob("log-*.arrow"))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+def test_a_damaged_middle_is_refused_and_salvage_says_what_was_dropped(tmp_path: Path) -> None:
+    shard = filled(tmp_path)
+    shard.close()
+    path = next((tmp_path / "shard-0").glob("log-*.arrow"))
+    damage(tmp_path, path.stat().st_size // 2)  # in the third of five writes
+    with pytest.raises(StoreError, match=rf"{path.name}: bytes \d+ to \d+ are damaged; start with --salvage"):
+        server(tmp_path).extent()
+    saved = server(tmp_path, salvage=True)
+    lines = saved.dropped()
+    assert [line.split("arrow: ")[1].split(" ", 1)[0] for line in lines] == ["bytes", "operations"]
+    assert lines[1].endswith("operations 3 to 3 before it are missing")
+    assert {problem for problem, _ in contents(saved)} == {"p0", "p1", "p3", "p4"}
+    saved.close()
+    assert {problem for problem, _ in contents(server(tmp_path))} == {"p0", "p1", "p3", "p4"}  # clean again
+
+
+def test_a_missing_segment_is_refused(tmp_path: Path) -> None:
+    for turn in range(3):
+        shard = server(tmp_path)
+        shard.write(turn + 1, Evict(1))
+        shard.close()
+    sorted((tmp_path / "shard-0").glob("log-*.arrow"))[1].unlink()
+    with pytest.raises(StoreError, match="operations 2 to 2 before it are missing"):
+        server(tmp_path).extent()
+
+
+@pytest.mark.parametrize(("field", "value"), [("fingerprint", "g"), ("vocabulary", 9), ("index", 0)])
+def test_files_of_another_store_are_refused(tmp_path: Path, field: str, value: object) -> None:
+    shard = filled(tmp_path)
+    if field == "index":
+        shard.close()
+        next((tmp_path / "shard-0").glob("log-*.arrow")).write_bytes(b"PAR1 something else")
+        message = "not a log of a replay store"
+    else:
+        shard.close()
+        message = f"written for {field} .*, but this run has {value!r}"
+    with pytest.raises(StoreError, match=message):
+        server(tmp_path, False, **{field: value}).extent()
+
+
+def test_compaction_keeps_everything_and_drops_the_old_log(tmp_path: Path) -> None:
+    shard = filled(tmp_path)
+    before = contents(shard)
+    shard.compact()
+    shard.write(6, Evict(1))
+    shard.close()
+    names = sorted(path.name for path in (tmp_path / "shard-0").iterdir())
+    assert [n for n in names if n.startswith("snapshot-")] == [
+        f"snapshot-0000000000000005-{table}.parquet" for table in ("problems", "states", "trajectories")
+    ]
+    after = contents(server(tmp_path))
+    assert len(after) == len(before) - 1
+    assert after.items() <= before.items()
+
+
+FULL_DISK = """
+import resource, sys
+from tests.replay.test_durability import contents, filled, server
+from core.errors import StoreError
+from replay.ops import Evict
+shard = filled(sys.argv[1])
+before = contents(shard)
+used = sum(p.stat().st_size for p in __import__("pathlib").Path(sys.argv[1]).rglob("log-*"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (used + 40, resource.RLIM_INFINITY))  # the next write does not fit
+try:
+    shard.write(6, Evict(3))
+except StoreError as error:
+    print(error)
+assert contents(shard) == before
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+shard.write(6, Evict(3))
+shard.close()
+assert len(contents(server(sys.argv[1]))) == len(before) - 3
+"""
+
+
+def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "cannot write" in result.stdout
+    assert "File too large; check the path, its permissions and the free space" in result.stdout
+
+
+WRITER = """
+import sys
+import numpy as np
+from core.records import Candidate, Provenance
+from replay.batch import pack
+from tests.replay.test_durability import server
+shard = server(sys.argv[1])
+rng = np.random.default_rng(1)
+for turn in range(1, 100_000):
+    tokens = rng.integers(0, 4, 300).astype(np.int32)
+    states = np.arange(1, 5, dtype=np.int32), np.zeros(4, np.float32)
+    shard.write(turn, pack([Candidate(f"p{turn}", tokens, *states, Provenance.OWN_FAILED, 0.0, 0)], 4))
+    if turn % 50 == 0:
+        shard.compact()
+    print(turn, flush=True)
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 137, 260])
+def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        seen = 0
+        for line in process.stdout:
+            seen = int(line)
+            if seen >= acknowledged:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        seen = max([seen, *(int(line) for line in process.stdout)])
+    problems = {problem for problem, _ in contents(server(tmp_path))}
+    assert {f"p{turn}" for turn in range(1, seen + 1)} <= problems
+    assert len(problems) <= seen + 1  # at most the write that was not acknowledged yet
+
+
+def test_a_storage_that_cannot_append_gets_one_object_per_write(tmp_path: Path) -> None:
+    """Object stores have no append: the same shard through pyarrow's interface alone."""
+
+    def remote() -> ReplayShard:
+        shard = server(f"file://{tmp_path}")
+        shard._folder.local = False
+        return shard
+
+    shard = remote()
+    for turn in range(4):
+        states = np.array([2], np.int32), np.array([0.5], np.float32)
+        made = Candidate(f"p{turn}", np.array([turn, 1, 2], np.int32), *states, Provenance.OWN_FAILED, 0.0, 0)
+        shard.write(turn + 1, pack([made], 4))
+    assert [path.name for path in sorted((tmp_path / "shard-0").iterdir())] == [
+        f"log-{first:016d}.arrow" for first in range(1, 5)
+    ]
+    before = contents(shard)
+    assert contents(remote()) == before
+    shard.compact()
+    shard.write(5, Evict(1))
+    shard.close()
+    assert len(contents(remote())) == 3
+    assert sorted(path.name for path in (tmp_path / "shard-0").glob("log-*")) == ["log-0000000000000005.arrow"]

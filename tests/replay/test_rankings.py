@@ -1,0 +1,164 @@
+"""The rankings on hand-computed cases."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay.columns import Columns, RankSettings
+from replay.frontier import MASTERED, chain_worth, frontier, isotonic
+from replay.posterior import belief, critic_gate, posterior, thompson, within_auc
+from replay.ranking import RANKINGS, canonical, standing, success_prefix, value, weights
+
+FAILED, SUCCESS, CANONICAL = 0, 1, 2
+SETTINGS = RankSettings(target=0.3)
+INF = np.inf
+
+
+def columns(lengths: list[int], provenance: list[int], **given: Any) -> Columns:
+    """States of one problem and one chain of 100 tokens, unless told otherwise."""
+    n = len(lengths)
+    reals = {name: np.zeros(n, np.float32) for name in ("value", "wins", "losses", "root_wins", "root_losses")}
+    ints = {"problem": np.zeros(n, np.int64), "chain": np.zeros(n, np.int64), "tried": np.zeros(n, np.int64)}
+    ints |= {"length": np.array(lengths, np.int64), "total": np.full(n, 100, np.int64)}
+    known: dict[str, Any] = reals | ints | {"provenance": np.array(provenance, np.uint8)}
+    known |= {name: np.array(v, known[name].dtype) for name, v in given.items()}
+    return Columns(**known)
+
+
+def test_value_is_the_value() -> None:
+    assert value(columns([10, 20], [0, 0], value=[0.25, 0.5]), SETTINGS).tolist() == [0.25, 0.5]
+
+
+def test_weights() -> None:
+    np.testing.assert_allclose(weights(np.array([0.2, -INF], np.float32), 0.1), [np.e**2, 0.0], rtol=1e-6)
+
+
+def test_standing_orders_by_worth_then_version() -> None:
+    worth = np.array([-INF, -1.0, -0.0, 0.0, 0.5, 0.5], np.float32)
+    version = np.array([9, 9, 1, 2, 3, 4], np.int32)
+    ranks = standing(worth, version, np.zeros(6, np.uint64))
+    assert (np.diff(ranks.astype(object)) > 0).all()
+
+
+def test_isotonic_pools_weighted_violators_of_one_chain_only() -> None:
+    rate, weight = np.array([0.5, 0.1, 0.3, 0.9, 0.2]), np.array([1.0, 3.0, 1.0, 1.0, 1.0])
+    chain = np.array([0, 0, 0, 1, 2])
+    # chain 0: 0.5, 0.1 pool to (0.5 + 0.3) / 4 = 0.2 <= 0.3; 0.9 > 0.2 belong to different chains
+    np.testing.assert_allclose(isotonic(rate, weight, chain), [0.2, 0.2, 0.3, 0.9, 0.2])
+
+
+def promises(wins: list[float], losses: list[float], **given: Any) -> list[float]:
+    found = frontier(columns([25, 50, 75], [CANONICAL] * 3, wins=wins, losses=losses, **given), SETTINGS)
+    return [round(float(p), 3) for p in found]
+
+
+def test_frontier_follows_the_worked_example() -> None:
+    # prior rates 0.25 0.5 0.75: the shallowest >= 0.3 is 0.5; promise 1 - |0.5 - 0.5| = 1
+    assert promises([0, 0, 0], [0, 0, 0]) == [-INF, 1.0, -INF]
+    # 4 losses at 0.5: pooled 0.104 0.104, so the end, 0.75: promise 1 - 0.25
+    assert promises([0, 0, 0], [0, 4, 0]) == [-INF, -INF, 0.75]
+    # 4 wins at 0.75: (4 + 0.75) / 5 = 0.95, promise 1 - 0.45
+    assert promises([0, 0, 4], [0, 4, 0]) == [-INF, -INF, 0.55]
+    # the losses decayed by 0.9^20 = 0.1216: 0.5 / (0.486 + 1) = 0.336 is tried again, promise 1 - 0.164 = 0.836
+    assert promises([0, 0, 0.486], [0, 0.486, 0]) == [-INF, 0.836, -INF]
+    # wins at 0.5 move it to the shallowest as soon as that has 0.3: 1 win there (1 + 0.25) / 2 = 0.625, promise 0.875
+    assert promises([1, 3, 0], [0, 0, 0]) == [0.875, -INF, -INF]
+
+
+def test_a_mastered_chain_and_a_solved_problem_rest() -> None:
+    # shallowest (9 + 0.25) / 10 = 0.925, pooled with the priors: (0.925 * 9.1 + 0.05 + 0.075) / 9.3 = 0.919
+    assert MASTERED < 0.919
+    assert promises([9, 0, 0], [0, 0, 0]) == [-INF] * 3
+    assert promises([0, 0, 0], [0, 0, 0], root_wins=[10] * 3) == [-INF] * 3  # 11 / 12 > 0.9
+
+
+def test_frontier_explores_deep_failures_of_problems_without_a_chain() -> None:
+    found = frontier(columns([20, 66, 67, 90], [FAILED] * 4), SETTINGS)
+    assert found.tolist() == [-INF, -INF, 0.5, 0.5]
+    mixed = columns([90, 50], [FAILED, SUCCESS], chain=[0, 1])
+    assert frontier(mixed, SETTINGS).tolist() == [-INF, 1.0]
+    assert chain_worth(mixed).tolist() == [0.0, 2.0]
+
+
+def test_the_critic_enters_the_frontier_only_with_its_gate() -> None:
+    given = columns([25, 50, 75], [SUCCESS] * 3, value=[0.4, 0.5, 0.6])
+    assert np.isfinite(frontier(given, SETTINGS)).tolist() == [False, True, False]
+    assert np.isfinite(frontier(given, RankSettings(0.3, gate=1.0))).tolist() == [True, False, False]  # 0.4 >= 0.3
+
+
+def test_posterior_prefers_the_learnable_retires_and_quarantines() -> None:
+    found = posterior(columns([1] * 4, [0] * 4, wins=[0, 5, 98, 0], losses=[0, 5, 0, 98]), SETTINGS)
+    # a = b = 1: 4 / (2 * 3) = 0.667; a = b = 6: 4 * 36 / (12 * 13) = 0.923
+    # a = 99, b = 1: mean 0.99, sd sqrt(0.0099 / 101) = 0.0099, lower 0.970 > 0.9: retired; the mirror image: quarantined
+    np.testing.assert_allclose(found, [2 / 3, 12 / 13, -INF, -1.0], rtol=1e-6)
+
+
+def test_belief_takes_the_critic_as_two_outcomes_at_full_trust() -> None:
+    wins, losses, values = (np.array([x], np.float32) for x in (1.0, 0.0, 0.75))
+    a, b = belief(wins, losses, values, gate=0.5)  # 1 + 1 + 2 * 0.5 * 0.75, 1 + 0 + 2 * 0.5 * 0.25
+    assert (a[0], b[0]) == (2.75, 1.25)
+
+
+def test_thompson_belongs_to_seed_and_state() -> None:
+    keys, ones = np.arange(1, 2001, dtype=np.uint64), np.ones(2000)
+    scores = thompson(keys, 2 * ones, 2 * ones, seed=1)
+    np.testing.assert_array_equal(thompson(keys[5:9], ones[:4] * 2, ones[:4] * 2, seed=1), scores[5:9])
+    # E[4 p (1 - p)] for Beta(2, 2): 4 * 2 * 2 / (4 * 5) = 0.8
+    assert scores.mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_gate_opens_for_a_critic_that_orders_within_problems() -> None:
+    rng = np.random.default_rng(0)
+    problems = np.repeat(np.arange(50), 20)
+    chance = rng.random(1000)
+    correct = rng.random(1000) < chance
+    assert critic_gate(chance, correct, problems) >= 0.5
+    assert critic_gate(rng.random(1000), correct, problems) == 0.0
+    # knowing only which problems are easy is no knowledge: all pairs within a problem tie
+    easy = (problems % 2).astype(float)
+    assert critic_gate(easy, easy > 0, problems) == 0.0
+    assert within_auc(np.array([0.2, 0.1, 0.1]), np.array([True, True, False]), np.zeros(3, int))[0] == 0.75
+
+
+def test_success_prefix_takes_own_successes_of_hard_problems() -> None:
+    given = columns([10, 20, 30], [FAILED, SUCCESS, CANONICAL])
+    assert success_prefix(given, SETTINGS).tolist() == [-INF, 0.0, -INF]
+    solved = columns([20], [SUCCESS], root_wins=[3], root_losses=[1])  # 4 / 6 > 1/2
+    assert success_prefix(solved, SETTINGS).tolist() == [-INF]
+
+
+def test_canonical_goes_backwards_by_visits() -> None:
+    lengths, provenance = [10, 20, 30, 40], [CANONICAL, CANONICAL, CANONICAL, FAILED]
+    for tried, expected in (
+        ([0, 0, 0, 0], 2),
+        ([0, 0, 7, 0], 2),
+        ([0, 0, 8, 0], 1),
+        ([0, 8, 8, 0], 0),
+        ([8, 8, 8, 0], None),
+    ):
+        found = np.isfinite(canonical(columns(lengths, provenance, tried=tried), SETTINGS))
+        assert found.tolist() == [i == expected for i in range(4)]
+
+
+@pytest.mark.parametrize("name", RANKINGS)
+def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
+    """Ranking two problems together is ranking each by itself, bit for bit."""
+    rng = np.random.default_rng(3)
+
+    def problem(number: int) -> Columns:
+        given = {n: rng.random(12) * 5 for n in ("value", "wins", "losses")}
+        return columns(
+            rng.permutation(90)[:12].tolist(),
+            rng.integers(0, 3, 12).tolist(),
+            chain=rng.integers(0, 3, 12) + 10 * number,
+            problem=[number] * 12,
+            tried=rng.integers(0, 20, 12),
+            **given,
+        )
+
+    parts = [problem(i) for i in range(3)]
+    names = Columns.__dataclass_fields__
+    joined = Columns(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+    apart = np.concatenate([RANKINGS[name].promise(p, SETTINGS) for p in parts])
+    np.testing.assert_array_equal(RANKINGS[name].promise(joined, SETTINGS), apart)

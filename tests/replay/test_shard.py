@@ -1,0 +1,133 @@
+"""The shard as a plain object: merging, quota, bounds, draws."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from core.config import ReplayConfig
+from core.errors import StoreError
+from core.records import Candidate, Outcome, Provenance
+from replay.batch import pack, pack_outcomes
+from replay.keys import GROUPS, owned_groups
+from replay.shard import Shard
+
+TOKENS = np.arange(10, dtype=np.int32)
+
+
+def candidate(problem: str, tokens: object, lengths: object, values: object, **fields: object) -> Candidate:
+    made = Candidate(
+        problem,
+        np.array(tokens, np.int32),
+        np.array(lengths, np.int32),
+        np.array(values, np.float32),
+        Provenance.OWN_FAILED,
+        0.0,
+        1,
+    )
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def shard_of(*candidates: Candidate, **fields: object) -> Shard:
+    shard = Shard(ReplayConfig.model_validate(fields), 100, "shard")
+    if candidates:
+        shard.add(pack(candidates, 100))
+    return shard
+
+
+def held(shard: Shard) -> dict[tuple[str, tuple[int, ...]], float]:
+    rows = np.flatnonzero(shard.blocks.states.rows["key"])
+    found = shard.select(rows)
+    ends = np.cumsum(found.lengths)
+    prefixes = [tuple(part.tolist()) for part in np.split(found.tokens, ends[:-1])] if len(rows) else []
+    return {(p, t): v for p, t, v in zip(found.problem_ids, prefixes, found.values.tolist(), strict=True)}
+
+
+def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajectory() -> None:
+    failed = candidate("p", [1, 2, 3, 4], [2, 3], [0.1, 0.2])
+    solved = candidate("p", [1, 2, 9, 9], [2, 3], [0.7, 0.8], provenance=Provenance.OWN_SUCCESSFUL, version=2)
+    shard = shard_of(failed, solved, ranking="value")
+    assert held(shard) == pytest.approx({("p", (1, 2)): 0.7, ("p", (1, 2, 3)): 0.2, ("p", (1, 2, 9)): 0.8})
+    assert shard.counters.merged == 1
+    state = shard.select(shard.draw(0, np.array([shard_group("p")]), np.array([0.0])))
+    assert state.provenance[0] == Provenance.OWN_SUCCESSFUL
+    stale = candidate("p", [1, 2, 5, 5], [2], [0.3], version=1)
+    shard.add(pack([stale], 100))
+    assert held(shard)["p", (1, 2)] == pytest.approx(0.7)  # version 2 stays
+    assert shard.arena.live == 8  # the stale trajectory's only state was there already: its tokens are not kept
+
+
+def shard_group(problem: str) -> int:
+    from replay.keys import group_of
+
+    return group_of(problem)
+
+
+def test_the_quota_keeps_the_most_promising_of_a_problem() -> None:
+    shard = shard_of(
+        candidate("p", range(10), [1, 2, 3], [0.1, 0.9, 0.5]), candidate("q", range(10), [1], [0.0]), per_problem=2
+    )
+    assert sorted(held(shard).values()) == pytest.approx([0.0, 0.5, 0.9])
+    shard.add(pack([candidate("p", range(10, 20), [4], [0.7])], 100))
+    assert sorted(held(shard).values()) == pytest.approx([0.0, 0.7, 0.9])
+    assert (shard.counters.rejected, shard.counters.evicted) == (1, 1)
+
+
+def test_eviction_takes_the_least_promising_and_frees_their_tokens() -> None:
+    shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
+    shard.evict(3)
+    assert list(held(shard).values()) == pytest.approx([0.4])
+    assert (shard.states, int(shard.replayable.sum()), shard.arena.live) == (1, 1, 10)
+
+
+def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
+    shard = shard_of(candidate("p", range(10), [1, 2], [0.25, 0.5]))
+    key = int(shard.select(shard.top(1)[0]).keys[0])
+    outcomes = [Outcome(key, "p", True, 3), Outcome(key, "p", False, 3), Outcome(key + 1, "p", True, 3)]
+    shard.record(pack_outcomes(outcomes))
+    row = shard.blocks.states.rows[shard.top(1)[0]][0]
+    assert [float(row[name]) for name in ("tried", "solved", "wins", "losses")] == [2, 1, 1, 1]
+    assert shard.counters.lost_outcomes == 1
+
+
+def test_draws_are_proportional_to_exp_promise_over_temperature() -> None:
+    """Values 0, 0.2, 0.4 at temperature 0.2: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
+    shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)
+    fractions = (np.arange(20_000) + 0.5) / 20_000
+    rows = shard.draw(0, np.full(20_000, shard_group("p")), fractions)
+    shares = np.bincount(shard.blocks.states.rows["length"][rows], minlength=4)[1:] / 20_000
+    np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=1e-4)
+
+
+def test_the_race_draws_without_replacement_in_the_same_proportions() -> None:
+    shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)
+    first = [int(shard.race(0, 1, seed, np.zeros(0, np.uint64))[0][0]) for seed in range(4000)]
+    lengths = shard.blocks.states.rows["length"][first]
+    shares = np.bincount(lengths, minlength=4)[1:] / 4000
+    np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=0.025)  # 3 sigma = 3 sqrt(0.22/4000) = 0.022
+
+
+def test_groups_are_partitioned_by_any_number_of_shards() -> None:
+    for shards in (1, 2, 3, 7, 256):
+        assert [g for i in range(shards) for g in owned_groups(i, shards)] == list(range(GROUPS))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lengths": [0]}, "state of length 0 is not strictly inside its response of 10 tokens"),
+        ({"lengths": [10]}, "state of length 10 is not strictly inside its response of 10 tokens"),
+        ({"values": [np.nan]}, "the value of the state of length 4 is nan"),
+        ({"values": [0.1, 0.2]}, "1 states but 2 values"),
+        ({"lengths": [4, 4], "values": [0.0, 0.0]}, "lengths 4, 4 do not increase"),
+        ({"tokens": [1] * 9 + [100]}, "token 100 is outside the vocabulary of 100"),
+        ({"tokens": [1] * 9 + [-1]}, "token -1 is outside the vocabulary of 100"),
+        ({"version": -1}, "version -1 is negative"),
+        ({"reward": np.inf}, "reward is inf"),
+    ],
+)
+def test_bad_candidates_name_their_problem(fields: dict[str, object], message: str) -> None:
+    known = {"tokens": range(10), "lengths": [4], "values": [0.0]} | fields
+    columns = {name: known.pop(name) for name in ("tokens", "lengths", "values")}
+    with pytest.raises(StoreError, match=f"^candidate of problem 'p': {message}"):
+        pack([candidate("q", range(3), [1], [0.0]), candidate("p", **columns, **known)], 100)

@@ -1,0 +1,200 @@
+"""The store on real Ray actors: what goes in comes out, whatever the number of shards."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from core.config import ReplayConfig
+from core.errors import StoreError
+from core.records import Candidate, Outcome, Provenance
+from core.seeds import generator
+from replay.store import ReplayStore
+
+VOCABULARY = 100
+
+
+def candidates(problems: int, per_problem: int = 2, seed: int = 0) -> list[Candidate]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for problem in range(problems):
+        for _ in range(per_problem):
+            tokens = rng.integers(0, VOCABULARY, 12).astype(np.int32)
+            lengths = np.array([3, 6, 9], np.int32)
+            values = rng.random(3).astype(np.float32)
+            provenance = Provenance(int(rng.integers(0, 3)))
+            made.append(Candidate(f"p{problem}", tokens, lengths, values, provenance, 0.0, 1))
+    return made
+
+
+def opened(directory: Path, shards: int = 2, local: bool = False, **fields: object) -> ReplayStore:
+    config = ReplayConfig.model_validate({"shards": shards, **fields})
+    return ReplayStore(
+        config, vocabulary=VOCABULARY, directory=str(directory), fingerprint="task+tokenizer", local=local
+    )
+
+
+@pytest.fixture
+def store(ray_cluster: None, tmp_path: Path) -> Iterator[ReplayStore]:
+    made = opened(tmp_path / "live")
+    yield made
+    made.close()
+
+
+def test_a_sampled_state_is_a_prefix_that_was_added(store: ReplayStore) -> None:
+    added = candidates(20)
+    store.add(added)
+    prefixes = {
+        (c.problem_id, tuple(c.response_ids[:k])): v for c in added for k, v in zip(c.lengths, c.values, strict=True)
+    }
+    assert len(store) == 120  # 20 problems x 2 trajectories x 3 boundaries
+    states = store.sample(50, seed=3)
+    assert len({s.key for s in states}) == 50
+    for state in states:
+        assert state.value == pytest.approx(prefixes[state.problem_id, tuple(state.prefix_ids)])
+    assert [s.key for s in store.sample(50, seed=3)] == [s.key for s in states]
+    assert [s.key for s in store.sample(50, seed=4)] != [s.key for s in states]
+
+
+def run_with(shards: int, directory: Path, local: bool, **fields: object) -> list[list[tuple[int, float]]]:
+    """Samples after some iterations on a store that is too small for what is added."""
+    store = opened(directory, shards, local, capacity=300, per_problem=5, **fields)
+    for turn in range(3):
+        store.add(candidates(60, seed=turn))
+        drawn = store.sample(20, seed=turn)
+        store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn + 2) for s in drawn])
+        store.revalue(store.top(5, older_than=2), np.full(min(5, len(store.top(5, older_than=2))), 0.5, np.float32), 2)
+    seen = [[(s.key, s.value) for s in store.sample(n, seed=9)] for n in (10, 200)]
+    seen.append([(s.key, s.value) for s in store.top(30)])
+    assert len(store) <= 300
+    assert len(seen[0]) == 10
+    store.close()
+    return seen
+
+
+@pytest.mark.parametrize("ranking", ["value", "uniform", "frontier", "posterior", "success_prefix", "canonical"])
+def test_the_number_of_shards_changes_nothing(tmp_path: Path, ranking: str) -> None:
+    one = run_with(1, tmp_path / "1", local=True, ranking=ranking)
+    for shards in (2, 5, 256):
+        assert run_with(shards, tmp_path / str(shards), local=True, ranking=ranking) == one
+
+
+def test_a_bound_on_bytes_is_kept_alike_by_any_number_of_shards(tmp_path: Path) -> None:
+    one = run_with(1, tmp_path / "1", local=True, max_gib=14e3 / 2**30)
+    assert run_with(5, tmp_path / "5", local=True, max_gib=14e3 / 2**30) == one
+    store = opened(tmp_path / "6", 3, local=True, max_gib=14e3 / 2**30)
+    store.add(candidates(60))
+    assert 100 < len(store) < 200  # 360 states of 48 bytes, and a third of 44 + 12 for their trajectory, are 24 kB
+
+
+def test_actors_do_what_shards_in_this_process_do(ray_cluster: None, tmp_path: Path) -> None:
+    assert run_with(2, tmp_path / "actors", local=False) == run_with(1, tmp_path / "here", local=True)
+
+
+def test_frontier_explores_within_its_share(tmp_path: Path) -> None:
+    store = opened(tmp_path, 2, local=True, ranking="frontier", explore=0.25)
+    store.add(candidates(200))
+    found = store.sample(20, seed=0)
+    assert len(found) == 20
+    assert sum(s.provenance == Provenance.OWN_FAILED for s in found) == 5
+
+
+def test_draw_top_takes_the_best(tmp_path: Path) -> None:
+    store = opened(tmp_path, 3, local=True, draw="top")
+    store.add(candidates(40))
+    values = [s.value for s in store.sample(12, seed=0)]
+    assert values == sorted(values, reverse=True)
+    assert values[0] == max(v for c in candidates(40) for v in c.values)
+
+
+def test_the_critic_is_trusted_after_outcomes_that_follow_its_values(tmp_path: Path) -> None:
+    store = opened(tmp_path, 2, local=True, ranking="posterior")
+    store.add(candidates(30))
+    for turn in range(6):
+        drawn = store.sample(60, seed=turn)
+        store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn) for s in drawn])
+    assert store._gate > 0.5
+    store.save(str(tmp_path / "checkpoint"))
+    expected = [s.key for s in store.sample(20, seed=99)]
+    other = opened(tmp_path / "other", 3, local=True, ranking="posterior")
+    other.restore(str(tmp_path / "checkpoint"))
+    assert [s.key for s in other.sample(20, seed=99)] == expected
+
+
+def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> None:
+    first = opened(tmp_path / "a", 2, local=True)
+    first.add(candidates(30))
+    first.record([Outcome(s.key, s.problem_id, True, 1) for s in first.sample(10, seed=0)])
+    first.save(str(tmp_path / "checkpoint"))
+    first.add(candidates(30, seed=1))
+    expected = [s.key for s in first.sample(40, seed=5)]
+    stats = first.stats()
+    first.close()
+    second = opened(tmp_path / "b", 3, local=True)
+    second.restore(str(tmp_path / "checkpoint"))
+    second.add(candidates(30, seed=1))
+    assert [s.key for s in second.sample(40, seed=5)] == expected
+    assert second.stats().outcomes == stats.outcomes == 10
+    second.close()
+
+
+def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
+    store.add(candidates(3))
+    store.save(str(tmp_path / "checkpoint"))
+    other = ReplayStore.__new__(ReplayStore)
+    other._fingerprint, other._vocabulary = "another", VOCABULARY
+    with pytest.raises(StoreError, match="written for fingerprint 'task\\+tokenizer', but this run has 'another'"):
+        other.restore(str(tmp_path / "checkpoint"))
+
+
+def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:
+    with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
+        store.record([Outcome(1, "nowhere", True, 1)])
+
+
+def test_an_empty_store_hands_out_nothing(store: ReplayStore) -> None:
+    assert store.sample(4, seed=0) == []
+    assert store.top(4) == []
+    assert store.stats().states == 0
+
+
+def test_a_killed_shard_serves_again_with_everything_acknowledged(store: ReplayStore) -> None:
+    store.add(candidates(20))
+    store.record([Outcome(s.key, s.problem_id, True, 1) for s in store.sample(10, seed=0)])
+    expected = [(s.key, s.value) for s in store.sample(30, seed=1)]
+    for actor in store._actors:
+        pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+        os.kill(pid, signal.SIGKILL)
+    assert [(s.key, s.value) for s in store.sample(30, seed=1)] == expected
+    store.add(candidates(20, seed=1))
+    assert store.stats().outcomes == 10
+    assert len(store) == 240
+
+
+def test_a_directory_of_another_number_of_shards_is_refused(store: ReplayStore, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="written by 2 shards, but replay\\.shards is 3; set it to 2"):
+        opened(tmp_path / "live", 3)
+
+
+def test_the_shares_over_four_shards_are_those_of_the_weights(tmp_path: Path) -> None:
+    """40 problems of one state each, values 0 to 0.39, temperature 0.2; chi-square of 12,000 single draws."""
+    store = opened(tmp_path, 4, local=True)
+    tokens, lengths = np.arange(8, dtype=np.int32), np.array([4], np.int32)
+    made = [
+        Candidate(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)
+        for i in range(40)
+    ]
+    store.add(made)
+    drawn = np.zeros(40)
+    for seed in range(12):
+        masses = np.sum([extent.masses[0] for extent in store._extents], axis=0)
+        for state, *_ in store._at(0, masses, generator(seed, "test").random(1000)):
+            drawn[int(state.problem_id[1:])] += 1
+    weights = np.exp(np.arange(40) / 100 / 0.2)
+    expected = 12_000 * weights / weights.sum()
+    assert ((drawn - expected) ** 2 / expected).sum() < 72.1  # 99.9 % quantile of chi-square with 39 degrees of freedom
+    store.close()
