@@ -1,0 +1,174 @@
+"""One model in one DeepSpeed engine: accumulate gradients, step or skip, gather weights, save, restore.
+
+Used by `learner.worker`, once for the policy and once for the critic, never interleaved. DeepSpeed is imported inside the
+functions because its environment must be set first. Invariants: a step whose loss or gradients hold a NaN or Inf on any rank
+changes nothing on every rank; the caller weights tokens over the global batch, and any number of backward passes may
+precede a step (`managed_gradient_accumulation: false`).
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.weights import NamedTensor
+
+STALE_LOCK = 600.0
+GATHER_BYTES = 2**28
+"""ZeRO-3: parameters gathered at once when the weights are read."""
+
+
+def drop_stale_locks(extensions: Path, now: float) -> list[Path]:
+    """Remove the locks of compilations that were killed: torch would wait for them for ever.
+
+    A lock counts as stale after STALE_LOCK seconds; DeepSpeed's part compiles in about one minute.
+    """
+    stale = [lock for lock in extensions.glob("**/lock") if now - lock.stat().st_mtime > STALE_LOCK]
+    for lock in stale:
+        lock.unlink(missing_ok=True)
+    return stale
+
+
+def join_ranks(device: str, timeout: float) -> None:
+    """Enter DeepSpeed's process group (gloo or nccl) as RANK of WORLD_SIZE."""
+    drop_stale_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]), time.time())
+    import deepspeed
+
+    backend = "nccl" if device == "cuda" else "gloo"
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
+
+
+class GuardedAdamW(torch.optim.AdamW):
+    """AdamW that clips and refuses non-finite gradients itself, for ZeRO stage 0 in fp32.
+
+    DeepSpeed's ZeRO optimizers clip, report the norm and skip invalid steps; without ZeRO it clips silently and steps into
+    NaN. The attributes `overflow` and `_global_grad_norm` are the ones that its engine reads from them.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], max_grad_norm: float, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.overflow = False
+        self._global_grad_norm = 0.0
+        self._max_grad_norm = max_grad_norm
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Clip by global norm and step; skip when the norm is not finite."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+        self._global_grad_norm = float(norm)
+        self.overflow = not bool(torch.isfinite(norm))
+        if not self.overflow:
+            super().step(closure)
+
+
+def engine_config(zero_stage: int, dtype: torch.dtype, max_grad_norm: float, offload: bool) -> dict[str, Any]:
+    """DeepSpeed's configuration. bf16 needs the fp32 master weights of a ZeRO optimizer, so stage 0 runs as 1 there."""
+    bf16 = dtype is torch.bfloat16
+    stage = 1 if bf16 and zero_stage == 0 else zero_stage
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
+    if offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": bf16, "check_grad_overflow": True} if bf16 else {"enabled": False},
+        "gradient_clipping": 0.0 if stage == 0 else max_grad_norm,
+        "steps_per_print": 10**9,
+    }
+
+
+class TrainEngine:
+    """A module, its AdamW and its gradients over all ranks."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        zero_stage: int,
+        dtype: torch.dtype,
+        max_grad_norm: float,
+        weight_decay: float,
+        offload: bool,
+    ) -> None:
+        import deepspeed
+
+        config = engine_config(zero_stage, dtype, max_grad_norm, offload)
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        options: dict[str, Any] = {"lr": 0.0, "weight_decay": weight_decay, "fused": True}
+        plain = config["zero_optimization"]["stage"] == 0
+        optimizer = (
+            GuardedAdamW(parameters, max_grad_norm, **options) if plain else torch.optim.AdamW(parameters, **options)
+        )
+        self._engine, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        self._module = module
+        self._ranks = torch.distributed.get_world_size()
+        self._partitioned = zero_stage == 3
+
+    def __call__(self, *args: Any) -> Any:
+        """Forward pass."""
+        return self._engine(*args)
+
+    def backward(self, loss: Tensor, outputs: Tensor) -> None:
+        """Add the gradients of this rank's part of a global mean.
+
+        DeepSpeed averages over ranks, so the part is multiplied by their number. A non-finite loss poisons the gradients of
+        the model's outputs (clipping alone would turn them into zeros): the step is then dropped by the check of the global
+        gradient norm, on every rank alike.
+        """
+        loss = loss * self._ranks if bool(torch.isfinite(loss)) else outputs.sum() * torch.nan
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, rate: float) -> tuple[float, bool]:
+        """Apply the accumulated gradients with this learning rate: (gradient norm before clipping, whether applied)."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied())
+
+    def named_tensors(self) -> Iterator[NamedTensor]:
+        """Whole parameters by their name in the module, tied ones once; ZeRO-3 gathers a bucket at a time.
+
+        All ranks must exhaust the iterator. A tensor of a ZeRO-3 engine is valid until the next one is taken.
+        """
+        if not self._partitioned:
+            yield from self._module.named_parameters()
+            return
+        import deepspeed
+
+        for bucket in _buckets(self._module):
+            with deepspeed.zero.GatheredParameters([p for _, p in bucket]):
+                for name, parameter in bucket:
+                    yield name, parameter.detach().clone()
+
+    def save(self, directory: Path, tag: str) -> None:
+        """Write weights, optimizer and partitions of all ranks under directory/tag."""
+        self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False)
+
+    def restore(self, directory: Path, tag: str) -> bool:
+        """Read what `save` wrote with the same number of ranks; False if nothing usable is there."""
+        found, _ = self._engine.load_checkpoint(str(directory), tag=tag)
+        return found is not None
+
+
+def _buckets(module: nn.Module) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    bucket: list[tuple[str, nn.Parameter]] = []
+    size = 0
+    for name, parameter in module.named_parameters():
+        bucket.append((name, parameter))
+        size += int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
+        if size >= GATHER_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket

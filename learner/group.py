@@ -1,0 +1,250 @@
+"""The learner as the loop sees it: score, update, broadcast, save. The driver's side of all ranks.
+
+Called by `trainer.loop`. The maths over the global batch happens here (`learner.prepare`), the ranks get micro-batches that
+are ready to run. Invariants: results do not depend on the number of ranks or on the cut; every wait has a deadline; after an
+`ActorError` the group is closed and a new one must be made and restored.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.config import AlgorithmConfig, Device, LearnerConfig
+from core.errors import DivergenceError, WeightError
+from core.records import FloatArray, IntArray, Judged, Scored
+from core.seeds import derive, generator
+from core.weights import WeightReceiver
+from learner.batch import Row, padding_share
+from learner.cutting import Cut, inputs, scatter, train_batches
+from learner.losses import adapted_coefficient
+from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan
+from learner.prepare import Prepared, prepare, spoilt
+from learner.progress import Progress, read_progress
+from learner.ranks import R, Ranks
+from learner.schedule import learning_rate
+from learner.stats import BroadcastReport, StepSums, UpdateFrame, UpdateStats, add_ranks, summarise
+from learner.worker import RankWorker, StepPlan
+
+
+class LearnerGroup:
+    """PPO on policy and critic over `learner.ranks` processes."""
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        config: LearnerConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        dtype: str,
+        device: Device,
+        temperature: float,
+        total_steps: int,
+        seed: int,
+        cpus: float = 1.0,
+        gpus: float = 1.0,
+    ) -> None:
+        """Start the ranks and load the models.
+
+        Args:
+            model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
+            config: the learner section.
+            algorithm: the algorithm section.
+            dtype: "float32" or "bfloat16".
+            device: "cpu" or "cuda".
+            temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
+            total_steps: optimizer steps of the whole run, for the learning-rate schedule.
+            seed: the run's seed.
+            cpus: CPUs that a rank reserves.
+            gpus: GPUs that a rank reserves on device "cuda".
+
+        Raises:
+            ModelError: the model cannot be used. ActorError: a rank did not come up.
+        """
+        self._config = config
+        self._algorithm = algorithm
+        self._seed = seed
+        self._total_steps = total_steps
+        self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
+        self._progress = Progress(ranks=config.ranks, kl_coefficient=algorithm.kl_coefficient)
+        self._ranks = Ranks(
+            config.ranks, device=device, cpus=cpus, gpus=gpus, threads=config.threads, deadline=config.deadline
+        )
+        ranks = range(config.ranks)
+        address = self._ranks.call_first(RankWorker.address)
+        self._all(RankWorker.join, list(ranks), config.ranks, address, device, config.deadline)
+        self._all(RankWorker.load, str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
+
+    @property
+    def version(self) -> int:
+        """The weight version that the engines hold; grows with every broadcast."""
+        return self._progress.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._progress.version = version
+
+    def score(self, judged: Sequence[Judged]) -> list[Scored]:
+        """Values, proximal and reference log-probabilities of every trajectory, by the models as they are now."""
+        rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
+        cut = self._cut(rows)
+        columns = self._ranks.call(RankWorker.score, inputs(cut, rows))
+        values = scatter(cut, rows, [[c.values for c in rank] for rank in columns])
+        proximal = scatter(cut, rows, [[c.proximal for c in rank] for rank in columns])
+        reference = scatter(cut, rows, [[c.reference for c in rank] for rank in columns])
+        has_reference = self._algorithm.kl_coefficient > 0
+        return [
+            Scored(j, values[i], proximal[i], reference[i] if has_reference else None) for i, j in enumerate(judged)
+        ]
+
+    def update(self, scored: Sequence[Scored]) -> UpdateStats:
+        """Train on a batch that `score` saw with the current weights: `epochs` passes of `minibatches` optimizer steps.
+
+        During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
+        Monte-Carlo returns (VC-PPO, 2503.01491). A NaN or Inf in a loss or a gradient skips that step on all ranks; skipped
+        steps are counted, and their number in the schedule goes on.
+
+        Raises:
+            DivergenceError: `max_skipped_steps` in a row were skipped.
+        """
+        begin = time.monotonic()
+        progress = self._progress
+        train_policy = progress.begin(self._config.critic_warmup)
+        algorithm = self._algorithm if train_policy else self._algorithm.model_copy(update={"value_lambda": 1.0})
+        prepared = prepare(scored, algorithm, self.version, progress.kl_coefficient)
+        minibatches = self._minibatches(len(scored))
+        plans = [self._step_plans(prepared, m, progress.steps + k, train_policy) for k, m in enumerate(minibatches)]
+        by_rank: list[list[StepPlan]] = [list(rank) for rank in zip(*plans, strict=True)]
+        per_rank = self._ranks.call(RankWorker.update, by_rank)
+        steps = [add_ranks(step) for step in zip(*per_rank, strict=True)]
+        read = [batch.inputs for rank in by_rank for step in rank for batch in step.batches]
+        frame = UpdateFrame(
+            batch=prepared.stats,
+            policy_lr=plans[-1][0].policy_lr,
+            value_lr=plans[-1][0].value_lr,
+            kl_coefficient=progress.kl_coefficient,
+            tokens=int(prepared.offsets[-1]),
+            padding_share=padding_share(read, prepared.rows * self._config.epochs),
+            policy_trained=train_policy,
+            seconds=time.monotonic() - begin,
+        )
+        self._note(scored, minibatches, steps, frame)
+        return summarise(steps, frame)
+
+    def _note(
+        self, scored: Sequence[Scored], minibatches: list[list[int]], steps: list[StepSums], frame: UpdateFrame
+    ) -> None:
+        """Remember what the next update depends on; stop a run that skips step after step."""
+        progress, target = self._progress, self._algorithm.kl_target
+        progress.note_steps([step.skipped for step in steps])
+        progress.note_critic(frame.batch.explained_variance, self._config.critic_settled)
+        if target is not None and math.isfinite(frame.batch.reference_kl):
+            progress.kl_coefficient = adapted_coefficient(
+                progress.kl_coefficient, frame.batch.reference_kl, target, self._algorithm.kl_horizon, len(scored)
+            )
+        if progress.skipped_in_row >= self._config.max_skipped_steps:
+            rows = {row for members, step in zip(minibatches, steps, strict=True) if step.skipped for row in members}
+            guilty = {row for row in rows if spoilt(scored[row])} or rows
+            ids = tuple(sorted({scored[row].trajectory.start.problem_id for row in guilty}))
+            raise DivergenceError(
+                f"{progress.skipped_in_row} optimizer steps in a row had a NaN or Inf (learner.max_skipped_steps "
+                f"{self._config.max_skipped_steps}), last on {len(ids)} problems ({', '.join(ids[:3])}, ...); lower "
+                f"learner.policy_lr or look at their rewards, then resume from the last checkpoint",
+                ids,
+            )
+
+    def broadcast(self, receiver: WeightReceiver, probe: Sequence[IntArray]) -> BroadcastReport:
+        """Give every engine the policy's weights as the next version and compare log-probabilities on `probe` [T >= 2].
+
+        Raises:
+            WeightError: an engine acknowledged another version or digest, or its log-probabilities are further from the
+                learner's than `max_logprob_gap`.
+        """
+        begin = time.monotonic()
+        version = self.version + 1
+        ((handle, digest),) = [pair for pairs in self._all(RankWorker.export_weights, version) for pair in pairs]
+        for engine in receiver.load_weights(handle):
+            if (engine.version, engine.digest) != (version, digest):
+                raise WeightError(
+                    f"{engine.engine} acknowledged version {engine.version} ({engine.digest}), the learner sent "
+                    f"version {version} ({digest}); resume from the last checkpoint"
+                )
+        self.version = version
+        gap = self._probe_gap(receiver.sequence_logprobs(probe), self.logprobs(probe)) if probe else 0.0
+        return BroadcastReport(version, digest, gap, time.monotonic() - begin)
+
+    def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """Log-probabilities [T - 1] of tokens 1..T-1 of each sequence at temperature 1."""
+        rows = [Row(sequence, 1) for sequence in sequences]
+        cut = self._cut(rows)
+        return scatter(cut, rows, self._ranks.call(RankWorker.logprobs, inputs(cut, rows)))
+
+    def save(self, directory: Path) -> None:
+        """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller)."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._all(RankWorker.save, str(directory))
+        self._progress.save(directory / "learner.json")
+
+    def restore(self, directory: Path) -> None:
+        """Continue from what `save` wrote with the same number of ranks.
+
+        Raises:
+            CheckpointError: the checkpoint is incomplete or of another number of ranks.
+        """
+        progress = read_progress(directory / "learner.json", len(self._ranks))
+        self._all(RankWorker.restore, str(directory))
+        self._progress = progress
+
+    def export(self, directory: Path) -> None:
+        """Write the policy and its tokenizer in Hugging Face format."""
+        self._all(RankWorker.export, str(directory))
+
+    def close(self) -> None:
+        """End the ranks. Idempotent."""
+        self._ranks.close()
+
+    def _all(self, method: Callable[..., R], *args: Any) -> list[R]:
+        """Call with the same arguments on all ranks; a list is taken per rank."""
+        spread = [arg if isinstance(arg, list) else [arg] * len(self._ranks) for arg in args]
+        return self._ranks.call(method, *spread)
+
+    def _cut(self, rows: Sequence[Row]) -> Cut:
+        lengths = [len(row.tokens) for row in rows]
+        return plan(lengths, self._config.micro_batch_tokens, len(self._ranks), self._overhead)
+
+    def _minibatches(self, count: int) -> list[list[int]]:
+        """Rows of every optimizer step of this update, in order."""
+        steps: list[list[int]] = []
+        for epoch in range(self._config.epochs):
+            order = generator(self._seed, "minibatches", self._progress.updates, epoch).permutation(count)
+            steps += [part.tolist() for part in np.array_split(order, self._config.minibatches) if len(part)]
+        return steps
+
+    def _step_plans(self, prepared: Prepared, members: list[int], step: int, train_policy: bool) -> list[StepPlan]:
+        """One optimizer step, per rank."""
+        cut = self._cut([prepared.rows[i] for i in members])
+        policy_lr, value_lr = self._rate(self._config.policy_lr, step), self._rate(self._config.value_lr, step)
+        in_loss = self._progress.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
+        return [
+            StepPlan(batches, policy_lr, value_lr, in_loss, train_policy)
+            for batches in train_batches(cut, prepared, members, self._algorithm.aggregation)
+        ]
+
+    def _rate(self, peak: float, step: int) -> float:
+        return learning_rate(peak, step, self._config.warmup_steps, self._total_steps, self._config.schedule)
+
+    def _probe_gap(self, engines: Sequence[Sequence[FloatArray]], own: Sequence[FloatArray]) -> float:
+        worst = 0.0
+        for number, engine in enumerate(engines):
+            gaps = [float(np.max(np.abs(theirs - ours))) for theirs, ours in zip(engine, own, strict=True)]
+            gap = float(np.max(gaps))
+            if not gap <= self._config.max_logprob_gap:
+                raise WeightError(
+                    f"engine {number}: log-probabilities of the probe differ by {gap:.2e} from the learner's, more than "
+                    f"learner.max_logprob_gap {self._config.max_logprob_gap:g}; the weights did not arrive as sent"
+                )
+            worst = max(worst, gap)
+        return worst

@@ -1,0 +1,100 @@
+"""The losses of PPO per token, and the weights that turn them into a mean over the global batch. Plain torch.
+
+Called by `learner.objective` (losses) and `learner.prepare` (weights, importance). Invariant: no function reduces over
+tokens, so a loss is `(weights * per_token).sum()` wherever the batch was cut, and sums over micro-batches and ranks give
+the mean over the global batch. Shapes: N tokens in any layout.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KlEstimator = Literal["k1", "k2", "k3"]
+Aggregation = Literal["token-mean", "sequence-mean"]
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are clamped to +-20 before exp: e^20 = 4.9e8 is far beyond every clip and cannot overflow."""
+
+
+def ratio(log_new: Tensor, log_old: Tensor) -> Tensor:
+    """pi_new / pi_old [N] from log-probabilities, log-ratio clamped at +-20."""
+    return torch.exp(torch.clamp(log_new - log_old, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+def policy_loss(
+    ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float
+) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate loss [N] and whether clipping changed it [N] bool.
+
+    max(-A r, -A clip(r, 1 - low, 1 + high)) (PPO, 1707.06347 eq. 7; separate bounds: DAPO, 2503.14476 eq. 10), and for
+    A < 0 at most -A c (dual clip, 1912.09729 eq. 5).
+    """
+    plain = -advantages * ratios
+    clipped = -advantages * torch.clamp(ratios, 1.0 - clip_low, 1.0 + clip_high)
+    loss = torch.maximum(plain, clipped)
+    bounded = torch.minimum(loss, -advantages * dual_clip)
+    loss = torch.where(advantages < 0, bounded, loss)
+    return loss, loss != plain
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """Clipped squared error with factor 1/2 [N]: 1/2 max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2).
+
+    As in the PPO reference implementation (openai/baselines, ppo2); values may move by `clip` from the old ones.
+    """
+    near = old_values + torch.clamp(values - old_values, -clip, clip)
+    return 0.5 * torch.maximum((values - returns).square(), (near - returns).square())
+
+
+def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
+    """Estimator of KL(pi || pi_ref) per token [N], d = log pi - log pi_ref (Schulman, "Approximating KL divergence", 2020).
+
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1; d is clamped at +-20 inside exp only.
+    """
+    d = logprobs - reference
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return 0.5 * d.square()
+    return torch.exp(torch.clamp(-d, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) + d - 1.0
+
+
+def truncated_importance(proximal: Tensor, behaviour: Tensor, cap: float) -> Tensor:
+    """min(pi_prox / pi_behaviour, cap) [N] (IMPALA, 1802.01561 section 4.1, per token)."""
+    return torch.clamp(ratio(proximal, behaviour), max=cap)
+
+
+def masked_importance(proximal: Tensor, behaviour: Tensor, floor: float, cap: float) -> Tensor:
+    """pi_prox / pi_behaviour where it lies in [floor, cap], else 0 [N].
+
+    IcePop (Ling team, "Small Leak Can Sink a Great Ship", 2025): tokens on which engine and learner disagree too much teach
+    nothing, in either direction.
+    """
+    weights = ratio(proximal, behaviour)
+    return torch.where((weights >= floor) & (weights <= cap), weights, 0.0)
+
+
+def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: float, samples: int) -> float:
+    """The KL coefficient after an update of `samples` trajectories (Ziegler et al. 1909.08593, section 2.2).
+
+    Proportional controller in log space: c (1 + clip(KL / target - 1, +-0.2) samples / horizon).
+    """
+    error = min(0.2, max(-0.2, measured / target - 1.0))
+    return coefficient * (1.0 + error * samples / horizon)
+
+
+def aggregation_weights(mask: Tensor, how: Aggregation) -> Tensor:
+    """Weights [B, T] whose weighted sum is the mean over the batch; all 0 when the mask is empty.
+
+    token-mean: 1 / (tokens of the batch). sequence-mean: 1 / (sequences with tokens x tokens of the sequence). The mask is
+    that of the *global* batch (one optimizer step), so the loss does not depend on how it is cut afterwards.
+    """
+    weights = mask.to(torch.float64)
+    if how == "sequence-mean":
+        lengths = weights.sum(dim=1, keepdim=True)
+        weights = weights / lengths.clamp(min=1.0)
+        total = (lengths > 0).sum().clamp(min=1)
+    else:
+        total = weights.sum().clamp(min=1.0)
+    return (weights / total).to(torch.float32)

@@ -1,0 +1,68 @@
+"""What the learner must remember between updates, beside its models: counters and what they decide. Pure.
+
+Kept by `learner.group`, saved with every checkpoint. Invariant: everything that changes the next update is in here or in the
+engines, so that a resumed run goes on exactly.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from core.errors import CheckpointError
+
+SETTLED_OVER = 3
+"""Updates over which the critic's explained variance must hold still to count as settled."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a run."""
+
+    ranks: int
+    kl_coefficient: float
+    version: int = 0  # of the weights, grows with every broadcast
+    updates: int = 0
+    steps: int = 0  # optimizer steps, skipped ones included
+    skipped_in_row: int = 0
+    policy_trains: bool = False  # False until the critic's warm-up is over
+    variances: list[float] = field(default_factory=list)  # explained variance of the last updates
+
+    def begin(self, warmup: int) -> bool:
+        """Whether the policy learns in the update that begins now."""
+        self.policy_trains = self.policy_trains or self.updates >= warmup
+        return self.policy_trains
+
+    def note_critic(self, explained_variance: float, settled: float) -> None:
+        """End the warm-up when the explained variance has stayed within `settled` (0: never ends early)."""
+        self.variances = [*self.variances, explained_variance][-SETTLED_OVER:]
+        still = len(self.variances) == SETTLED_OVER and max(self.variances) - min(self.variances) < settled
+        self.policy_trains = self.policy_trains or still
+
+    def note_steps(self, skipped: list[bool]) -> None:
+        """Count optimizer steps and the latest row of skipped ones."""
+        for flag in skipped:
+            self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
+        self.steps += len(skipped)
+        self.updates += 1
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def read_progress(path: Path, ranks: int) -> Progress:
+    """What `save` wrote.
+
+    Raises:
+        CheckpointError: unreadable, or written by another number of ranks.
+    """
+    try:
+        progress = Progress(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: no complete learner checkpoint ({error})") from error
+    if progress.ranks != ranks:
+        raise CheckpointError(
+            f"{path}: written by {progress.ranks} learner ranks, learner.ranks is {ranks}; resume with learner.ranks "
+            f"{progress.ranks}"
+        )
+    return progress

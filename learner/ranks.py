@@ -1,0 +1,139 @@
+"""Calls to all ranks of the learner under one deadline, with an error that names the rank. Used by `learner.group`.
+
+Invariant: a call either returns a result from every rank or ends the whole group with an `ActorError` (or the rank's own
+`RetrospectError`): after a failure the others hang in a collective and are worth nothing.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+
+from core.config import Device
+from core.errors import ActorError, RetrospectError
+from learner.worker import RankWorker
+
+R = TypeVar("R")
+
+GRACE = 5.0
+"""Seconds to wait for more failures after the first: the dead rank explains more than its peers' lost connections."""
+
+
+class Ranks:
+    """The Ray actors "learner-rank-I"."""
+
+    def __init__(self, count: int, *, device: Device, cpus: float, gpus: float, threads: int, deadline: float) -> None:
+        self._deadline = deadline
+        taken = set(ray.util.list_named_actors())
+        actor = ray.remote(RankWorker)
+        self._actors = [
+            actor.options(
+                name=_free_name(f"learner-rank-{rank}", taken),
+                num_cpus=cpus,
+                num_gpus=gpus if device == "cuda" else 0,
+                runtime_env={"env_vars": rank_environment(device, threads)},
+            ).remote()
+            for rank in range(count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
+        """Call a method of `RankWorker` on every rank, `args[k][rank]` being its k-th argument; results in rank order.
+
+        Raises:
+            ActorError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
+        """
+        self._check_alive(method.__name__)
+        waiting = {
+            getattr(actor, method.__name__).remote(*(arg[rank] for arg in args)): rank
+            for rank, actor in enumerate(self._actors)
+        }
+        return self._gather(waiting, method.__name__)
+
+    def call_first(self, method: Callable[..., R]) -> R:
+        """Call a method of `RankWorker` on rank 0 only."""
+        self._check_alive(method.__name__)
+        result: R = self._gather({getattr(self._actors[0], method.__name__).remote(): 0}, method.__name__)[0]
+        return result
+
+    def pids(self) -> list[int]:
+        """Process ids, for measurements."""
+        return [ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for actor in self._actors]
+
+    def close(self) -> None:
+        """Kill the ranks."""
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        self._actors = []
+
+    def _check_alive(self, method: str) -> None:
+        if not self._actors:  # a call to no rank would "succeed": a save would write a checkpoint with nothing in it
+            raise ActorError(f"learner: {method} after its ranks have ended; resume from the last checkpoint")
+
+    def _gather(self, waiting: dict[Any, int], method: str) -> list[Any]:
+        results: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        end = time.monotonic() + self._deadline
+        while waiting and time.monotonic() < end:
+            ready, _ = ray.wait(list(waiting), timeout=max(0.0, end - time.monotonic()))
+            for reference in ready:
+                rank = waiting.pop(reference)
+                try:
+                    results[rank] = ray.get(reference)
+                except Exception as error:
+                    end = min(end, time.monotonic() + GRACE)
+                    failures[rank] = error
+        if failures:
+            self.close()
+            raise _explain(failures, method)
+        if waiting:
+            self.close()
+            late = ", ".join(f"learner-rank-{rank}" for rank in waiting.values())
+            raise ActorError(
+                f"{late}: no answer to {method} within {self._deadline:.0f} s; raise learner.deadline or resume the run"
+            )
+        return [results[rank] for rank in sorted(results)]
+
+
+def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
+    """One error for all: a user's error first, then a death, then what the lowest rank raised."""
+    for error in failures.values():
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, RetrospectError):
+            return cause
+    dead = {rank: error for rank, error in failures.items() if isinstance(error, ray.exceptions.RayActorError)}
+    rank, error = min((dead or failures).items())
+    what = "died" if dead else "failed"
+    text = str(getattr(error, "cause", None) or error).strip().replace("\n", " ")
+    kind = type(getattr(error, "cause", None) or error).__name__
+    return ActorError(f"learner-rank-{rank} {what} during {method}: {kind}: {text}; resume from the last checkpoint")
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or `name-2`, ... if another run in this namespace has it."""
+    if name not in taken:
+        return name
+    return next(f"{name}-{k}" for k in range(2, len(taken) + 3) if f"{name}-{k}" not in taken)
+
+
+def rank_environment(device: Device, threads: int) -> dict[str, str]:
+    """Set before the process starts: thread counts, DeepSpeed's accelerator, and where its compiled parts are kept."""
+    extensions = Path(__file__).parents[1] / ".cache" / "torch_extensions"
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "DS_ACCELERATOR": device,
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(extensions)),
+    }
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        # OpenMP threads that spin at barriers on a busy machine cost 40x in small passes (128 against 5,055 tokens/s seen)
+        environment["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    return environment

@@ -1,0 +1,80 @@
+"""A tiny policy in Hugging Face format, and trajectories as the actors and tasks would make them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.records import Finish, IntArray, Judged, Start, Trajectory, Verdict
+
+VOCABULARY = 64
+
+
+def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -> list[Judged]:
+    """Random trajectories of mixed lengths; every third one continues a prefix, rewards are 0 or 1."""
+    rng = np.random.default_rng(seed)
+
+    def ids(n: int) -> IntArray:
+        return rng.integers(0, VOCABULARY, n).astype(np.int32)
+
+    out = []
+    for i in range(count):
+        replayed = i % 3 == 2
+        start = Start(
+            id=f"s{i}",
+            problem_id=f"p{i}",
+            prompt_ids=ids(int(rng.integers(1, 6))),
+            prefix_ids=ids(prefix if replayed else 0),
+            samples=1,
+            seed=i,
+            state_key=i if replayed else None,
+        )
+        length = int(rng.integers(1, 9))
+        trajectory = Trajectory(
+            start=start,
+            sample=0,
+            tokens=ids(length),
+            logprobs=rng.normal(-4.0, 0.3, length).astype(np.float32),
+            versions=np.full(length, version, dtype=np.int32),
+            finish=Finish.STOP if i % 4 else Finish.LENGTH,
+        )
+        out.append(Judged(trajectory, Verdict(float(i % 2), bool(i % 2))))
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    """tiny_model(tied) -> directory of a 2-layer Qwen2 of width 32 with a tokenizer."""
+    made: dict[bool, Path] = {}
+
+    def build(tied: bool) -> Path:
+        if tied not in made:
+            made[tied] = _build(tmp_path_factory.mktemp(f"tiny-{'tied' if tied else 'untied'}"), tied)
+        return made[tied]
+
+    return build
+
+
+def _build(path: Path, tied: bool) -> Path:
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        attention_dropout=0.1,  # must be switched off by the learner
+        initializer_range=0.1,  # far from uniform, so that wrong weights are seen
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    vocabulary = {chr(0x4E00 + i): i for i in range(VOCABULARY)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, []))).save_pretrained(path)
+    return path

@@ -1,0 +1,126 @@
+"""Loss and gradient of the real modules do not depend on the cut; a prefix has no loss and no gradient."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from core.config import AlgorithmConfig
+from core.records import Scored
+from learner.batch import Row, TrainBatch, micro_batch
+from learner.cutting import inputs, scatter, train_batches
+from learner.losses import Aggregation
+from learner.models import PolicyModel, ValueModel, load_policy, load_value
+from learner.objective import PolicyCoefficients, PolicyTargets, ValueTargets, policy_objective, value_objective
+from learner.packing import plan
+from learner.prepare import Prepared, prepare
+from tests.learner.conftest import make_judged
+
+COEFFICIENTS = PolicyCoefficients(0.2, 0.2, 3.0, entropy=0.01, kl=0.1, kl_estimator="k3")
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: Callable[[bool], Path]) -> tuple[PolicyModel, ValueModel]:
+    policy, value = load_policy(tiny_model(True), torch.float32), load_value(tiny_model(True), torch.float32)
+    torch.nn.init.normal_(value.head.weight, std=0.3)  # a zero head would hide the trunk's gradient
+    return policy, value
+
+
+def batch(policy: PolicyModel, seed: int) -> Prepared:
+    """Trajectories whose proximal log-probabilities are near the policy's own, as after some steps of an update."""
+    rng = np.random.default_rng(seed)
+    judged = make_judged(seed, COUNT)
+    rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
+    read = micro_batch(rows)
+    with torch.no_grad():
+        logprobs, _ = policy(*(torch.from_numpy(a) for a in (read.tokens, read.positions, read.targets)), 0.7)
+    near = (logprobs.numpy() + rng.normal(0, 0.2, len(logprobs))).astype(np.float32)
+    parts = np.split(near, np.cumsum(read.counts)[:-1])
+    values = [rng.uniform(0, 1, len(p)).astype(np.float32) for p in parts]
+    scored = [Scored(j, v, p, p - np.float32(0.1)) for j, v, p in zip(judged, values, parts, strict=True)]
+    behaving = [
+        replace(s, judged=replace(s.judged, trajectory=replace(s.trajectory, logprobs=s.proximal))) for s in scored
+    ]
+    return prepare(behaving, AlgorithmConfig(), 0)
+
+
+def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> tuple[float, list[Tensor]]:
+    """Loss and gradients of policy + critic, accumulated over micro-batches."""
+    for module in (policy, value):
+        module.zero_grad()
+    losses = 0.0
+    for b in batches:
+        read = [torch.from_numpy(a) for a in (b.inputs.tokens, b.inputs.positions, b.inputs.targets)]
+        t = b.targets
+        columns = [torch.from_numpy(a) for a in (t.proximal, t.advantages, t.importance, t.reference, t.weights)]
+        logprobs, entropy = policy(*read, 0.7, True)
+        loss, _ = policy_objective(logprobs, entropy, PolicyTargets(*columns), COEFFICIENTS)
+        columns = [torch.from_numpy(a) for a in (t.old_values, t.returns, t.weights)]
+        critic = value_objective(value(*read[:2]), ValueTargets(*columns), 0.5)
+        (loss + critic).backward()
+        losses += float((loss + critic).detach())
+    gradients = [p.grad.clone() for m in (policy, value) for p in m.parameters() if p.grad is not None]
+    return losses, gradients
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 100),
+    st.integers(8, 200),
+    st.integers(1, 5),
+    st.sampled_from(["token-mean", "sequence-mean"]),
+)
+def test_loss_and_gradient_do_not_depend_on_the_cut(
+    models: tuple[PolicyModel, ValueModel], seed: int, budget: int, ranks: int, how: Aggregation
+) -> None:
+    prepared, members = batch(models[0], seed), list(range(COUNT))[::-1]
+    sizes = [len(prepared.rows[i].tokens) for i in members]
+    ((whole,),) = train_batches(plan(sizes, 10**6, 1, overhead=10**6), prepared, members, how)
+    parts = train_batches(plan(sizes, budget, ranks), prepared, members, how)
+    loss, gradients = total(*models, [whole])
+    cut_loss, cut_gradients = total(*models, [b for rank in parts for b in rank])
+    assert cut_loss == pytest.approx(loss, abs=1e-6, rel=1e-6)
+    whole_gradient, cut_gradient = (torch.cat([g.flatten() for g in gs]) for gs in (gradients, cut_gradients))
+    assert float((whole_gradient - cut_gradient).norm() / whole_gradient.norm()) < 1e-6
+
+
+def test_a_replayed_prefix_has_no_loss(models: tuple[PolicyModel, ValueModel]) -> None:
+    prepared = batch(models[0], 0)
+    for i, row in enumerate(prepared.rows):
+        assert row.scored == prepared.offsets[i + 1] - prepared.offsets[i]
+    cut = plan([len(r.tokens) for r in prepared.rows], 10**6, 1, overhead=10**6)
+    ((whole,),) = train_batches(cut, prepared, list(range(COUNT)), "token-mean")
+    # positions point at states before continuation tokens only, in every row
+    width, at = whole.inputs.tokens.shape[1], 0
+    for b, row in enumerate([prepared.rows[i] for i in cut[0][0]]):
+        own = whole.inputs.positions[at : at + row.scored] - b * width
+        assert own.tolist() == list(range(row.context - 1, len(row.tokens) - 1))
+        at += row.scored
+    assert at == len(whole.inputs.positions) == len(whole.targets.weights)
+
+
+def test_context_tokens_get_no_gradient_as_targets(models: tuple[PolicyModel, ValueModel]) -> None:
+    # Rows of an untied head get gradient through softmax only at scored positions: with all weights 0 there is none at all.
+    policy, value = models
+    prepared = batch(models[0], 1)
+    cut = plan([len(r.tokens) for r in prepared.rows], 64, 2)
+    batches = [b for rank in train_batches(cut, prepared, list(range(COUNT)), "token-mean") for b in rank]
+    silent = [TrainBatch(b.inputs, prepared.targets.take(np.arange(len(b.inputs.targets)))) for b in batches]
+    loss, gradients = total(policy, value, silent)  # `targets` of Prepared carry weight 0 until `weighted`
+    assert loss == 0.0
+    assert all(float(g.abs().max()) == 0.0 for g in gradients)
+
+
+def test_results_find_their_way_back_to_their_rows() -> None:
+    rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in make_judged(2)]
+    cut = plan([len(r.tokens) for r in rows], 40, 3)
+    flats = [[b.targets.astype(np.float32) for b in rank] for rank in inputs(cut, rows)]
+    for row, got in zip(rows, scatter(cut, rows, flats), strict=True):
+        np.testing.assert_array_equal(got, row.tokens[row.context :].astype(np.float32))

@@ -1,0 +1,44 @@
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from learner.engine import GuardedAdamW, drop_stale_locks, engine_config
+
+
+def test_only_old_locks_are_dropped(tmp_path: Path) -> None:
+    old, fresh = tmp_path / "a" / "lock", tmp_path / "b" / "lock"
+    for lock in (old, fresh):
+        lock.parent.mkdir()
+        lock.touch()
+    os.utime(old, (0, time.time() - 3600))
+    assert drop_stale_locks(tmp_path, time.time()) == [old]
+    assert fresh.exists()
+    assert not old.exists()
+
+
+def test_guarded_adamw_clips_and_refuses_what_is_not_finite() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = GuardedAdamW([parameter], max_grad_norm=1.0, lr=0.1, weight_decay=0.0)
+    parameter.grad = torch.tensor([3.0, 4.0])
+    optimizer.step()
+    assert optimizer._global_grad_norm == 5.0  # before clipping
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(parameter.detach(), torch.tensor([-0.1, -0.1]))  # Adam's first step is lr x sign
+    moments = {k: v.clone() for k, v in optimizer.state[parameter].items()}
+    parameter.grad = torch.tensor([float("inf"), 0.0])
+    optimizer.step()
+    assert optimizer.overflow
+    torch.testing.assert_close(parameter.detach(), torch.tensor([-0.1, -0.1]))
+    for key, value in moments.items():
+        assert torch.equal(optimizer.state[parameter][key], value)
+
+
+def test_stage_0_needs_fp32_and_leaves_clipping_to_the_guard() -> None:
+    plain = engine_config(0, torch.float32, 1.0, False)
+    assert (plain["zero_optimization"]["stage"], plain["gradient_clipping"]) == (0, 0.0)
+    half = engine_config(0, torch.bfloat16, 1.0, False)  # fp32 master weights live in the ZeRO optimizer
+    assert (half["zero_optimization"]["stage"], half["gradient_clipping"]) == (1, 1.0)
+    assert half["bf16"] == {"enabled": True, "check_grad_overflow": True}
+    assert engine_config(2, torch.float32, 1.0, True)["zero_optimization"]["offload_optimizer"]["device"] == "cpu"

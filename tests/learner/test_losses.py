@@ -1,0 +1,112 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.losses import (
+    KlEstimator,
+    adapted_coefficient,
+    aggregation_weights,
+    kl,
+    masked_importance,
+    policy_loss,
+    ratio,
+    truncated_importance,
+    value_loss,
+)
+from tests.learner.reference import reference_numbers
+
+
+def test_policy_loss_agrees_with_the_reference_values() -> None:
+    (case,) = reference_numbers()["policy_loss_per_token"]
+    loss, _ = policy_loss(
+        torch.tensor(case["ratios"]), torch.tensor(case["advantages"]).float(), case["clip_low"], case["clip_high"], 3.0
+    )
+    torch.testing.assert_close(loss, torch.tensor(case["loss"]))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_agrees_with_the_reference_values(estimator: KlEstimator) -> None:
+    cases = reference_numbers()["kl"]
+    assert len(cases) == 2
+    for case in cases:
+        got = kl(torch.tensor([case["logp"]]).double(), torch.tensor([case["ref"]]).double(), estimator)
+        assert float(got) == pytest.approx(case[estimator], abs=1e-6)
+
+
+def test_kl_does_not_overflow_where_the_reference_gives_everything() -> None:
+    # d = -1000: exp(20) - 1000 - 1 instead of infinity
+    assert float(kl(torch.tensor([-1000.0]), torch.tensor([0.0]), "k3")) == pytest.approx(math.exp(20) - 1001, rel=1e-6)
+
+
+def test_separate_clips_bound_only_the_side_that_would_profit() -> None:
+    ratios = torch.tensor([1.5, 1.5, 0.5, 0.5])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    loss, clipped = policy_loss(ratios, advantages, 0.2, 0.28, 3.0)
+    # A > 0: r is cut at 1.28 above, free below; A < 0: cut at 0.8 below, free above
+    torch.testing.assert_close(loss, torch.tensor([-1.28, 1.5, -0.5, 0.8]))
+    assert clipped.tolist() == [True, False, False, True]
+
+
+def test_dual_clip_ends_the_gradient_of_a_runaway_token() -> None:
+    ratios = torch.tensor([10.0], requires_grad=True)
+    loss, clipped = policy_loss(ratios, torch.tensor([-4.0]), 0.2, 0.2, 3.0)
+    loss.sum().backward()
+    assert loss.item() == 12.0  # 3 * 4 instead of 40
+    assert clipped.item()
+    assert ratios.grad is not None
+    assert ratios.grad.item() == 0.0
+
+
+def test_ratio_is_bounded_at_exp_20() -> None:
+    got = ratio(torch.tensor([0.0, -1000.0]), torch.tensor([-1000.0, 0.0]))
+    torch.testing.assert_close(got, torch.tensor([math.exp(20), math.exp(-20)]))
+
+
+def test_value_loss_takes_the_worse_of_clipped_and_free() -> None:
+    values, old, returns = torch.tensor([0.9, 0.1, 0.3]), torch.zeros(3), torch.tensor([1.0, 1.0, 0.0])
+    # clip 0.2: near values 0.2, 0.1, 0.2
+    # token 0: max(0.1^2, 0.8^2) / 2 = 0.32; token 1: 0.9^2 / 2 = 0.405; token 2: max(0.3^2, 0.2^2) / 2 = 0.045
+    torch.testing.assert_close(value_loss(values, old, returns, 0.2), torch.tensor([0.32, 0.405, 0.045]))
+
+
+def test_importance_is_truncated_above_only() -> None:
+    # ratios e^1 = 2.718 -> 2, e^0 = 1, e^-1 = 0.3679
+    got = truncated_importance(torch.tensor([-1.0, -1.0, -2.0]), torch.tensor([-2.0, -1.0, -1.0]), 2.0)
+    torch.testing.assert_close(got, torch.tensor([2.0, 1.0, math.exp(-1)]))
+
+
+def test_masked_importance_drops_tokens_outside_the_band() -> None:
+    # ratios e^1 = 2.718 (out), e^0 = 1, e^-0.5 = 0.6065, e^-1 = 0.3679 (out)
+    got = masked_importance(torch.tensor([0.0, 0.0, -0.5, -1.0]), torch.tensor([-1.0, 0.0, 0.0, 0.0]), 0.5, 2.0)
+    torch.testing.assert_close(got, torch.tensor([0.0, 1.0, math.exp(-0.5), 0.0]))
+
+
+def test_the_kl_coefficient_follows_its_target() -> None:
+    # twice the target: error clipped at 0.2, 0.1 (1 + 0.2 * 50 / 100) = 0.11; at 0.9 of it: 0.1 (1 - 0.1 * 0.5) = 0.095
+    assert adapted_coefficient(0.1, 0.02, 0.01, 100, 50) == pytest.approx(0.11)
+    assert adapted_coefficient(0.1, 0.009, 0.01, 100, 50) == pytest.approx(0.095)
+    assert adapted_coefficient(0.1, 0.01, 0.01, 100, 50) == pytest.approx(0.1)
+
+
+def test_aggregations_by_hand() -> None:
+    mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    # token-mean: 1 / 4 each; sequence-mean: 2 sequences have tokens: 1 / (2 * 3) and 1 / (2 * 1)
+    token = torch.tensor([[0.25, 0.25, 0.25], [0.25, 0, 0], [0, 0, 0]])
+    sequence = torch.tensor([[1 / 6, 1 / 6, 1 / 6], [0.5, 0, 0], [0, 0, 0]])
+    torch.testing.assert_close(aggregation_weights(mask, "token-mean"), token)
+    torch.testing.assert_close(aggregation_weights(mask, "sequence-mean"), sequence)
+    assert float(aggregation_weights(torch.zeros(2, 2).bool(), "token-mean").sum()) == 0.0
+    assert float(aggregation_weights(torch.zeros(2, 2).bool(), "sequence-mean").sum()) == 0.0
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any), st.sampled_from(["token-mean", "sequence-mean"])
+)
+def test_the_weights_of_a_batch_sum_to_one(lengths: list[int], how: str) -> None:
+    mask = torch.arange(5)[None, :] < torch.tensor(lengths)[:, None]
+    weights = aggregation_weights(mask, how)  # type: ignore[arg-type]
+    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-6)
+    assert bool((weights[~mask] == 0).all())

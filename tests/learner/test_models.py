@@ -1,0 +1,114 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import learner.models
+from core.errors import ModelError
+from learner.batch import Row, micro_batch
+from learner.models import load_policy, load_value, recompute_activations
+
+ROWS = [
+    Row(np.array([5, 6, 7, 8, 9], dtype=np.int32), 2),
+    Row(np.array([1, 2, 3], dtype=np.int32), 1),
+    Row(np.array([60, 50, 40, 30, 20, 10, 0, 1], dtype=np.int32), 7),
+]
+
+
+def tensors(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    b = micro_batch(rows)
+    return torch.from_numpy(b.tokens), torch.from_numpy(b.positions), torch.from_numpy(b.targets)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_full_hugging_face_forward(
+    tiny_model: Callable[[bool], Path], tied: bool, temperature: float
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(tied), dtype=torch.float32).eval()
+    with torch.no_grad():
+        logprobs, entropy = load_policy(tiny_model(tied), torch.float32)(*tensors(ROWS), temperature)
+    at = 0
+    for row in ROWS:
+        with torch.no_grad():
+            logits = model(torch.from_numpy(row.tokens[None].astype(np.int64))).logits[0] / temperature
+        expected = torch.log_softmax(logits, -1)
+        for t in range(row.context, len(row.tokens)):
+            assert float(logprobs[at]) == pytest.approx(float(expected[t - 1, int(row.tokens[t])]), abs=1e-5)
+            own = -float((expected[t - 1].exp() * expected[t - 1]).sum())
+            assert float(entropy[at]) == pytest.approx(own, abs=1e-5)
+            at += 1
+    assert at == len(logprobs)
+
+
+def test_chunks_change_neither_results_nor_gradients(
+    tiny_model: Callable[[bool], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load_policy(tiny_model(True), torch.float32)
+
+    def run() -> list[torch.Tensor]:
+        policy.zero_grad()
+        logprobs, entropy = policy(*tensors(ROWS), 0.7, True)
+        (logprobs.square().sum() + entropy.sum()).backward()
+        return [
+            logprobs.detach(),
+            entropy.detach(),
+            *(p.grad.clone() for p in policy.parameters() if p.grad is not None),
+        ]
+
+    whole = run()
+    monkeypatch.setattr(learner.models, "CHUNK_LOGITS", 3 * 64)  # chunks of 3 tokens of a vocabulary of 64
+    for a, b in zip(whole, run(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_value_sees_nothing_of_the_token_it_precedes(tiny_model: Callable[[bool], Path]) -> None:
+    value = load_value(tiny_model(True), torch.float32)
+    torch.nn.init.normal_(value.head.weight)
+    tokens = np.array([3, 4, 5, 6], dtype=np.int32)
+    changed = np.array([3, 4, 5, 60], dtype=np.int32)
+    first, second = (value(*tensors([Row(t, 2)])[:2]) for t in (tokens, changed))
+    torch.testing.assert_close(first, second, atol=0, rtol=0)  # V before tokens 2 and 3: token 3 is unseen
+    changed[2] = 50
+    assert float((value(*tensors([Row(changed, 2)])[:2]) - first)[1].abs().detach()) > 1e-3
+
+
+def test_a_new_critic_values_everything_at_zero(tiny_model: Callable[[bool], Path]) -> None:
+    assert float(load_value(tiny_model(True), torch.float32)(*tensors(ROWS)[:2]).abs().max()) == 0.0
+
+
+def test_dropout_is_off_in_training_mode(tiny_model: Callable[[bool], Path]) -> None:
+    policy = load_policy(tiny_model(True), torch.float32).train()  # the model's config asks for attention dropout 0.1
+    torch.testing.assert_close(policy(*tensors(ROWS), 1.0), policy(*tensors(ROWS), 1.0), atol=0, rtol=0)
+
+
+def test_recomputed_activations_give_the_same_gradients(tiny_model: Callable[[bool], Path]) -> None:
+    policy = load_policy(tiny_model(True), torch.float32)
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    policy.model.get_decoder().layers[0].mlp.register_forward_pre_hook(count)
+
+    def run() -> list[torch.Tensor]:
+        policy.zero_grad()
+        policy(*tensors(ROWS), 1.0)[0].sum().backward()
+        return [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+
+    plain = run()
+    assert calls == 1
+    recompute_activations(policy)
+    for a, b in zip(plain, run(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    assert calls == 3  # forward, and again in the backward pass
+
+
+def test_a_directory_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no readable config\.json") as error:
+        load_policy(tmp_path, torch.float32)
+    assert "\n" not in str(error.value)

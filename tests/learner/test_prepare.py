@@ -1,0 +1,135 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.config import AlgorithmConfig
+from core.records import Finish, Judged, Scored
+from learner.prepare import Prepared, prepare, spoilt
+from tests.learner.conftest import make_judged
+
+
+def scored_from(judged: list[Judged], seed: int = 0) -> list[Scored]:
+    rng = np.random.default_rng(seed)
+    out = []
+    for j in judged:
+        count = len(j.trajectory.tokens)
+        values = rng.uniform(0, 1, count).astype(np.float32)
+        out.append(Scored(j, values, (j.trajectory.logprobs + 0.1).astype(np.float32), None))
+    return out
+
+
+def as_prompt(scored: Scored) -> Scored:
+    """The same text with the replayed prefix as part of the prompt."""
+    start = scored.trajectory.start
+    moved = replace(start, prompt_ids=start.context_ids, prefix_ids=start.prefix_ids[:0])
+    trajectory = replace(scored.trajectory, start=moved)
+    return replace(scored, judged=replace(scored.judged, trajectory=trajectory))
+
+
+def assert_same(left: Prepared, right: Prepared) -> None:
+    for name in ("proximal", "advantages", "importance", "old_values", "returns", "reference"):
+        np.testing.assert_array_equal(getattr(left.targets, name), getattr(right.targets, name))
+    for a, b in zip(left.rows, right.rows, strict=True):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        assert a.context == b.context
+
+
+@given(st.integers(0, 1000), st.sampled_from(["global", "per_source", "none"]))
+def test_a_prefix_as_context_is_a_prefix_as_prompt(seed: int, normalise: str) -> None:
+    config = AlgorithmConfig.model_validate({"normalise": normalise})
+    scored = scored_from(make_judged(seed))
+    assert any(len(s.trajectory.start.prefix_ids) for s in scored)
+    assert_same(prepare(scored, config, 0), prepare([as_prompt(s) for s in scored], config, 0))
+
+
+def test_advantages_and_returns_of_one_trajectory_by_hand() -> None:
+    judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
+    proximal = judged.trajectory.logprobs
+    scored = Scored(judged, np.array([0.25, 0.5, 0.75], dtype=np.float32), proximal, None)
+    prepared = prepare([scored], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
+    # deltas 0.25, 0.25, 0.25: A_2 = 0.25, A_1 = 0.25 + 0.125 = 0.375, A_0 = 0.25 + 0.1875 = 0.4375
+    np.testing.assert_allclose(prepared.targets.advantages, [0.4375, 0.375, 0.25])
+    np.testing.assert_allclose(prepared.targets.returns, [1.0, 1.0, 1.0])  # value_lambda 1: the reward
+    np.testing.assert_allclose(prepared.targets.importance, [1.0, 1.0, 1.0])
+    assert prepared.stats.engine_gap_max == 0.0
+
+
+def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
+    scored = scored_from(make_judged(0))
+    kept = prepare(scored, AlgorithmConfig(overlong="keep"), 0)
+    lowered = prepare(scored, AlgorithmConfig(overlong="penalise", overlong_penalty=0.5), 0)
+    for i, s in enumerate(scored):
+        here = slice(kept.offsets[i], kept.offsets[i + 1])
+        drop = 0.5 if s.trajectory.finish is Finish.LENGTH else 0.0
+        np.testing.assert_allclose(kept.targets.returns[here] - lowered.targets.returns[here], drop, atol=1e-6)
+
+
+def test_overlong_mask_takes_truncated_rows_out_of_loss_and_whitening() -> None:
+    scored = scored_from(make_judged(0))
+    prepared = prepare(scored, AlgorithmConfig(overlong="mask"), 0)
+    stopped = [i for i, s in enumerate(scored) if s.trajectory.finish is Finish.STOP]
+    weights = prepared.weighted(range(len(scored)), "token-mean").weights
+    used = prepared.index(stopped)
+    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-6)
+    assert np.count_nonzero(weights) == len(used)
+    assert np.allclose(weights[used], 1 / len(used))
+    assert abs(float(prepared.targets.advantages[used].mean())) < 1e-6
+    assert prepared.stats.masked_share == pytest.approx(0.25)
+
+
+def test_the_engine_gap_counts_tokens_of_the_current_version_only() -> None:
+    judged = make_judged(0, count=4, version=3)
+    old = replace(judged[0], trajectory=replace(judged[0].trajectory, versions=judged[0].trajectory.versions - 1))
+    scored = scored_from([old, *judged[1:]])
+    off = replace(scored[0], proximal=scored[0].proximal + 5.0)  # stale tokens may be far off
+    stats = prepare([off, *scored[1:]], AlgorithmConfig(), 3).stats
+    assert stats.engine_gap_max == pytest.approx(0.1, abs=1e-5)
+    assert stats.engine_gap_mean == pytest.approx(0.1, abs=1e-5)
+
+
+def test_kl_in_the_reward_lowers_the_return_of_every_token() -> None:
+    judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
+    proximal = judged.trajectory.logprobs
+    reference = proximal - np.array([0.5, 0.0, 1.0], dtype=np.float32)  # k1: d = 0.5, 0, 1
+    scored = Scored(judged, np.zeros(3, dtype=np.float32), proximal, reference)
+    config = AlgorithmConfig(normalise="none", kl_coefficient=0.1, kl_estimator="k1", kl_placement="reward")
+    prepared = prepare([scored], config, 0, kl_coefficient=0.1)
+    # rewards -0.05, 0, 1 - 0.1; returns to go 0.85, 0.9, 0.9
+    np.testing.assert_allclose(prepared.targets.returns, [0.85, 0.9, 0.9], atol=1e-6)
+    assert prepared.stats.reference_kl == pytest.approx(0.5)
+    in_loss = prepare([scored], config.model_copy(update={"kl_placement": "loss"}), 0, kl_coefficient=0.1)
+    np.testing.assert_allclose(in_loss.targets.returns, [1.0, 1.0, 1.0])
+
+
+def test_groups_are_the_continuations_of_one_start() -> None:
+    judged = make_judged(0, count=4)
+    same = judged[0].trajectory.start
+    siblings = [replace(j, trajectory=replace(j.trajectory, start=same, sample=i)) for i, j in enumerate(judged)]
+    prepared = prepare(scored_from(siblings), AlgorithmConfig(estimator="rloo"), 0)
+    # rewards 0, 1, 0, 1: 0 - 2/3, 1 - 1/3, ...
+    for i, expected in enumerate([-2 / 3, 2 / 3, -2 / 3, 2 / 3]):
+        np.testing.assert_allclose(prepared.targets.advantages[prepared.index([i])], expected, rtol=1e-6)
+    apart = prepare(scored_from(judged), AlgorithmConfig(estimator="rloo"), 0)
+    assert not apart.targets.advantages.any()
+
+
+def test_masked_importance_is_counted() -> None:
+    scored = scored_from(make_judged(0, count=4))
+    far = [replace(scored[0], proximal=scored[0].proximal + 3.0), *scored[1:]]
+    prepared = prepare(far, AlgorithmConfig(importance="mask"), 0)
+    assert not prepared.targets.importance[prepared.index([0])].any()
+    share = len(scored[0].values) / len(prepared.targets.importance)
+    assert prepared.stats.importance_truncated == pytest.approx(share)
+
+
+def test_a_spoilt_trajectory_is_recognised() -> None:
+    (scored,) = scored_from(make_judged(0, count=1))
+    assert not spoilt(scored)
+    assert spoilt(replace(scored, values=scored.values * np.float32("inf")))
+    assert spoilt(replace(scored, proximal=scored.proximal * np.float32("nan")))
+    assert spoilt(replace(scored, reference=scored.proximal * np.float32("nan")))
+    verdict = replace(scored.judged.verdict, reward=float("nan"))
+    assert spoilt(replace(scored, judged=replace(scored.judged, verdict=verdict)))

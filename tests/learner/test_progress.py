@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+
+from core.errors import CheckpointError
+from learner.progress import Progress, read_progress
+
+
+def test_the_warm_up_ends_after_its_length() -> None:
+    progress = Progress(ranks=1, kl_coefficient=0.0)
+    trained = []
+    for _ in range(4):
+        trained.append(progress.begin(2))
+        progress.note_steps([False])
+        progress.note_critic(0.0, 0.0)
+    assert trained == [False, False, True, True]
+
+
+def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
+    progress = Progress(ranks=1, kl_coefficient=0.0)
+    trained = []
+    for variance in (0.0, 0.3, 0.5, 0.52, 0.51, 0.1, 0.9):
+        trained.append(progress.begin(100))
+        progress.note_steps([False])
+        progress.note_critic(variance, 0.05)
+    # 0.5, 0.52, 0.51 lie within 0.05: the policy learns from the next update on, and never stops again
+    assert trained == [False] * 5 + [True] * 2
+
+
+def test_skipped_steps_count_in_a_row() -> None:
+    progress = Progress(ranks=1, kl_coefficient=0.0)
+    progress.note_steps([True, False, True])
+    assert progress.skipped_in_row == 1
+    progress.note_steps([True, True])
+    assert (progress.skipped_in_row, progress.steps, progress.updates) == (3, 5, 2)
+    progress.note_steps([False])
+    assert progress.skipped_in_row == 0
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    progress = Progress(ranks=2, kl_coefficient=0.03, version=7, updates=6, steps=24, variances=[0.1, 0.2])
+    progress.save(tmp_path / "learner.json")
+    assert read_progress(tmp_path / "learner.json", 2) == progress
+    with pytest.raises(CheckpointError, match=r"written by 2 learner ranks, learner\.ranks is 1"):
+        read_progress(tmp_path / "learner.json", 1)
+    with pytest.raises(CheckpointError, match="no complete learner checkpoint"):
+        read_progress(tmp_path / "missing.json", 1)
