@@ -1,0 +1,83 @@
+"""How new weights get into a running vLLM model: a weight transfer engine of vLLM that reads `core.weights.Weights`.
+
+Named by `actors/engine.py` as vLLM's worker extension, so that every worker process of an engine imports it (and thereby
+registers the backend) before it loads its model. Invariant: after `finish_weight_update` the model computes with the new
+weights alone, or an error was raised; no copy of the old ones is left in use.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from core.errors import WeightError
+from core.weights import Weights, unflatten
+
+BACKEND = "retrospect"
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):
+    """There is no connection to set up: Ray's object store has brought the buffers."""
+
+
+@dataclass
+class Update(WeightTransferUpdateInfo):
+    """One whole set of weights, in Hugging Face's names and layout."""
+
+    weights: Weights
+
+
+class BufferTransfer(WeightTransferEngine[NoInit, Update]):
+    """Loads flat buffers through vLLM's layer-wise reload, which redoes what the kernels prepared at the first load."""
+
+    init_info_cls = NoInit
+    update_info_cls = Update
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to connect to."""
+
+    def start_weight_update(self) -> None:
+        """Give the layers their checkpoint layout back (a plain `load_weights` fails on prepacked CPU layers)."""
+        self._expected = {name for name, _ in self.model.named_parameters()}
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Update) -> None:
+        """Load all tensors. Raises WeightError when a parameter of the model is not among them."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is only read
+            pairs = [(name, tensor.to(self.device)) for name, tensor in unflatten(update_info.weights)]
+        loaded = self.model.load_weights(iter(pairs))
+        missing = self._expected - set(loaded)
+        if missing:
+            version = update_info.weights.manifest.version
+            raise WeightError(f"weights of version {version} lack {sorted(missing)[0]} ({len(missing)} parameters)")
+
+    def finish_weight_update(self) -> None:
+        """Prepare the kernels again.
+
+        With tied embeddings vLLM 0.32 on CPU leaves the output layer with its packed copy of the *old* embedding (found
+        by comparing with Hugging Face: log-probabilities off by 12 nats), so it is packed anew here.
+        """
+        finalize_layerwise_reload(self.model, self.model_config)
+        head = getattr(self.model, "lm_head", None)
+        if self.device.type == "cpu" and isinstance(getattr(head, "weight", None), torch.Tensor):
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+
+    def shutdown(self) -> None:
+        """Nothing is held open."""
+
+
+class WorkerExtension:
+    """vLLM mixes this into its worker class; it is empty, since importing its module is what is wanted."""
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, BufferTransfer)

@@ -1,0 +1,162 @@
+"""The engine against Hugging Face, before and after weight updates, tied and untied embeddings."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from actors.engine import stop_tokens
+from actors.ledger import Ledger
+from core.errors import ModelError, WeightError
+from core.records import Finish, Start, Trajectory
+from core.sampling import Sampling
+from core.weights import Manifest, Weights
+from tests.actors import models
+
+BUDGET = 24
+GREEDY = Sampling(temperature=0.0, top_p=1.0, max_response_tokens=BUDGET)
+RANDOM = Sampling(temperature=1.0, top_p=1.0, max_response_tokens=BUDGET)
+TOLERANCE = 1e-4  # nats; seen: 5e-6
+
+Get = Callable[[bool], Path]
+
+
+def generate(engine: Any, starts: Sequence[Start], sampling: Sampling = RANDOM) -> list[Trajectory]:
+    ledger = Ledger(starts, sampling.max_response_tokens)
+    ledger.accept(ray.get(engine.turn.remote(ledger.take("engine", ledger.total), sampling, 60.0, 0)).batch)
+    return ledger.trajectories()
+
+
+def update(engine: Any, model: Any, version: int) -> None:
+    weights = models.weights(model, version)
+    acknowledgement = ray.get(engine.load_weights.remote(weights))
+    assert (acknowledgement.version, acknowledgement.digest) == (version, weights.manifest.digest)
+
+
+def largest_gap(model: Any, trajectories: Sequence[Trajectory], temperature: float = 1.0) -> float:
+    gaps = [
+        np.abs(models.logprobs(model, one.sequence_ids, temperature)[-len(one.tokens) :] - one.logprobs).max()
+        for one in trajectories
+    ]
+    return float(max(gaps))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_logprobs_agree_with_hugging_face_before_and_after_updates(
+    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path, tied: bool
+) -> None:
+    engine, first = engines[tied], models.load(tiny_model(tied))
+    update(engine, first, 1)
+    starts = [models.start(index, prefix=index % 3 * 4, samples=2) for index in range(6)]
+    before = generate(engine, starts)
+    assert largest_gap(first, before) < TOLERANCE
+
+    for version, temperature in ((2, 1.0), (3, 0.7)):
+        changed = models.load(models.build(tmp_path / str(version), tied, seed=version))
+        update(engine, changed, version)
+        after = generate(engine, starts, Sampling(temperature, 1.0, BUDGET))
+        assert largest_gap(changed, after, temperature) < TOLERANCE
+        assert {int(v) for one in after for v in one.versions} == {version}
+        assert largest_gap(first, after, temperature) > 0.5  # the old weights would be noticed
+        sequences = [one.sequence_ids for one in after]
+        scores = ray.get(engine.sequence_logprobs.remote(sequences))
+        for sequence, score in zip(sequences, scores, strict=True):
+            np.testing.assert_allclose(score, models.logprobs(changed, sequence), atol=TOLERANCE)
+    update(engine, first, 1)
+
+
+def test_greedy_tokens_are_those_of_hugging_face_generate(engines: dict[bool, Any], tiny_model: Get) -> None:
+    engine, model = engines[True], models.load(tiny_model(True))
+    update(engine, model, 1)
+    for one in generate(engine, [models.start(index) for index in range(4)], GREEDY):
+        prompt = torch.from_numpy(one.start.prompt_ids.astype(np.int64))[None]
+        whole = model.generate(prompt, do_sample=False, max_new_tokens=BUDGET, eos_token_id=models.EOS, pad_token_id=0)
+        assert one.tokens.tolist() == whole[0, prompt.shape[1] :].tolist()
+        assert largest_gap(model, [one]) < TOLERANCE  # with temperature 0: the model's own, at temperature 1
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(engines: dict[bool, Any]) -> None:
+    engine = engines[False]
+    starts = [models.start(index, prompt=10 + index, samples=3) for index in range(8)]
+    together = generate(engine, starts)
+    again = generate(engine, starts)
+    backwards = generate(engine, starts[::-1])
+    alone = [one for start in starts for one in generate(engine, [start])]
+    for other in (again, alone, sorted(backwards, key=lambda one: int(one.start.id.split("-")[1]))):
+        assert [one.tokens.tolist() for one in other] == [one.tokens.tolist() for one in together]
+    assert len({tuple(one.tokens) for one in together}) == len(together)  # samples of a start differ
+
+
+def test_a_prefix_uses_part_of_the_budget(engines: dict[bool, Any]) -> None:
+    for one in generate(engines[True], [models.start(i, prefix=i, samples=2) for i in (1, 8, BUDGET - 1)]):
+        room = BUDGET - len(one.start.prefix_ids)
+        assert len(one.tokens) == room if one.finish is Finish.LENGTH else len(one.tokens) <= room
+
+
+def test_a_continuation_ends_with_the_end_token_or_at_its_budget(engines: dict[bool, Any], tiny_model: Get) -> None:
+    model = models.load(tiny_model(True))
+    update(engines[True], model, 1)
+    found = generate(engines[True], [models.start(index, samples=8) for index in range(16)])
+    for one in found:
+        assert (models.EOS in one.tokens) == (one.finish is Finish.STOP)
+        assert one.finish is Finish.LENGTH or one.tokens.tolist().index(models.EOS) == len(one.tokens) - 1
+    assert {one.finish for one in found} == {Finish.STOP, Finish.LENGTH}
+
+
+def test_more_context_than_one_step_reads(engines: dict[bool, Any], tiny_model: Get) -> None:
+    model = models.load(tiny_model(True))
+    update(engines[True], model, 1)
+    starts = [models.start(index, prompt=41) for index in range(101)]  # 101 x 41 = 4,141 tokens; a step reads 4,096
+    found = generate(engines[True], starts, Sampling(1.0, 1.0, 2))
+    assert largest_gap(model, found) < TOLERANCE
+
+
+def test_nucleus_logprobs_are_those_of_the_truncated_distribution(engines: dict[bool, Any], tiny_model: Get) -> None:
+    model = models.load(tiny_model(True))
+    update(engines[True], model, 1)
+    for one in generate(engines[True], [models.start(index) for index in range(4)], Sampling(1.0, 0.6, BUDGET)):
+        with torch.no_grad():
+            logits = model(torch.from_numpy(one.sequence_ids.astype(np.int64))[None]).logits[0]
+        for position, (token, logprob) in enumerate(zip(one.tokens, one.logprobs, strict=True)):
+            ordered, ids = torch.softmax(logits[len(one.start.context_ids) - 1 + position], -1).sort(descending=True)
+            kept = ordered.cumsum(0) - ordered < 0.6  # the smallest set that holds 0.6 of the mass
+            rank = int((ids == int(token)).nonzero())
+            assert kept[rank]
+            assert abs(float(torch.log(ordered[rank] / ordered[kept].sum())) - logprob) < TOLERANCE
+
+
+def test_samples_in_flight_go_on_with_new_weights(engines: dict[bool, Any], tiny_model: Get, tmp_path: Path) -> None:
+    engine, old = engines[True], models.load(tiny_model(True))
+    new = models.load(models.build(tmp_path, True, seed=9))
+    update(engine, old, 1)
+    starts = [models.start(index, samples=4) for index in range(8)]
+    ledger = Ledger(starts, BUDGET)
+    turn = ray.get(engine.turn.remote(ledger.take("engine", 32), RANDOM, 0.01, 0))
+    assert turn.unfinished > 0
+    ledger.accept(turn.batch)
+    update(engine, new, 2)
+    ledger.accept(ray.get(engine.turn.remote([], RANDOM, 60.0, 0)).batch)
+    mixed = [one for one in ledger.trajectories() if set(one.versions.tolist()) == {1, 2}]
+    assert mixed
+    for one in mixed:
+        by = {version: models.logprobs(model, one.sequence_ids) for version, model in ((1, old), (2, new))}
+        expected = [by[int(v)][-len(one.tokens) + i] for i, v in enumerate(one.versions)]
+        np.testing.assert_allclose(one.logprobs, expected, atol=TOLERANCE)
+    update(engine, old, 1)
+
+
+def test_weights_that_lack_a_parameter_are_refused(engines: dict[bool, Any], tiny_model: Get) -> None:
+    full = models.weights(models.load(tiny_model(False)), 5)
+    kept = tuple(spec for spec in full.manifest.tensors if "layers.1.mlp.down_proj" not in spec.name)
+    with pytest.raises(WeightError, match=r"weights of version 5 lack model\.layers\.1\.mlp\.down_proj"):
+        ray.get(engines[False].load_weights.remote(Weights(Manifest(5, kept, "?"), full.buffers)))
+    update(engines[False], models.load(tiny_model(False)), 6)  # and the engine can still be mended
+
+
+def test_a_checkpoint_without_end_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing or has no eos_token_id"):
+        stop_tokens(str(tmp_path))
