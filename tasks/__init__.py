@@ -1,0 +1,1 @@
+"""What is trained on: problems, verifiers, the processes that judge, the starter model."""

@@ -1,0 +1,119 @@
+"""What a starter is made of: its tokenizer and an endless, seeded stream of solved problems.
+
+Called by `tasks/starter.py`, one corpus per kind of task. Invariant: no evaluation problem is in a corpus.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from core.config import StarterConfig, TaskConfig
+from core.seeds import generator
+from tasks import arithmetic
+from tasks.problems import Item, Tokenizer, check_template, render, respond
+
+PAD, END = "<|pad|>", "<|endoftext|>"
+DECAY = 0.6
+"""Arithmetic: every further operation makes a chain this much rarer, so that skill falls off gently with the length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A solved problem: prompt, response, end of sequence. The loss is taken from token `loss_from` on."""
+
+    ids: list[int]
+    loss_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The makings of a starter. `fingerprint` names all texts it can yield; `pool`: see `tasks.warmstart.batches`."""
+
+    tokenizer: Callable[[], Tokenizer]
+    examples: Callable[[Tokenizer], Iterator[Example]]
+    fingerprint: str
+    pool: int
+
+
+def arithmetic_corpus(starter: StarterConfig, template: str, seed: int) -> Corpus:
+    """Chains of 1 to starter.max_operations operations, each length `DECAY` times as frequent as the one before."""
+    check_template(template)
+    lengths = range(1, starter.max_operations + 1)
+    weights = [DECAY**length for length in lengths]
+
+    def examples(tokenizer: Tokenizer) -> Iterator[Example]:
+        rng = generator(seed, "starter", "arithmetic")
+        shares = [weight / sum(weights) for weight in weights]
+        while True:
+            expression = arithmetic.draw(rng, int(rng.choice(lengths, p=shares)))
+            if not arithmetic.held_out(expression):
+                item = Item(f"{expression}=\n", "", solution=arithmetic.careless(expression, starter.slip, rng))
+                yield _example(item, template, tokenizer, whole=False)
+
+    return Corpus(
+        lambda: character_tokenizer(arithmetic.ALPHABET + template.replace("{prompt}", "")), examples, template, pool=1
+    )
+
+
+def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], seed: int) -> Corpus:
+    """The training problems of a text task that have a canonical solution, in a new order every epoch."""
+    check_template(task.template)
+    solved = [item for item in items if item.solution is not None]
+    texts = [f"{task.template.replace('{prompt}', item.prompt)}{item.solution}" for item in solved]
+
+    def examples(tokenizer: Tokenizer) -> Iterator[Example]:
+        encoded = [_example(item, task.template, tokenizer, whole=True) for item in solved]
+        epoch = 0
+        while True:
+            for index in generator(seed, "starter", task.name, epoch).permutation(len(encoded)):
+                yield encoded[index]
+            epoch += 1
+
+    state = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        state.update(text.encode("utf-8", "surrogatepass") + b"\x00")
+    return Corpus(lambda: byte_pair_tokenizer(texts, starter.vocabulary), examples, state.hexdigest(), pool=16)
+
+
+def _example(item: Item, template: str, tokenizer: Tokenizer, *, whole: bool) -> Example:
+    """`whole`: the loss covers the prompt too (a text model learns language from both)."""
+    assert item.solution is not None
+    prompt = render(template, tokenizer, item.prompt)
+    return Example(prompt + respond(tokenizer, item.solution), 1 if whole else len(prompt))
+
+
+def character_tokenizer(characters: str) -> Tokenizer:
+    """One token per byte of these characters (ASCII: per character): a BPE without merges."""
+    from tokenizers import pre_tokenizers
+
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    mapped = dict.fromkeys("".join(piece for piece, _ in level.pre_tokenize_str(characters)))
+    return _qwen2_tokenizer({token: i for i, token in enumerate([PAD, END, *mapped])}, [])
+
+
+def byte_pair_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE of `vocabulary` tokens (fewer if the texts yield no more), trained on the texts."""
+    from tokenizers import pre_tokenizers, trainers
+
+    backend = _qwen2_tokenizer({PAD: 0, END: 1}, []).backend_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    trained = json.loads(backend.to_str())["model"]
+    return _qwen2_tokenizer(trained["vocab"], [tuple(merge) for merge in trained["merges"]])
+
+
+def _qwen2_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+    """Qwen2's own tokenizer class, for AutoTokenizer loads a Qwen2 model with no other.
+
+    transformers (models/auto/tokenization_auto.py) overrules the class named in a qwen2 directory, and the pre-tokenizer
+    stored there with it: a tokenizer of another make would silently come back as a different one.
+    """
+    from transformers import Qwen2Tokenizer
+
+    return Qwen2Tokenizer(vocab=vocabulary, merges=merges, eos_token=END, pad_token=PAD, unk_token=END)

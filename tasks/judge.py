@@ -1,0 +1,176 @@
+"""Judging in worker processes, under a hard time limit per verdict.
+
+Called by `tasks/task.py` with the texts of an iteration's responses. Invariants: one verdict per item in the order of the
+items; nothing a verifier does (raise, hang, crash its process, print, exhaust memory) raises here or takes more than its
+limit: it becomes a verdict of 0 with its reason. Only a verifier that cannot even be imported is an error, at the start.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from core.errors import ConfigError
+from core.records import Verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+CHUNK = 64
+"""Items sent to a worker at once: few messages, yet the workers finish together."""
+START_LIMIT = 120.0
+"""Seconds in which a worker must have imported its verifier."""
+
+
+class _WorkerEnded(Exception):
+    """The worker process is gone."""
+
+
+class _Worker:
+    """One judging process and its two pipes."""
+
+    def __init__(self, verifier: str, limit: float, memory_gib: float) -> None:
+        paths = [str(ROOT), *(path for path in sys.path if path), os.getcwd()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.judge_worker", verifier, str(limit), str(memory_gib)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"},
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._input = self._process.stdin.fileno()
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        self._pending = b""
+        self._started = False
+
+    def wait_until_ready(self) -> None:
+        """Raises ConfigError when the verifier cannot be imported."""
+        if self._started:
+            return
+        try:
+            line = self._line(START_LIMIT)
+        except TimeoutError:
+            raise ConfigError(f"a judge did not start in {START_LIMIT:g} s; see its output above") from None
+        except _WorkerEnded as ended:
+            raise ConfigError(f"a judge ended before it was ready ({ended}); see its output above") from None
+        if line != "ready":
+            raise ConfigError(f"judge {line}")
+        self._started = True
+
+    def send(self, items: Sequence[tuple[str, str]], limit: float) -> None:
+        """Raises TimeoutError when the worker does not read, _WorkerEnded when it is gone."""
+        data = memoryview(json.dumps(items).encode("ascii") + b"\n")
+        deadline = time.monotonic() + limit
+        while data:
+            _, writable, _ = select.select([], [self._input], [], max(0.0, deadline - time.monotonic()))
+            if not writable:
+                raise TimeoutError
+            try:
+                data = data[os.write(self._input, data) :]
+            except BrokenPipeError:
+                raise _WorkerEnded(self._reason()) from None
+
+    def receive(self, limit: float) -> Verdict:
+        """The next verdict. Raises TimeoutError after `limit` seconds, _WorkerEnded when the process is gone."""
+        reward, correct, detail = json.loads(self._line(limit))
+        return Verdict(reward, correct, detail)
+
+    def _line(self, limit: float) -> str:
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._pending:
+            readable, _, _ = select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                raise TimeoutError
+            data = os.read(self._output, 1 << 16)
+            if not data:
+                raise _WorkerEnded(self._reason())
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line.decode("ascii")
+
+    def _reason(self) -> str:
+        code = self._process.wait(10)
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+    def kill(self) -> None:
+        """End the process and close its pipes."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+class JudgePool:
+    """Worker processes that run one verifier, named by its import path 'module:function'."""
+
+    def __init__(self, verifier: str, *, workers: int, limit: float, memory_gib: float) -> None:
+        """`limit`: seconds per verdict. `memory_gib`: address space of a worker, 0 for no bound."""
+        self._verifier = verifier
+        self._limit = limit
+        self._memory_gib = memory_gib
+        self._workers = [self._start() for _ in range(workers)]  # they import side by side, and beside the caller
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
+        self.replaced = 0  # workers killed or lost so far
+
+    def _start(self) -> _Worker:
+        return _Worker(self._verifier, self._limit, self._memory_gib)
+
+    def wait_until_ready(self) -> None:
+        """Return when every worker has imported the verifier. Raises ConfigError when it cannot be imported."""
+        for worker in self._workers:
+            worker.wait_until_ready()
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order. Raises ConfigError only if the verifier cannot be loaded."""
+        verdicts: list[Verdict | None] = [None] * len(items)
+        size = max(1, min(CHUNK, -(-len(items) // len(self._workers))))
+        chunks = deque(range(i, min(i + size, len(items))) for i in range(0, len(items), size))
+
+        def drain(slot: int) -> None:
+            while True:
+                try:
+                    chunk = chunks.popleft()
+                except IndexError:
+                    return
+                for index, verdict in zip(chunk, self._judge_chunk(slot, [items[i] for i in chunk]), strict=True):
+                    verdicts[index] = verdict
+
+        list(self._threads.map(drain, range(min(len(self._workers), len(chunks)))))
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _judge_chunk(self, slot: int, items: list[tuple[str, str]]) -> list[Verdict]:
+        """Judge on one worker; whenever it hangs or dies, the item it was at fails and a new worker takes the rest."""
+        done: list[Verdict] = []
+        while len(done) < len(items):
+            worker = self._workers[slot]
+            worker.wait_until_ready()
+            try:
+                worker.send(items[len(done) :], self._limit)
+                while len(done) < len(items):
+                    done.append(worker.receive(self._limit))
+            except TimeoutError:
+                done.append(Verdict(0.0, False, f"judge timed out after {self._limit:g} s"))
+                self._replace(slot)
+            except _WorkerEnded as ended:
+                done.append(Verdict(0.0, False, f"judge crashed: {ended}"))
+                self._replace(slot)
+        return done
+
+    def _replace(self, slot: int) -> None:
+        self._workers[slot].kill()
+        self._workers[slot] = self._start()
+        self.replaced += 1
+
+    def close(self) -> None:
+        """End all workers."""
+        self._threads.shutdown(wait=True)
+        for worker in self._workers:
+            worker.kill()

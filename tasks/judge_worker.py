@@ -1,0 +1,96 @@
+"""The process that judges: reads chunks of (reference, response) on its input, writes one verdict per line.
+
+Started by `tasks/judge.py` as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS GIB` (a fresh interpreter: nothing of the
+driver is forked or imported again). Lines are JSON in both directions: `[[reference, response], ...]` in, `[reward,
+correct, detail]` out, after a first line `ready` (or `cannot start: ...`). What the verifier prints goes to the error stream.
+
+Invariant: a verdict is written for every item, whatever the verifier raises or returns; only a hang or a crash of the
+interpreter is left to the driver, and a hang outlives a killed driver by no more than one time limit.
+"""
+
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from core.errors import ConfigError
+from core.records import Verdict
+
+Verify = Callable[[str, str], Verdict]
+"""(reference, response text) -> Verdict. A plain module-level function."""
+
+GRACE = 2.0
+"""Seconds over the limit after which a worker ends itself: the driver, which should have ended it, must be gone."""
+
+
+def load_verifier(path: str) -> Verify:
+    """The function at an import path 'module:function'. Raises ConfigError."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise ConfigError(
+            f"verifier {path!r}: {type(error).__name__}: {error}; write it as 'module:function'"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"verifier {path!r}: {type(found).__name__} cannot be called; name a function")
+    verify: Verify = found
+    return verify
+
+
+def judge_one(verify: Verify, reference: str, response: str) -> Verdict:
+    """The verdict, or one of 0 with its reason when the verifier raises or returns no finite reward.
+
+    A verifier may return a Verdict, a bool or a number (correct when above 0).
+    """
+    try:
+        result: object = verify(reference, response)
+    except (Exception, SystemExit) as error:
+        return Verdict(0.0, False, f"judge raised {type(error).__name__}: {error}"[:300])
+    if isinstance(result, bool | int | float):
+        result = Verdict(float(result), result > 0)
+    if not isinstance(result, Verdict):
+        return Verdict(0.0, False, f"judge returned {type(result).__name__}, expected a number or a Verdict")
+    if not math.isfinite(result.reward):
+        return Verdict(0.0, False, f"judge returned a reward of {result.reward}")
+    return result
+
+
+def serve(verify: Verify, source: TextIO, sink: TextIO, limit: float) -> None:
+    """Judge chunks until the input ends."""
+    for line in source:
+        for reference, response in json.loads(line):
+            signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
+            verdict = judge_one(verify, reference, response)
+            sink.write(json.dumps([float(verdict.reward), bool(verdict.correct), str(verdict.detail)]) + "\n")
+            sink.flush()  # per verdict: the driver must know which item hangs
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def main() -> None:
+    """Command line of the worker."""
+    path, limit, gib = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    sink = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # prints of the verifier must not reach the protocol
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the default ends the process even inside one long C call
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+    if gib:
+        resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30), int(gib * 2**30)))
+    try:
+        verify = load_verifier(path)
+    except ConfigError as error:
+        sink.write(f"cannot start: {' '.join(str(error).split())}\n")
+        sink.flush()
+        return
+    sink.write("ready\n")
+    sink.flush()
+    serve(verify, sys.stdin, sink, limit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""From rows of text to problems of tokens: columns, prompt template, length filter, held-out split, sampler.
+
+Called by the builders in `tasks/task.py` (and by `tasks/starter.py` for the texts alone). Invariants: a problem's id
+depends on its prompt text alone; no prompt text is both in training and in evaluation; what is left out is counted.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.config import Columns, TaskConfig
+from core.errors import CheckpointError, ConfigError, DataError
+from core.records import IntArray, Problem
+from core.seeds import generator
+from tasks.sources import Row, load_rows, require_columns
+
+Tokenizer = Any
+"""A `transformers` fast tokenizer (this module does not import transformers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A problem as text, before any tokenizer."""
+
+    prompt: str
+    reference: str  # what the verifier needs
+    level: str = ""
+    solution: str | None = None  # canonical solution, as a model should answer
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What did not become a training or evaluation problem, and canonical solutions that do not fit a response."""
+
+    duplicates: int  # rows whose prompt text was there before
+    long_prompts: int
+    long_solutions: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.duplicates} duplicate prompts and {self.long_prompts} prompts over rollout.max_prompt_tokens left out; "
+            f"{self.long_solutions} canonical solutions over rollout.max_response_tokens not used"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The problems of a task."""
+
+    train: list[Problem]
+    evaluation: list[Problem]
+    left_out: LeftOut
+
+
+Read = Callable[[Row, Columns, str], Item]
+"""Makes an item of a row; the last argument names the row in errors ('train.jsonl: row 3')."""
+
+
+def digest(text: str) -> str:
+    """16 hex digits that identify a prompt text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def text_of(row: Row, column: str, field: str, where: str) -> str:
+    """The text in a column, stripped. Raises DataError when it is empty or no text."""
+    value = row[column]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        found = "empty" if value is None or isinstance(value, str) else f"{type(value).__name__}, not text"
+        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {found}; mend or delete the row")
+    return value.strip()
+
+
+def load_items(config: TaskConfig, read: Read, path: str, split: str) -> list[Item]:
+    """Items of the data set at `path`. Raises DataError as `load_rows`, and for missing columns and bad rows."""
+    rows = load_rows(path, split)
+    columns = config.columns
+    wanted = {"prompt": columns.prompt, "answer": columns.answer, "solution": columns.solution, "level": columns.level}
+    require_columns(rows, [(field, name) for field, name in wanted.items() if name is not None], path)
+    return [read(row, columns, f"{path}: row {number}") for number, row in enumerate(rows, 1)]
+
+
+def split_items(
+    config: TaskConfig, items: list[Item], evaluation: list[Item] | None
+) -> tuple[list[Item], list[Item], int]:
+    """Training items, evaluation items (disjoint by prompt text) and the number of duplicates dropped.
+
+    Without evaluation data the `eval_problems` prompts with the smallest hashes are held out, whatever the seed and the
+    order of the rows: the same problems in every run. `problems` bounds the training items. Raises DataError.
+    """
+    unique = {digest(item.prompt): item for item in reversed(items)}
+    held: dict[str, Item]
+    if evaluation is None:
+        if config.eval_problems >= len(unique):
+            raise DataError(
+                f"{config.path}: task.eval_problems = {config.eval_problems} of {len(unique)} distinct prompts leave none to train "
+                f"on; lower it or set task.eval_path"
+            )
+        held = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
+    else:
+        held = dict(list({digest(item.prompt): item for item in evaluation}.items())[: config.eval_problems])
+    train = [item for key, item in reversed(unique.items()) if key not in held]
+    if not train:
+        raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
+    return train[: config.problems], list(held.values()), len(items) - len(unique)
+
+
+def render(template: str, tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Token ids of a prompt: template, then the tokenizer's chat template when it has one."""
+    text = template.replace("{prompt}", prompt)
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        )
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text)["input_ids"])
+
+
+def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
+    """Token ids of a canonical solution as a response: the text and the end-of-sequence token."""
+    return [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
+def check_template(template: str) -> None:
+    """Raises ConfigError when the question would not appear in the prompt."""
+    if "{prompt}" not in template:
+        raise ConfigError(f"task.template = {template!r} has no {{prompt}}; write where the question goes")
+
+
+def encode(
+    config: TaskConfig,
+    tokenizer: Tokenizer,
+    train: Sequence[Item],
+    evaluation: Sequence[Item],
+    *,
+    duplicates: int,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+) -> Split:
+    """Tokenize, leaving out prompts (and only the solutions of problems) that do not fit. Raises DataError if none fits."""
+    check_template(config.template)
+    counts = {"prompt": 0, "solution": 0}
+
+    def problems(items: Iterable[Item]) -> list[Problem]:
+        found = []
+        for item in items:
+            prompt_ids = render(config.template, tokenizer, item.prompt)
+            if not 0 < len(prompt_ids) <= max_prompt_tokens:
+                counts["prompt"] += 1
+                continue
+            ids = respond(tokenizer, item.solution) if item.solution is not None else None
+            if ids is not None and len(ids) > max_response_tokens:
+                counts["solution"] += 1
+                ids = None
+            solution = None if ids is None else _tokens(ids)
+            name = f"{config.name}-{digest(item.prompt)}"
+            found.append(Problem(name, _tokens(prompt_ids), item.reference, item.level, solution))
+        return found
+
+    split = problems(train), problems(evaluation)
+    for kind, kept, given in zip(("training", "evaluation"), split, (train, evaluation), strict=True):
+        if not kept:
+            raise DataError(
+                f"task {config.name}: all {len(given)} {kind} prompts are longer than rollout.max_prompt_tokens = "
+                f"{max_prompt_tokens}; raise it"
+            )
+    return Split(split[0], split[1], LeftOut(duplicates, counts["prompt"], counts["solution"]))
+
+
+def _tokens(ids: Sequence[int]) -> IntArray:
+    return np.asarray(ids, dtype=np.int32)
+
+
+class ProblemSampler:
+    """Draws training problems: a new permutation every epoch, each problem once per epoch.
+
+    Its cursor (epoch, position) resumes it exactly: the permutations come from the seed, not from a running generator.
+    """
+
+    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+        self._problems = list(problems)
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order = self._permutation(0)
+
+    def _permutation(self, epoch: int) -> list[int]:
+        return [int(i) for i in generator(self._seed, "problems", epoch).permutation(len(self._problems))]
+
+    def sample(self, n: int) -> list[Problem]:
+        """The next n problems; goes on into the next epoch when this one is used up."""
+        drawn: list[Problem] = []
+        while len(drawn) < n:
+            if self._position == len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._permutation(self._epoch)
+            step = min(n - len(drawn), len(self._order) - self._position)
+            drawn += [self._problems[i] for i in self._order[self._position : self._position + step]]
+            self._position += step
+        return drawn
+
+    def state(self) -> dict[str, int]:
+        """The cursor, as plain data."""
+        return {"problems": len(self._problems), "epoch": self._epoch, "position": self._position}
+
+    def restore(self, cursor: Mapping[str, int]) -> None:
+        """Go to a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
+        if cursor["problems"] != len(self._problems):
+            raise CheckpointError(
+                f"the data cursor belongs to {cursor['problems']} training problems, this task has {len(self._problems)}; "
+                f"resume with the data and task settings that the run was started with"
+            )
+        self._epoch, self._position = cursor["epoch"], cursor["position"]
+        self._order = self._permutation(self._epoch)

@@ -1,0 +1,153 @@
+"""The starter: a small model with its own tokenizer, warm-started here, that stands in for a pretrained one.
+
+Called by `launch.py` before any engine starts (`resolve_model`). It is an ordinary Hugging Face directory (Qwen2 architecture,
+tied embeddings, safetensors): everything downstream loads it as it loads a user's checkpoint.
+
+Invariants: the result depends only on the starter settings, the task's texts and the seed (its folder is named by their hash);
+a folder in the cache is complete (built beside it, then renamed); no evaluation problem is trained on.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from core.config import StarterConfig, TaskConfig
+from core.errors import DataError, ModelError, first_line
+from core.seeds import derive
+from tasks.corpus import Corpus, arithmetic_corpus, text_corpus
+from tasks.problems import Tokenizer
+from tasks.task import text_items
+
+FORMAT = 2
+"""Part of the cache key: raise it whenever the code here makes another model of the same settings."""
+CONTEXT = 2048
+"""Positions of the model. Rotary embeddings cost nothing for what is not used."""
+
+
+def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, seed: int) -> str:
+    """The model to train: the directory of one built (or found in the cache) for 'starter', a local one, or its hub name.
+
+    Directories are absolute: actors have another working directory. A hub name stays one: each node has its own cache.
+
+    Raises ModelError for a directory without a model and a name that cannot be had, DataError for the task's data.
+    """
+    if model_path == "starter":
+        return str(_starter(starter, task, seed))
+    place = Path(model_path).expanduser()
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            raise ModelError(
+                f"model.path {model_path}: no config.json in this directory; give a Hugging Face model directory"
+            )
+        return str(place.resolve())
+    if place.is_absolute() or model_path.startswith(".") or model_path.count("/") > 1:
+        raise ModelError(f"model.path {model_path}: no such directory; give a model directory, a hub name or 'starter'")
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(model_path)
+    except Exception as error:  # the hub client raises a dozen unrelated types; all mean "not to be had"
+        raise ModelError(
+            f"model.path {model_path}: neither a directory nor a model on the hub ({first_line(error)})"
+        ) from None
+    return model_path
+
+
+def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
+    corpus = CORPORA[task.name](config, task, seed)
+    settings = config.model_dump(mode="json", exclude={"cache"})
+    known = json.dumps([FORMAT, task.name, settings, seed, corpus.fingerprint], sort_keys=True)
+    name = f"{task.name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
+    place = config.cache.expanduser().resolve() / name
+    if place.is_dir():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
+    except OSError as error:
+        raise ModelError(
+            f"starter.cache {config.cache}: {error.strerror or error}; name a folder that can be written"
+        ) from None
+    try:
+        build(work, config, corpus, seed, label=f"{task.name} starter")
+        os.chmod(work, 0o755)
+        os.rename(work, place)
+    except OSError:
+        if not place.is_dir():  # else another run was faster and built the same
+            raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return place
+
+
+def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, label: str) -> None:
+    """Make tokenizer and model, train, and save both into an existing directory."""
+    import torch
+
+    from tasks.warmstart import warm_start
+
+    tokenizer = corpus.tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "starter", "model"))
+        model = small_model(config, tokenizer)
+    loss = warm_start(
+        model,
+        corpus.examples(tokenizer),
+        steps=config.steps,
+        batch_size=config.batch_size,
+        pool=corpus.pool,
+        lr=config.lr,
+        pad_id=tokenizer.pad_token_id,
+        label=label,
+    )
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    record = {"settings": config.model_dump(mode="json", exclude={"cache"}), "seed": seed, "loss": loss}
+    (directory / "starter.json").write_text(json.dumps(record, indent=1))
+
+
+def small_model(config: StarterConfig, tokenizer: Tokenizer) -> Any:
+    """A randomly initialised `Qwen2ForCausalLM` (float32) with exactly the tokenizer's vocabulary."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=3 * config.hidden_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            initializer_range=0.5 * config.hidden_size**-0.5,  # the usual 0.02 is for widths near 1000
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def _arithmetic(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
+    return arithmetic_corpus(config, task.template, seed)
+
+
+def _text(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
+    train, _, _ = text_items(task)
+    if not any(item.solution for item in train):
+        raise DataError(
+            f"starter: task {task.name} has no canonical solutions to learn from; set task.columns.solution or model.path"
+        )
+    return text_corpus(config, task, train, seed)
+
+
+CORPORA: Mapping[str, Callable[[StarterConfig, TaskConfig, int], Corpus]] = {
+    "arithmetic": _arithmetic,
+    "gsm8k": _text,
+    "math": _text,
+}

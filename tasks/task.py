@@ -1,0 +1,162 @@
+"""A task: problems to train and evaluate on, and the judging of responses to them. `build_task` makes one from a config.
+
+Called by `trainer` and `launch.py`. A task is a value plus its judging processes: `close` ends them. New tasks are added to
+`BUILDERS`: what to train on, how a response is verified, and (where it can be known) whether a prefix is still correct.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from core.config import TaskConfig
+from core.errors import ConfigError, DataError
+from core.records import IntArray, Judged, Problem, Trajectory
+from tasks import arithmetic
+from tasks.judge import JudgePool
+from tasks.mathematics import read_gsm8k, read_math
+from tasks.problems import Item, LeftOut, Read, Tokenizer, encode, load_items, split_items
+
+PrefixCheck = Callable[[Problem, str], bool]
+"""Whether a prefix of a response (text) is still correct: exact, also for prefixes cut inside a line."""
+
+JUDGE_MEMORY_GIB = 8.0
+"""Address space of a judging process (the user's own reward has no bound, for it may load models): a response like 9^(9^9) must not take the machine's memory before its time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a kind of task needs: its items (train, evaluation, duplicates dropped), verifier and prefix checker."""
+
+    items: Callable[[TaskConfig, int], tuple[list[Item], list[Item], int]]
+    verifier: str  # import path of a `tasks.judge_worker.Verify`
+    prefix_correct: PrefixCheck | None = None
+
+
+class Task:
+    """Problems and their judge.
+
+    Lifecycle: `build_task` starts the judging processes, `judge` may be called any number of times, `close` ends them.
+    """
+
+    def __init__(
+        self,
+        train: list[Problem],
+        evaluation: list[Problem],
+        *,
+        left_out: LeftOut,
+        prefix_correct: PrefixCheck | None,
+        tokenizer: Tokenizer,
+        judges: JudgePool,
+        fingerprint: str,
+    ) -> None:
+        self.train = train
+        self.evaluation = evaluation
+        self.left_out = left_out
+        self.prefix_correct = prefix_correct
+        self.fingerprint = fingerprint
+        self.tokenizer = tokenizer
+        self._judges = judges
+        self._references = {problem.id: problem.reference for problem in (*train, *evaluation)}
+
+    def decode(self, ids: IntArray) -> str:
+        """The text of response tokens, without end-of-sequence and other special tokens."""
+        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+    def judge(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
+        """A verdict for every trajectory, in the same order, on its whole response (prefix and continuation)."""
+        texts = self.tokenizer.batch_decode(
+            [trajectory.response_ids.tolist() for trajectory in trajectories], skip_special_tokens=True
+        )
+        references = [self._references[trajectory.start.problem_id] for trajectory in trajectories]
+        verdicts = self._judges.judge(list(zip(references, texts, strict=True)))
+        return [Judged(trajectory, verdict) for trajectory, verdict in zip(trajectories, verdicts, strict=True)]
+
+    def close(self) -> None:
+        """End the judging processes."""
+        self._judges.close()
+
+
+def build_task(
+    config: TaskConfig, tokenizer: Tokenizer, *, max_prompt_tokens: int, max_response_tokens: int, seed: int
+) -> Task:
+    """The task of a config, with its judging processes started. Raises DataError, ConfigError."""
+    recipe = BUILDERS[config.name]
+    train, evaluation, duplicates = recipe.items(config, seed)
+    split = encode(
+        config,
+        tokenizer,
+        train,
+        evaluation,
+        duplicates=duplicates,
+        max_prompt_tokens=max_prompt_tokens,
+        max_response_tokens=max_response_tokens,
+    )
+    judges = JudgePool(
+        config.reward or recipe.verifier,
+        workers=config.judge_workers,
+        limit=config.judge_timeout,
+        memory_gib=0.0 if config.reward else JUDGE_MEMORY_GIB,
+    )
+    if config.reward:  # the user's code: find out now, not after the first rollouts
+        try:
+            judges.wait_until_ready()
+        except ConfigError as error:
+            judges.close()
+            raise ConfigError(f"task.reward: {error}") from None
+    return Task(
+        split.train,
+        split.evaluation,
+        left_out=split.left_out,
+        prefix_correct=recipe.prefix_correct,
+        tokenizer=tokenizer,
+        judges=judges,
+        fingerprint=fingerprint(config.name, split.train, tokenizer),
+    )
+
+
+def fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenizer) -> str:
+    """32 hex digits of the task's name, its training problems and the tokenizer's vocabulary.
+
+    A replay store or checkpoint made under another fingerprint holds token ids that mean something else.
+    """
+    state = hashlib.blake2b(name.encode(), digest_size=16)
+    state.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
+    for problem in problems:
+        state.update(f"{problem.id}\x00{problem.reference}\x00".encode("utf-8", "surrogatepass"))
+        state.update(problem.prompt_ids.tobytes())
+    return state.hexdigest()
+
+
+def text_items(config: TaskConfig) -> tuple[list[Item], list[Item], int]:
+    """Training and evaluation items of a task whose problems are in files or on the hub. Raises DataError."""
+    read = READERS[config.name]
+    if not config.path:
+        raise DataError(
+            f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
+        )
+    evaluation = load_items(config, read, config.eval_path, config.eval_split) if config.eval_path else None
+    return split_items(config, load_items(config, read, config.path, config.split), evaluation)
+
+
+def _arithmetic_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], int]:
+    lengths = range(config.min_operations, config.max_operations + 1)
+    train = arithmetic.items(seed, lengths, config.problems, evaluation=False)
+    return train, arithmetic.items(seed, lengths, config.eval_problems, evaluation=True), 0
+
+
+def _text_items(config: TaskConfig, _seed: int) -> tuple[list[Item], list[Item], int]:
+    return text_items(config)
+
+
+def _arithmetic_prefix(problem: Problem, text: str) -> bool:
+    return arithmetic.prefix_correct(problem.reference, text)
+
+
+READERS: Mapping[str, Read] = {"gsm8k": read_gsm8k, "math": read_math}
+
+BUILDERS: Mapping[str, Recipe] = {
+    "arithmetic": Recipe(_arithmetic_items, "tasks.arithmetic:verify", _arithmetic_prefix),
+    "gsm8k": Recipe(_text_items, "tasks.mathematics:verify_gsm8k"),
+    "math": Recipe(_text_items, "tasks.mathematics:verify_math"),
+}

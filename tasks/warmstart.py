@@ -1,0 +1,96 @@
+"""Supervised warm-start of a small model in plain torch: next-token loss on solved problems, AdamW, cosine schedule.
+
+Called by `tasks/starter.py`. Invariant: the same model, examples and settings give the same weights (on the same machine and
+number of threads).
+"""
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tasks.corpus import Example
+
+IGNORED = -100
+
+
+def warm_start(
+    model: Any,
+    examples: Iterator[Example],
+    *,
+    steps: int,
+    batch_size: int,
+    pool: int,
+    lr: float,
+    pad_id: int,
+    label: str,
+) -> float:
+    """Train in place for `steps` optimizer steps; returns the mean loss (nats per token) of the last tenth.
+
+    `pool`: see `batches`.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    warmup = max(1, steps // 20)
+    losses: list[float] = []
+    begun = time.monotonic()
+    model.train()
+    for step, batch in enumerate(itertools.islice(batches(examples, batch_size, pool), steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        inputs, targets = tensors(batch, pad_id)
+        logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        _progress(label, step + 1, steps, losses[-1], time.monotonic() - begun)
+    model.eval()
+    last = losses[-max(1, steps // 10) :]
+    return sum(last) / len(last)
+
+
+def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator[list[Example]]:
+    """Batches cut by length out of `pool` batches at once, in a shuffled (fixed) order.
+
+    A large pool computes little padding, but gives long examples batches of their own: with a few short lengths that hurts
+    what is learned (measured on arithmetic), so such a corpus takes a pool of 1.
+    """
+    rng = np.random.default_rng(0)
+    while True:
+        drawn = sorted(itertools.islice(examples, pool * batch_size), key=lambda example: len(example.ids))
+        for i in rng.permutation(pool):
+            yield drawn[i * batch_size : (i + 1) * batch_size]
+
+
+def tensors(batch: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, T] inputs, padded on the right, and [B, T] targets, ignored where there is no loss."""
+    width = max(len(example.ids) for example in batch)
+    inputs = torch.full((len(batch), width), pad_id)
+    targets = torch.full((len(batch), width), IGNORED)
+    for row, example in enumerate(batch):
+        ids = torch.tensor(example.ids)
+        inputs[row, : len(ids)] = ids
+        targets[row, example.loss_from : len(ids)] = ids[example.loss_from :]
+    return inputs, targets
+
+
+def _progress(label: str, step: int, steps: int, loss: float, seconds: float) -> None:
+    """One updating line on a terminal, ten lines elsewhere."""
+    live = sys.stderr.isatty()
+    if step == steps or (step % 5 == 0 if live else step % max(1, steps // 10) == 0):
+        end = "\r" if live and step < steps else "\n"
+        left = seconds / step * (steps - step)
+        print(
+            f"warm-start of the {label}: step {step}/{steps}, loss {loss:.3f}, {seconds:.0f} s, {left:.0f} s left   ",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,55 @@
+"""Estimators against enumeration and hand-computed numbers."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.estimators import bootstrap, majority, paired_difference, pass_at_k
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_response(case: tuple[int, int, int]) -> None:
+    n, c, k = case
+    subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets), abs=1e-12)
+
+
+def test_pass_at_k_of_known_values() -> None:
+    # n=10 c=3 k=5: 1 - C(7,5)/C(10,5) = 1 - 21/252 = 0.91666...
+    assert pass_at_k(10, 3, 5) == pytest.approx(11 / 12)
+    assert pass_at_k(5000, 1, 1) == pytest.approx(1 / 5000)  # binomials of 5000 would overflow a float
+    for bad in ((4, 5, 1), (4, 1, 5), (4, 1, 0), (4, -1, 1)):
+        with pytest.raises(ValueError, match=r"pass@k needs"):
+            pass_at_k(*bad)
+
+
+def test_majority_votes() -> None:
+    assert majority(["1", "2", "2", None, None, None], [True, False, False, False, False, False]) == 0.0
+    assert majority(["1", "2", "3"], [True, False, False]) == pytest.approx(1 / 3)
+    assert majority([None, None], [False, False]) == 0.0
+    assert majority([], []) == 0.0
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        found = bootstrap((rng.random(100) < 0.3).astype(float).tolist(), rng=rng, level=0.9, draws=300)
+        covered += found.low <= 0.3 <= found.high
+    # 200 x 0.9 = 180, standard deviation sqrt(200 x 0.9 x 0.1) = 4.2; the percentile interval is a little short
+    assert 160 <= covered <= 195
+
+
+def test_paired_intervals_are_narrower_than_apart() -> None:
+    rng = np.random.default_rng(1)
+    first = rng.random(200)
+    found = paired_difference(first.tolist(), (first + 0.1).tolist(), rng=rng)
+    assert found.mean == pytest.approx(0.1)
+    assert found.high - found.low < 1e-9
+    with pytest.raises(ValueError, match="200 and 1 problems"):
+        paired_difference(first.tolist(), [1.0], rng=rng)
+    with pytest.raises(ValueError, match="no problems"):
+        bootstrap([], rng=rng)

@@ -1,0 +1,68 @@
+"""Judging processes: order, limits, and verifiers that misbehave in every way."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from core.errors import ConfigError
+from tasks.judge import JudgePool
+
+SELF = "tests.tasks.verifiers"
+
+
+@pytest.fixture
+def pool() -> Iterator[JudgePool]:
+    judges = JudgePool(f"{SELF}:misbehave", workers=2, limit=0.5, memory_gib=2.0)
+    yield judges
+    judges.close()
+
+
+def test_verdicts_come_in_the_order_of_the_items(pool: JudgePool) -> None:
+    verdicts = pool.judge([("", f"say {i}") for i in range(300)])
+    assert [verdict.reward for verdict in verdicts] == [float(i) for i in range(300)]
+    assert pool.judge([]) == []
+
+
+def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool) -> None:
+    asked = {
+        "raise": "judge raised ValueError: no",
+        "exit": "judge raised SystemExit: 3",
+        "nan": "judge returned a reward of nan",
+        "none": "judge returned NoneType, expected a number or a Verdict",
+        "list": "judge returned list, expected a number or a Verdict",
+        "hang": "judge timed out after 0.5 s",
+        "hang in c": "judge timed out after 0.5 s",
+        "die": "judge crashed: exit status 7",
+        "segfault": "judge crashed: killed by signal 11",
+        "memory": "judge raised MemoryError: ",
+        "print": "",
+        "number": "",
+        "true": "",
+    }
+    begun = time.monotonic()
+    items = [("", word) for word in asked] + [("", "say 1")] * 50
+    verdicts = pool.judge(items)
+    assert {word: verdict.detail for word, verdict in zip(asked, verdicts, strict=False)} == asked
+    assert [verdict.reward for verdict in verdicts[: len(asked)]] == [0.0] * 10 + [1.0, 0.25, 1.0]
+    assert all(verdict.reward == 1.0 for verdict in verdicts[len(asked) :])
+    assert pool.replaced == 4  # two hangs, two crashes
+    assert time.monotonic() - begun < 30
+
+
+def test_the_pool_goes_on_after_losing_a_worker(pool: JudgePool) -> None:
+    assert not pool.judge([("", "die")])[0].correct
+    assert pool.judge([("", "say 5")])[0].reward == 5.0
+
+
+@pytest.mark.parametrize("text", ["\ud800 lone surrogate", "\x00\n\r\u2028", "é" * 200_000, ""])
+def test_any_text_reaches_the_verifier_unchanged(pool: JudgePool, text: str) -> None:
+    assert pool.judge([(text, text)])[0].detail == f"equal {len(text)}"
+
+
+@pytest.mark.parametrize("path", ["nowhere:verify", f"{SELF}:nothing", f"{SELF}:NUMBER", SELF])
+def test_a_verifier_that_cannot_be_loaded_is_one_clear_error(path: str) -> None:
+    judges = JudgePool(path, workers=1, limit=1.0, memory_gib=0.0)
+    with pytest.raises(ConfigError, match=f"judge cannot start: verifier '{path}'"):
+        judges.judge([("", "")])
+    judges.close()

@@ -1,0 +1,96 @@
+"""Rows from files: every mistake is one line that names file, line and remedy."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.errors import DataError
+from tasks.sources import load_rows, require_columns
+
+ROWS = [{"question": "1+1?", "answer": "#### 2"}, {"question": "2+2?", "answer": "#### 4"}]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def message(path: Path | str, split: str = "train") -> str:
+    with pytest.raises(DataError) as caught:
+        load_rows(str(path), split)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_jsonl_and_parquet_and_directories_give_the_same_rows(tmp_path: Path) -> None:
+    lines = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "b.parquet")
+    both = tmp_path / "both"
+    both.mkdir()
+    write_jsonl(both / "x.jsonl", ROWS[:1])
+    pq.write_table(pa.Table.from_pylist(ROWS[1:]), both / "y.parquet")
+    assert load_rows(str(lines), "train") == ROWS
+    assert load_rows(str(tmp_path / "b.parquet"), "train") == ROWS
+    assert load_rows(str(both), "train") == ROWS
+
+
+def test_a_directory_gives_the_files_of_the_split(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", ROWS[:1])
+    write_jsonl(tmp_path / "test-00000.jsonl", ROWS[1:])
+    assert load_rows(str(tmp_path), "train") == ROWS[:1]
+    assert load_rows(str(tmp_path), "test") == ROWS[1:]
+    assert "no file of split 'validation'" in message(tmp_path, "validation")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert message(tmp_path / "none.jsonl") == (
+        f"{tmp_path}/none.jsonl: No such file or directory; give an existing .jsonl or .parquet file"
+    )
+
+
+def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    assert "the data set is empty" in message(tmp_path / "empty.jsonl")
+    empty = tmp_path / "folder"
+    empty.mkdir()
+    assert "no .jsonl or .parquet file" in message(empty)
+
+
+def test_a_file_cut_in_a_line_is_told_from_a_bad_line(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "cut.jsonl", ROWS)
+    file.write_bytes(file.read_bytes()[:-10])
+    assert "line 2: the file is cut in the middle of this line" in message(file)
+    file.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    assert "line 2: not valid JSON" in message(file)
+    file.write_text('{"a": 1}\n[1]\n')
+    assert "line 2: expected an object with columns, found list" in message(file)
+
+
+def test_a_file_cut_inside_a_character_is_an_error_too(tmp_path: Path) -> None:
+    file = tmp_path / "cut.jsonl"
+    file.write_bytes('{"a": "é"}\n{"a": "é'.encode()[:-1])
+    assert "line 2: the file is cut" in message(file)
+
+
+def test_damaged_parquet_and_unknown_types_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 nothing of the kind")
+    assert "not a readable Parquet file" in message(tmp_path / "bad.parquet")
+    (tmp_path / "rows.csv").write_text("a,b\n")
+    assert "cannot read .csv; use .jsonl or .parquet" in message(tmp_path / "rows.csv")
+
+
+def test_a_name_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "neither a local file or directory nor a Hugging Face data set" in message("nobody/nothing-here")
+
+
+def test_a_missing_column_names_the_nearest() -> None:
+    require_columns(ROWS, [("prompt", "question")], "f.jsonl")
+    with pytest.raises(DataError) as caught:
+        require_columns([*ROWS, {"answer": "3"}], [("answer", "answer"), ("prompt", "question")], "f.jsonl")
+    assert "row 3 has no column 'question' (task.columns.prompt); its columns are answer" in str(caught.value)
+    with pytest.raises(DataError, match="the nearest is 'question'"):
+        require_columns(ROWS, [("prompt", "questions")], "f.jsonl")

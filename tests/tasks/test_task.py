@@ -1,0 +1,130 @@
+"""A whole task: built from a config, judged through its processes, identified by its fingerprint."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.config import Columns, TaskConfig
+from core.errors import ConfigError, DataError
+from core.records import Finish, Problem, Start, Trajectory
+from tasks import arithmetic
+from tasks.corpus import character_tokenizer
+from tasks.problems import Tokenizer
+from tasks.task import Task, build_task, fingerprint
+
+SMALL = TaskConfig(problems=40, eval_problems=14)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return character_tokenizer(arithmetic.ALPHABET)
+
+
+@pytest.fixture(scope="module")
+def task(tokenizer: Tokenizer) -> Iterator[Task]:
+    built = build_task(SMALL, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    yield built
+    built.close()
+
+
+def trajectory(problem: Problem, prefix: list[int], tokens: list[int]) -> Trajectory:
+    start = Start("s", problem.id, problem.prompt_ids, np.array(prefix, np.int32), 1, 0)
+    zeros = np.zeros(len(tokens))
+    return Trajectory(
+        start, 0, np.array(tokens, np.int32), zeros.astype(np.float32), zeros.astype(np.int32), Finish.STOP
+    )
+
+
+def test_the_default_task_fits_the_default_budgets(tokenizer: Tokenizer) -> None:
+    built = build_task(TaskConfig(), tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    built.close()
+    assert (len(built.train), len(built.evaluation)) == (4096, 256)
+    assert all(problem.solution_ids is not None for problem in built.train)
+    assert not {problem.id for problem in built.train} & {problem.id for problem in built.evaluation}
+    assert str(built.left_out).startswith("0 duplicate prompts and 0 prompts over")
+
+
+def test_whole_responses_are_judged_in_order(task: Task, tokenizer: Tokenizer) -> None:
+    rows, want = [], []
+    for i, problem in enumerate((*task.train, *task.evaluation)):
+        assert problem.solution_ids is not None
+        ids = problem.solution_ids.tolist()
+        cut = i % len(ids)
+        rows.append(trajectory(problem, ids[:cut], ids[cut:]))
+        rows.append(trajectory(problem, ids[:cut], [tokenizer("#")["input_ids"][0], tokenizer.eos_token_id]))
+        want += [1.0, 0.0]
+    judged = task.judge(rows)
+    assert [one.trajectory for one in judged] == rows
+    assert [one.verdict.reward for one in judged] == want
+
+
+def test_prefixes_are_checked_exactly(task: Task) -> None:
+    assert task.prefix_correct is not None
+    problem = task.train[0]
+    assert problem.solution_ids is not None
+    text = task.decode(problem.solution_ids)
+    assert task.prefix_correct(problem, text[:7])
+    assert not task.prefix_correct(problem, text[:7] + "=")
+
+
+def test_the_fingerprint_names_task_data_and_vocabulary(task: Task, tokenizer: Tokenizer) -> None:
+    same = build_task(SMALL, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    other = build_task(SMALL, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=1)
+    same.close()
+    other.close()
+    assert same.fingerprint == task.fingerprint != other.fingerprint
+    assert fingerprint("x", task.train, tokenizer) != task.fingerprint
+    assert fingerprint("arithmetic", task.train, character_tokenizer("#" + arithmetic.ALPHABET)) != task.fingerprint
+
+
+def test_gsm8k_comes_from_its_files(shared_data: Path, whole_data: bool) -> None:
+    folder = shared_data / "gsm8k"
+    rows, evaluated = (7473, 100) if whole_data else (10, 5)
+    config = TaskConfig(
+        name="gsm8k",
+        path=str(folder),
+        eval_path=str(folder),
+        eval_problems=evaluated,
+        problems=10_000,
+        columns=Columns(prompt="question", answer="answer", solution="answer"),
+        template="Question: {prompt}\nAnswer: ",
+    )
+    printable = character_tokenizer("".join(chr(code) for code in range(32, 127)) + "\n")
+    built = build_task(config, printable, max_prompt_tokens=600, max_response_tokens=400, seed=0)
+    problem = built.train[0]
+    assert built.decode(problem.prompt_ids).startswith("Question: Natalia sold clips to 48 of her friends")
+    assert problem.reference == "72"
+    assert problem.solution_ids is not None
+    good = trajectory(problem, [], problem.solution_ids.tolist())
+    assert [one.verdict.correct for one in built.judge([good, trajectory(problem, [], [5])])] == [True, False]
+    built.close()
+    out = built.left_out
+    assert len(built.train) + len(built.evaluation) + out.long_prompts + out.duplicates == rows + evaluated
+
+
+def test_a_text_task_without_data_is_an_error(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match=r"task\.path is empty: task math needs a data set"):
+        build_task(TaskConfig(name="math"), tokenizer, max_prompt_tokens=9, max_response_tokens=9, seed=0)
+
+
+def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer: Tokenizer) -> None:
+    config = SMALL.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit", "judge_timeout": 0.5})
+    built = build_task(config, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    problem = built.train[0]
+    texts = ["7", "8", "9"]  # a reward, a hang, an exception: see the function
+    rows = [trajectory(problem, [], tokenizer(text)["input_ids"]) for text in texts]
+    verdicts = [one.verdict for one in built.judge(rows)]
+    built.close()
+    assert [verdict.reward for verdict in verdicts] == [0.5, 0.0, 0.0]
+    assert [verdict.detail for verdict in verdicts[1:]] == [
+        "judge timed out after 0.5 s",
+        "judge raised ValueError: nine",
+    ]
+
+
+def test_a_reward_that_is_not_there_is_found_when_the_task_is_built(tokenizer: Tokenizer) -> None:
+    config = SMALL.model_copy(update={"reward": "no_such_module:reward"})
+    with pytest.raises(ConfigError, match=r"task\.reward: judge cannot start: verifier 'no_such_module:reward'"):
+        build_task(config, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)

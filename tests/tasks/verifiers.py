@@ -1,0 +1,64 @@
+"""Verifiers that misbehave, for the tests of the judging processes."""
+
+import ctypes
+import os
+import sys
+import time
+
+from core.records import Verdict
+
+NUMBER = 3
+
+
+def misbehave(reference: str, response: str) -> object:
+    """Does what the response says."""
+    word = response
+    if word.startswith("say "):
+        return Verdict(float(word[4:]), True)
+    if reference == response:
+        return Verdict(1.0, True, f"equal {len(response)}")
+    return _ACTIONS[word]()
+
+
+def half_for_the_digit(reference: str, response: str) -> float:
+    """A reward as a user writes one: half for 7; hangs on 8, raises on 9."""
+    if response == "8":
+        time.sleep(60)
+    if response == "9":
+        raise ValueError("nine")
+    return 0.5 * (response == "7")
+
+
+def _raise() -> object:
+    raise ValueError("no")
+
+
+def _hang() -> object:
+    while True:
+        time.sleep(1)
+
+
+def _hang_in_c() -> object:
+    return len(str(9**9**9))
+
+
+def _print() -> object:
+    print('[1.0, true, "forged"]', flush=True)
+    return Verdict(1.0, True)
+
+
+_ACTIONS = {
+    "raise": _raise,
+    "exit": lambda: sys.exit(3),
+    "nan": lambda: float("nan"),
+    "none": lambda: None,
+    "list": lambda: [1.0],
+    "hang": _hang,
+    "hang in c": _hang_in_c,
+    "die": lambda: os._exit(7),
+    "segfault": lambda: ctypes.string_at(0),
+    "memory": lambda: bytearray(1 << 40),
+    "print": _print,
+    "number": lambda: 0.25,
+    "true": lambda: True,
+}
