@@ -1,0 +1,92 @@
+"""The rules of the house that a machine can keep: import direction, light imports, size of files and functions."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("actors", "learner", "replay", "tasks")
+ALLOWED = {
+    "core": set(),
+    "actors": {"core"},
+    "learner": {"core"},
+    "replay": {"core"},
+    "tasks": {"core"},
+    "trainer": {"core", *PARTS},
+}
+HEAVY = {"ray", "vllm", "deepspeed"}
+"""Only these files may import an engine at their top; everything else must start in a second."""
+ADAPTERS = {
+    "actors/actor.py",
+    "actors/engine.py",
+    "actors/pool.py",
+    "actors/slot.py",
+    "actors/transfer.py",
+    "learner/engine.py",
+    "learner/group.py",
+    "learner/ranks.py",
+    "learner/worker.py",
+    "replay/store.py",
+    "trainer/cluster.py",
+    "trainer/ray_metrics.py",
+    "launch.py",
+}
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(nodes: list[ast.stmt] | ast.Module, deep: bool) -> set[str]:
+    """Top-level package names imported by the module; with `deep` also inside functions."""
+    tree = nodes if isinstance(nodes, ast.Module) else ast.Module(nodes, [])
+    found: set[str] = set()
+    for node in ast.walk(tree) if deep else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_imports_point_one_way(part: str) -> None:
+    for path in sources(part):
+        ours = imported(ast.parse(path.read_text()), deep=True) & (set(ALLOWED) | {"launch", "bench", "tests"})
+        assert ours <= ALLOWED[part] | {part}, (
+            f"{path.relative_to(ROOT)} imports {sorted(ours - ALLOWED[part] - {part})}"
+        )
+
+
+def test_engines_are_imported_only_in_adapters() -> None:
+    for path in sources(*ALLOWED):
+        name = str(path.relative_to(ROOT))
+        used = imported(ast.parse(path.read_text()), deep=True) & HEAVY
+        assert not used or name in ADAPTERS, f"{name} imports {sorted(used)}"
+
+
+def test_pure_modules_start_without_engines() -> None:
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sources(*ALLOWED)
+        if str(path.relative_to(ROOT)) not in ADAPTERS
+    ]
+    code = f"import sys\nfor name in {names!r}: __import__(name)\nprint(sorted({HEAVY!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "path", [*sources(*ALLOWED, "bench", "tests"), ROOT / "launch.py"], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_functions_fit_a_screen_and_files_a_sitting(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 400, f"{path.name} has more than 400 lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = (node.end_lineno or 0) - node.lineno + 1
+            assert size <= 60, f"{path.name}:{node.lineno} {node.name} has {size} lines"

@@ -1,0 +1,171 @@
+"""The product as its user runs it: `launch.py` on the real engines, killed in the middle, resumed, evaluated."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[1]
+RECIPE = "tests/recipes/tiny.yaml"
+TIMINGS = ("_seconds", "tokens_per_second")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "launch.py", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        command(*arguments), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not any(part in k for part in TIMINGS)} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Folder of the runs, and the options that all runs share (one starter model for all)."""
+    root = tmp_path_factory.mktemp("runs")
+    return root, [
+        "--config",
+        RECIPE,
+        "--run.root",
+        str(root),
+        "--starter.cache",
+        str(root / "starters"),
+        "--cluster.address",
+        "local",
+    ]
+
+
+@pytest.fixture(scope="module")
+def straight(roots: tuple[Path, list[str]]) -> Path:
+    """A run without interruption."""
+    root, options = roots
+    text = run("train", *options, "--run.name", "straight")
+    assert "Run straight: 4 iterations" in text
+    return root / "straight"
+
+
+@pytest.fixture(scope="module")
+def resumed(roots: tuple[Path, list[str]], straight: Path) -> Path:
+    """The same run, killed -9 after its first checkpoint, and resumed."""
+    root, options = roots
+    folder = root / "resumed"
+    process = subprocess.Popen(
+        command("train", *options, "--run.name", "resumed"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 300
+    while not (folder / "checkpoints" / "latest").exists():
+        assert process.poll() is None, "the run ended before its first checkpoint"
+        assert time.monotonic() < deadline, "no checkpoint within 300 s"
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    # Ray's two agents per node end when they next look for their raylet, within two minutes: after the resumed run.
+    agents = [child for child in alive if "Agent" in child.name()]
+    assert agents == alive, f"left running after the driver was killed: {[child.name() for child in alive]}"
+    assert metrics(folder)[-1]["iteration"] < 4
+    run("train", "--resume", str(folder))
+    assert not psutil.wait_procs(agents, timeout=120)[1], "Ray's agents outlived their node"
+    return folder
+
+
+def test_the_run_directory_is_complete(straight: Path) -> None:
+    for name in ("config.yaml", "versions.json", "metrics.jsonl", "evaluations.jsonl", "curves.png", "log.txt"):
+        assert (straight / name).stat().st_size >= (0 if name == "log.txt" else 1), name
+    assert any((straight / "tensorboard").iterdir())
+    assert sorted(path.name for path in (straight / "samples").iterdir()) == [f"{i:06d}.jsonl" for i in range(1, 5)]
+    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == ["000002", "000004", "latest"]
+    assert [json.loads(line)["iteration"] for line in (straight / "evaluations.jsonl").read_text().splitlines()] == [
+        0,
+        2,
+        4,
+    ]
+
+
+def test_replay_was_used_and_its_outcomes_are_in_the_metrics(straight: Path) -> None:
+    last = metrics(straight)[-1]
+    assert last["replay_share"] == 0.5
+    assert last["replay_success"] is not None
+    assert last["erroneous_share"] is not None
+    assert last["weight_version"] == 4
+
+
+def test_engines_and_learner_agree_after_every_broadcast(straight: Path) -> None:
+    for line in metrics(straight):
+        assert line["logprob_gap"] < 1e-3
+        assert line["behaviour_gap_max"] < 1e-3
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_numbers_and_weights(straight: Path, resumed: Path) -> None:
+    assert metrics(resumed) == metrics(straight)
+    left, right = (load_file(folder / "policy" / "model.safetensors") for folder in (straight, resumed))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_training_changed_the_policy_and_it_loads_as_any_model(straight: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(straight / "checkpoints" / "000002" / "policy"),
+        AutoModelForCausalLM.from_pretrained(straight / "policy"),
+    )
+    AutoTokenizer.from_pretrained(straight / "policy")
+    assert not torch.equal(before.get_input_embeddings().weight, after.get_input_embeddings().weight)
+
+
+def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path) -> None:
+    """The final policy loaded into a fresh vLLM gives the success that the run measured in its own engine."""
+    text = run("evaluate", str(straight))
+    last = json.loads((straight / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert f"success {100 * last['success']:.1f} %" in text
+
+
+def test_a_terminated_run_closes_its_parts_and_says_how_to_go_on(roots: tuple[Path, list[str]], straight: Path) -> None:
+    root, options = roots
+    process = subprocess.Popen(
+        command("train", *options, "--run.name", "terminated", "--run.iterations", "500"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 200
+    while not (root / "terminated" / "metrics.jsonl").exists():
+        assert process.poll() is None, "the run ended before its first iteration"
+        assert time.monotonic() < deadline, "no iteration within 200 s"
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert "--resume" in text.splitlines()[-1]
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not [child.name() for child in alive if "Agent" not in child.name()]

@@ -1,0 +1,143 @@
+"""The command line: every mistake is one line before anything starts, and status 2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.config import Config
+from core.load import dump_config, load_config
+from tests.trainer.examples import iteration
+from trainer.rundir import RunDirectory
+from trainer.sinks import JsonlSink
+
+ROOT = Path(__file__).parents[1]
+
+
+def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    import os
+
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **(env or {})}
+    return subprocess.run(
+        [sys.executable, "launch.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+
+
+def error_line(*arguments: str) -> str:
+    """The one line that a mistake must give."""
+    result = launch(*arguments)
+    assert result.returncode == 2, result.stdout + result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_help_explains_every_field(command: str) -> None:
+    text = launch(command, "--help").stdout
+    for words in (
+        "--replay.ratio",
+        "in [0, 1)",
+        "default: ",
+        "--learner.zero-stage",
+        "--resume" if command == "train" else "--offline",
+    ):
+        assert words in text
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    assert "the nearest valid one is '--replay.ratio'" in error_line("train", "--replay.ratoi", "0.5")
+    assert "needs a value" in error_line("train", "--replay.ratio")
+
+
+def test_unknown_key_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("replay:\n  ratoi: 0.5\n")
+    assert "'replay.ratio'" in error_line("check", "--config", str(tmp_path / "c.yaml"))
+
+
+def test_ratio_out_of_range() -> None:
+    assert "replay.ratio" in error_line("check", "--replay.ratio", "1.0")
+
+
+def test_batch_sizes_that_do_not_divide() -> None:
+    assert "do not divide" in error_line("check", "--learner.minibatches", "7")
+
+
+def test_missing_config_file() -> None:
+    assert "nowhere.yaml" in error_line("train", "--config", "nowhere.yaml")
+
+
+def test_a_template_without_the_question_is_found_before_the_starter_is_built() -> None:
+    assert "task.template" in error_line("check", "--task.template", "Answer:")
+
+
+def test_missing_data_file() -> None:
+    assert "none.jsonl" in error_line("check", "--task.name", "gsm8k", "--task.path", "none.jsonl")
+
+
+def test_empty_data(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "empty" in error_line("check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "empty.jsonl"))
+
+
+def test_missing_column(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"question": "1+1?", "gold": "#### 2"}) + "\n")
+    line = error_line(
+        "check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "d.jsonl"), "--task.columns.prompt", "question"
+    )
+    assert "'answer'" in line
+    assert "gold" in line
+
+
+def test_unreadable_model(tmp_path: Path) -> None:
+    assert "model.path" in error_line("check", "--model.path", str(tmp_path))
+
+
+def test_not_enough_cpus() -> None:
+    line = error_line("check", "--rollout.actors", "500")
+    assert "asks for" in line
+    assert "the cluster has" in line
+
+
+def test_resume_of_nothing(tmp_path: Path) -> None:
+    assert "holds no run" in error_line("train", "--resume", str(tmp_path))
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_recipe_checks_offline(recipe: Path) -> None:
+    result = launch("check", "--config", str(recipe), "--offline")
+    assert result.returncode == 0, result.stderr
+    asks_for_gpus = load_config(recipe).cluster.device == "cuda"
+    assert ("placement on cuda" in result.stdout and "GPUs in total" in result.stdout) == asks_for_gpus
+
+
+def test_report_summarises_a_run_and_draws_it_anew(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    assert "holds no run" in error_line("report", str(run.path))
+    run.config.write_text(dump_config(Config()), encoding="utf-8")
+    assert "no finished iteration" in error_line("report", str(run.path))
+    sink = JsonlSink(run.metrics)
+    for number in (1, 2):
+        sink.write(iteration(number))
+    sink.close()
+    result = launch("report", str(run.path))
+    assert result.returncode == 0, result.stderr
+    assert "Run mine: 2 iterations of 40 (unfinished)" in result.stdout  # 40: the default of run.iterations
+    assert run.curves.stat().st_size > 0
+
+
+def test_check_prints_resolved_values_and_batch_arithmetic() -> None:
+    result = launch(
+        "check", "--offline", "--rollout.starts", "12", "--rollout.samples", "4", "--learner.minibatches", "6"
+    )
+    assert "12 starts x 4 samples = 48" in result.stdout
+    assert "48 / 6 = 8 trajectories" in result.stdout

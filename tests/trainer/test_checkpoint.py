@@ -1,0 +1,124 @@
+"""The file protocol of checkpoints: `latest` always names a complete one. (Contents: tests/test_end_to_end.py.)"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from core.errors import CheckpointError
+from trainer import checkpoint
+from trainer.checkpoint import Progress
+from trainer.loop import Parts
+from trainer.rundir import RunDirectory, write_atomically
+
+
+@dataclass
+class Writer:
+    """Stands for a part that writes `names` into the checkpoint; `fail` raises as a full disk would."""
+
+    names: tuple[str, ...] = ()
+    fail: bool = False
+    restored: list[str] = field(default_factory=list)
+
+    def save(self, path: Path | str) -> None:
+        if self.fail:
+            raise OSError(28, "No space left on device")
+        Path(path).mkdir()
+        for name in self.names:
+            (Path(path) / name).write_text("x")
+
+    def export(self, path: Path) -> None:
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+
+    def restore(self, path: Any) -> None:
+        self.restored.append(str(path))
+
+
+@dataclass
+class Files:
+    """The parts that a checkpoint touches."""
+
+    learner: Writer
+    replay: Writer
+    problems: Writer
+
+
+def progress(iteration: int) -> Progress:
+    return Progress(iteration, {"epoch": 0, "position": iteration}, 10 * iteration)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path, "run", "test")
+    run.config.write_text("")
+    return run
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files(Writer(("learner.json", "policy", "value")), Writer(("store.json",)), Writer())
+
+
+def save(run: RunDirectory, files: Files, iteration: int, keep: int = 2) -> Path:
+    return checkpoint.save(run, cast(Parts, files), progress(iteration), keep)
+
+
+def test_the_newest_are_kept_and_latest_names_the_last(run: RunDirectory, files: Files) -> None:
+    for iteration in (2, 4, 6):
+        save(run, files, iteration)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000004", "000006", "latest"]
+    assert checkpoint.latest(run).name == "000006"
+    assert checkpoint.restore(checkpoint.latest(run), cast(Parts, files)) == progress(6)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(run: RunDirectory, files: Files) -> None:
+    save(run, files, 2)
+    files.replay.fail = True
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save(run, files, 4)
+    assert checkpoint.latest(run).name == "000002"
+
+
+def test_what_a_kill_leaves_behind_is_overwritten(run: RunDirectory, files: Files) -> None:
+    (run.checkpoints / ".000002.tmp" / "learner").mkdir(parents=True)
+    save(run, files, 2)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000002", "latest"]
+
+
+def test_a_run_without_checkpoint(run: RunDirectory) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        checkpoint.latest(run)
+
+
+def test_an_incomplete_checkpoint_is_refused(run: RunDirectory, files: Files) -> None:
+    (save(run, files, 2) / "progress.json").unlink()
+    with pytest.raises(CheckpointError, match="incomplete"):
+        checkpoint.latest(run)
+
+
+@pytest.mark.parametrize(("part", "missing"), [("learner", "learner/value"), ("replay", "replay/store.json")])
+def test_a_part_that_wrote_to_another_disk(run: RunDirectory, files: Files, part: str, missing: str) -> None:
+    save(run, files, 2)
+    getattr(files, part).names = ("learner.json", "policy") if part == "learner" else ()
+    with pytest.raises(
+        CheckpointError, match=rf"{missing} not there .*run\.root must lie on storage that all nodes see"
+    ):
+        save(run, files, 4)
+    assert checkpoint.latest(run).name == "000002"
+    assert checkpoint.saved(run) == 2
+
+
+def test_what_was_just_written_is_never_pruned(run: RunDirectory, files: Files) -> None:
+    for iteration in (2, 4, 6):
+        save(run, files, iteration, keep=3)
+    write_atomically(run.checkpoints / "latest", "000002")  # the user goes back; iterations 4 and 6 are repeated
+    save(run, files, 3, keep=2)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000002", "000003", "latest"]
+    save(run, files, 5, keep=1)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000005", "latest"]
+
+
+def test_nothing_is_saved_before_the_first(run: RunDirectory) -> None:
+    assert checkpoint.saved(run) is None

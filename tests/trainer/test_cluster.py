@@ -1,0 +1,93 @@
+"""What is asked of Ray and when it is given back. (Real clusters: tests/test_ray_job.py and tests/test_end_to_end.py.)"""
+
+import os
+from typing import Any
+
+import pytest
+
+from core.config import ClusterConfig, Config
+from core.errors import ClusterError
+from core.load import override
+from core.plan import Resources, evaluation_placement
+from trainer import check, cluster
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A cluster of 2 CPUs that never grows; keeps what is asked of its autoscaler."""
+    seen: list[Any] = []
+    monkeypatch.setattr(cluster, "start", lambda *_, **__: None)
+    monkeypatch.setattr(cluster, "available", lambda: Resources(cpus=2.0, gpus=0.0))
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: seen.append(bundles))
+    monkeypatch.setattr("ray.shutdown", lambda: seen.append("shutdown"))
+    return seen
+
+
+def test_what_was_asked_is_withdrawn_before_leaving(calls: list[Any]) -> None:
+    config = override(Config(), ["--cluster.wait", "0.01"])
+    with cluster.connect(config, "run") as device:
+        assert device == "cpu"
+    one = {"CPU": 1.0, "GPU": 0.0}
+    assert calls == [[one, one], [], "shutdown"]  # one rollout actor, one learner rank; shards reserve nothing
+
+
+def test_it_is_withdrawn_too_when_the_cluster_does_not_grow(calls: list[Any]) -> None:
+    config = override(Config(), ["--cluster.wait", "0.01", "--rollout.actors", "3"])
+    with pytest.raises(ClusterError, match="asks for 4 CPUs"), cluster.connect(config, "run"):
+        pass
+    assert calls[-2:] == [[], "shutdown"]
+
+
+def test_without_waiting_no_autoscaler_is_asked(calls: list[Any]) -> None:
+    with cluster.connect(Config(), "run"):
+        pass
+    assert calls == ["shutdown"]
+
+
+@pytest.mark.usefixtures("calls")
+def test_an_evaluation_needs_no_room_for_the_learner() -> None:
+    config = override(Config(), ["--rollout.actors", "2", "--learner.ranks", "4"])  # 6 CPUs in training, here are 2
+    with cluster.connect(config, "evaluate", evaluation_placement) as device:
+        assert device == "cpu"
+    assert [bundle.name for bundle in evaluation_placement(config, "cpu")] == ["rollout actor"]
+
+
+def test_an_error_without_text_is_still_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(ClusterError, match="cannot connect to Ray: ConnectionError; start a head"):
+        cluster.start(ClusterConfig(address="10.0.0.1:6379"), namespace="n")
+
+
+def test_check_looks_at_the_configured_cluster(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(check, "local_resources", lambda: Resources(1.0, 0.0))
+    assert check.cluster_resources(ClusterConfig(address="auto")).cpus == 1.0
+    assert check.cluster_resources(ClusterConfig(address="10.0.0.1:6379")).cpus == 2.0
+    assert calls == ["shutdown"]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert check.cluster_resources(ClusterConfig(address="auto")).cpus == 2.0
+    assert check.cluster_resources(ClusterConfig(address="local")).cpus == 1.0
+
+
+def test_no_stray_call_starts_a_cluster() -> None:
+    assert os.environ["RAY_ENABLE_AUTO_CONNECT"] == "0"
+
+
+def test_a_record_of_a_dead_head_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    from trainer import cluster
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setattr(cluster, "read_ray_address", lambda: address)
+        assert cluster.find() == address
+    assert cluster.find() == "local"
+    monkeypatch.setattr(cluster, "read_ray_address", lambda: None)
+    assert cluster.find() == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert cluster.find() is None

@@ -1,0 +1,135 @@
+"""Which model and configuration a command works with, found without any engine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launch
+from core.config import Config
+from core.errors import CheckpointError, ConfigError
+from core.load import dump_config, load_config, override
+from core.records import Problem
+from trainer import commands
+from trainer.rundir import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def _signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler for SIGTERM is the test runner's business."""
+    monkeypatch.setattr("launch.signal.signal", lambda *_: None)
+
+
+def recorder(calls: list[Any]) -> Callable[..., int]:
+    """A command that keeps its arguments and succeeds."""
+
+    def record(*arguments: Any) -> int:
+        calls.append(arguments)
+        return 0
+
+    return record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with one checkpoint, of 7 iterations."""
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    run.config.write_text(dump_config(override(Config(), ["--run.iterations", "7"])))
+    policy = run.checkpoints / "000010" / "policy"
+    policy.mkdir(parents=True)
+    (policy / "config.json").write_text("{}")
+    (policy.parent / "progress.json").write_text("{}")
+    (run.checkpoints / "latest").write_text("000010")
+    return run
+
+
+def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Path) -> None:
+    folder = run.checkpoints / "000010"
+    for target in (run.path, folder, folder / "policy"):
+        assert commands.run_of(target) == run
+        assert commands.model_of(target) == str(folder / "policy")
+    assert commands.run_of(tmp_path) is None
+    assert commands.run_of(Path("someone/model")) is None
+    assert commands.model_of(Path("someone/model")) == "someone/model"
+    with pytest.raises(CheckpointError, match="neither a run"):
+        commands.model_of(run.checkpoints)
+    run.policy.mkdir()
+    assert commands.model_of(run.path) == str(run.policy)  # the final policy, when there is one
+
+
+def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Config, str]] = []
+    monkeypatch.setattr(commands, "evaluate", recorder(asked))
+    policy = str(run.checkpoints / "000010" / "policy")
+    assert launch.main(["evaluate", policy, "--evaluation.samples", "8"]) == 0
+    config, target = asked.pop()
+    assert (config.run.iterations, config.evaluation.samples, target) == (7, 8, policy)
+    assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
+    config, target = asked.pop()
+    assert (config, target) == (override(load_config(launch.DEFAULT), ["--evaluation.samples=8"]), "")
+    recipe = tmp_path / "other.yaml"
+    recipe.write_text("run:\n  iterations: 3\n")
+    assert launch.main(["evaluate", policy, "--config", str(recipe)]) == 0
+    assert asked.pop()[0].run.iterations == 3
+
+
+@pytest.mark.parametrize("form", [["--resume", "{}"], ["--resume={}"]])
+def test_a_resumed_run_keeps_changed_fields(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(commands, "session", recorder(calls))
+    arguments = [part.format(run.path) for part in form]
+    assert launch.main(["train", *arguments, "--run.iterations", "9", "--salvage"]) == 0
+    config, plan, where, resumed, salvage = calls.pop()
+    assert config.run.iterations == load_config(run.config).run.iterations == 9
+    assert plan.total_steps == 9 * plan.steps_per_iteration
+    assert (where, resumed, salvage) == (run, run.checkpoints / "000010", True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("task.problems", "5"),
+        ("run.seed", "1"),
+        ("learner.ranks", "2"),
+        ("replay.shards", "1"),
+        ("starter.layers", "9"),
+    ],
+)
+def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
+    before = run.config.read_text()
+    with pytest.raises(ConfigError, match=rf"--resume: {option} is .* cannot become {value}; start a new run"):
+        commands.resume(run.path, [f"--{option}", value], salvage=False)
+    assert run.config.read_text() == before
+
+
+def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["train", "--resume", str(run.path), "--config", "configs/demo.yaml"]) == 2
+    assert "leave out --config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "hint"), [("train", True), ("evaluate", False), ("check", False)])
+def test_only_training_can_be_resumed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, hint: bool
+) -> None:
+    def stop(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, command, stop)
+    assert launch.main([command]) == launch.INTERRUPTED
+    assert ("--resume RUN" in capsys.readouterr().err) == hint
+
+
+def test_canonical_replay_needs_a_canonical_solution() -> None:
+    tokens = np.array([1], np.int32)
+    without, solved = Problem("a", tokens, "gold"), Problem("b", tokens, "gold", solution_ids=tokens)
+    config = override(Config(), ["--replay.canonical", "true"])
+    with pytest.raises(ConfigError, match=r"replay\.canonical is true, but no training problem has"):
+        commands.check_canonical(config, [without])
+    commands.check_canonical(config, [without, solved])
+    commands.check_canonical(Config(), [without])

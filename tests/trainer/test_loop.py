@@ -1,0 +1,59 @@
+"""Renewing stale values: what is charged to which phase, and when it is done at all."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from core.config import Config
+from core.load import override
+from core.plan import batch_plan
+from core.records import FloatArray, Problem, Provenance, ReplayedState
+from trainer import build
+from trainer.loop import Parts, refresh
+from trainer.metrics import PhaseClock
+
+PROBLEM = Problem("p", np.array([1], np.int32), "gold")
+STALE = [ReplayedState(key, "p", np.array([key], np.int32), 0.5, Provenance.OWN_FAILED, 0) for key in (7, 8)]
+
+
+@dataclass
+class Store:
+    """Two stale states; keeps what it is told."""
+
+    clock: PhaseClock
+    phases: list[Any] = field(default_factory=list)
+    told: list[tuple[list[int], list[float], int]] = field(default_factory=list)
+
+    def top(self, count: int, older_than: int) -> list[ReplayedState]:
+        self.phases.append(self.clock.current)
+        return STALE[: count if older_than else 0]
+
+    def revalue(self, states: list[ReplayedState], values: FloatArray, version: int) -> None:
+        self.phases.append(self.clock.current)
+        self.told.append(([state.key for state in states], values.tolist(), version))
+
+    def score(self, queries: list[Any]) -> list[Any]:
+        self.phases.append(self.clock.current)
+        return [SimpleNamespace(values=np.array([value], np.float32)) for value in (np.nan, 0.25)][: len(queries)]
+
+
+def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
+    clock = PhaseClock()
+    store = Store(clock)
+    parts = SimpleNamespace(replay=store, learner=SimpleNamespace(version=3, score=store.score), by_id={"p": PROBLEM})
+    refresh(cast(Parts, parts), 2, clock)
+    assert store.phases == ["replay", "score", "replay"]
+    assert store.told == [([8], [0.25], 3)]
+    refresh(cast(Parts, parts), 0, clock)
+    assert len(store.phases) == 3
+
+
+@pytest.mark.parametrize(
+    ("ranking", "renewed"), [("value", 64), ("frontier", 64), ("posterior", 64), ("uniform", 0), ("success_prefix", 0)]
+)
+def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:
+    config = override(Config(), ["--replay.ranking", ranking, "--replay.refresh", "64"])
+    assert build.settings(config, batch_plan(config)).refresh == renewed

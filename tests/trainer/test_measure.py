@@ -1,0 +1,61 @@
+"""From an iteration to its numbers: shares by hand, and no policy numbers while only the critic learns."""
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from core.records import Finish, Judged, Problem, Scored, Start, Trajectory, Verdict
+from learner.stats import BroadcastReport, UpdateStats
+from replay.stats import combine
+from tests.trainer.examples import SECONDS
+from trainer.loop import Iteration
+from trainer.measure import measure
+from trainer.metrics import IterationMetrics
+from trainer.starts import fresh_starts
+
+START = fresh_starts([Problem("p", np.array([1, 2], np.int32), "gold")], 2, seed=0, iteration=1)[0]
+EMPTY = combine([], requested=8)
+NUMBERS = {entry.name: (index + 1) / 64 for index, entry in enumerate(fields(UpdateStats))}  # all different
+STATS = replace(UpdateStats(**NUMBERS), policy_trained=True)  # type: ignore[arg-type]
+POLICY = {"policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm"}
+
+
+def scored(start: Start, length: int, correct: bool) -> Scored:
+    zeros = np.zeros(length, np.float32)
+    finish = Finish.STOP if correct else Finish.LENGTH
+    trajectory = Trajectory(start, 0, np.zeros(length, np.int32), zeros, np.zeros(length, np.int32), finish)
+    return Scored(Judged(trajectory, Verdict(float(correct), correct)), zeros, zeros, None)
+
+
+def measured(stats: UpdateStats) -> IterationMetrics:
+    iteration = Iteration(
+        1, [START], [scored(START, 3, True), scored(START, 10, False)], stats, BroadcastReport(1, "", 1e-6, 0.1)
+    )
+    return measure(iteration, SECONDS, EMPTY, erroneous=math.nan, restarts=0, tokens_before=7, evaluation=math.nan)
+
+
+def test_shares_and_sums_by_hand() -> None:
+    metrics = measured(STATS)
+    assert metrics.root_success == metrics.reward == metrics.truncated_share == 0.5  # one of two
+    assert math.isnan(metrics.replay_success)
+    assert (metrics.generated_tokens, metrics.total_tokens) == (13, 20)  # 3 + 10; 7 before
+    assert metrics.tokens_per_second == pytest.approx(13 / 6.5)
+    assert metrics.store_hit_rate == 0.0  # 0 of 8
+
+
+def test_the_update_is_reported_under_its_own_names() -> None:
+    metrics = measured(STATS)
+    same = {entry.name for entry in fields(UpdateStats)} & {entry.name for entry in fields(IterationMetrics)} - {
+        "seconds"
+    }
+    assert {"value_auc", "value_auc_within", "policy_lr", "padding_share", "first_kl"} <= same
+    assert {name: getattr(metrics, name) for name in same} == {name: NUMBERS[name] for name in same}
+    assert metrics.kl == NUMBERS["policy_kl"]
+
+
+def test_no_policy_numbers_while_only_the_critic_learns() -> None:
+    metrics = measured(replace(STATS, policy_trained=False))
+    assert {name for name in POLICY if math.isnan(getattr(metrics, name))} == POLICY
+    assert metrics.value_loss == NUMBERS["value_loss"]

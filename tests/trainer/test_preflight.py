@@ -1,0 +1,81 @@
+"""Model and tokenizer checks on real (tiny) files."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from core.errors import ModelError
+from trainer.preflight import check_vocabulary, inspect_model, load_tokenizer
+
+
+def save_model(folder: Path, vocabulary: int = 8) -> Path:
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path, tokens: int = 8, eos: bool = True) -> Path:
+    words = {f"w{i}": i for i in range(tokens)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
+    if eos:
+        tokenizer.eos_token = "w1"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_what_a_run_must_know_of_a_model(tmp_path: Path) -> None:
+    info = inspect_model(str(save_model(tmp_path)))
+    assert (info.architecture, info.context, info.vocabulary) == ("Qwen2ForCausalLM", 32, 8)
+    # embedding 8x16; attention q 16x16+16, k and v the same, o 16x16; MLP 3 x 16x16; 3 norms of 16
+    assert info.parameters == 128 + 3 * (256 + 16) + 256 + 3 * 256 + 48
+
+
+def test_vocabulary_mismatch(tmp_path: Path) -> None:
+    path = str(save_tokenizer(save_model(tmp_path, vocabulary=8), tokens=9))
+    with pytest.raises(ModelError, match=r"vocabulary mismatch: the tokenizer has token ids up to \d+, .* 8 rows"):
+        check_vocabulary(path, inspect_model(path), load_tokenizer(path))
+
+
+def test_a_larger_embedding_than_tokenizer_is_fine(tmp_path: Path) -> None:
+    path = str(save_tokenizer(save_model(tmp_path, vocabulary=16), tokens=9))
+    check_vocabulary(path, inspect_model(path), load_tokenizer(path))
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        inspect_model(str(tmp_path))
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+        inspect_model(str(tmp_path))
+
+
+def test_torn_weights(tmp_path: Path) -> None:
+    file = save_model(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ModelError, match="unreadable weights"):
+        inspect_model(str(tmp_path))
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no tokenizer in it"):
+        load_tokenizer(str(save_model(tmp_path)))
+
+
+def test_tokenizer_without_end(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no end-of-sequence token"):
+        load_tokenizer(str(save_tokenizer(tmp_path, eos=False)))

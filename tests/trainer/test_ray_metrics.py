@@ -1,0 +1,45 @@
+"""The gauges on a real Ray: what Prometheus would scrape from the metrics agent of the driver's node."""
+
+import re
+import time
+import urllib.request
+from dataclasses import replace
+
+import pytest
+
+from tests.trainer.examples import iteration
+from trainer.metrics import describe
+
+SAMPLE = re.compile(r"^ray_retrospect_(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+WAIT = 40.0  # seconds: Ray reports every 10 s by default, and its agent may just be starting
+
+
+def scrape(run: str) -> dict[str, float]:
+    """Name -> value of the run's gauges, as the node's metrics agent exports them now."""
+    import ray
+
+    (node,) = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    text = urllib.request.urlopen(address, timeout=10).read().decode()
+    return {name: float(value) for name, labels, value in SAMPLE.findall(text) if f'run="{run}"' in labels}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_prometheus_finds_every_number_of_the_newest_iteration() -> None:
+    from trainer.ray_metrics import RayGaugeSink
+
+    sink = RayGaugeSink("gauges-test")
+    sink.write(replace(iteration(2), root_success=0.5))
+    sink.write(replace(iteration(3), root_success=0.375))  # not evaluated: keeps the value of iteration 2
+    sink.close()
+    found: dict[str, float] = {}
+    deadline = time.monotonic() + WAIT
+    while found.get("iteration") != 3 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        found = scrape("gauges-test")
+    assert found["iteration"] == 3
+    assert found["root_success"] == 0.375
+    assert found["evaluation_success"] == pytest.approx(0.29)
+    assert found["total_tokens"] == 39_000
+    absent = {"erroneous_share"}  # NaN in both iterations: a gauge that was never set is not exported
+    assert set(found) == {info.name for info in describe()} - absent

@@ -1,0 +1,150 @@
+"""What joins problems, store and rollouts: numbers by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from core.records import (
+    Finish,
+    IntArray,
+    Judged,
+    Problem,
+    Provenance,
+    ReplayedState,
+    Scored,
+    Start,
+    Trajectory,
+    Verdict,
+)
+from trainer.evaluate import drop_evaluations, summarise
+from trainer.starts import (
+    candidates,
+    canonical_rollouts,
+    erroneous_share,
+    fresh_starts,
+    outcomes,
+    replayed_starts,
+    value_queries,
+)
+
+
+def ids(*tokens: int) -> IntArray:
+    return np.array(tokens, dtype=np.int32)
+
+
+PROBLEM = Problem("p", ids(1, 2), "gold", level="easy")
+STATE = ReplayedState(77, "p", ids(5, 6, 7), 0.5, Provenance.OWN_FAILED, 3)
+
+
+def judged(start: Start, tokens: IntArray, correct: bool, sample: int = 0) -> Judged:
+    trajectory = Trajectory(
+        start, sample, tokens, np.zeros(tokens.size, np.float32), np.full(tokens.size, 4, np.int32), Finish.STOP
+    )
+    return Judged(trajectory, Verdict(float(correct), correct))
+
+
+def test_starts_are_named_and_seeded_by_iteration() -> None:
+    first, again, later = (fresh_starts([PROBLEM, PROBLEM], 4, seed=9, iteration=i) for i in (1, 1, 2))
+    assert [start.id for start in first] == ["1.f0", "1.f1"]
+    assert [start.seed for start in first] == [start.seed for start in again]
+    seeds = [start.seed for start in (*first, *later)]
+    assert len(set(seeds)) == 4
+    replayed = replayed_starts([STATE], {"p": PROBLEM}, 4, seed=9, iteration=1)[0]
+    assert replayed.id == "1.r0"
+    assert replayed.replayed
+    assert replayed.state_key == 77
+    assert replayed.context_ids.tolist() == [1, 2, 5, 6, 7]
+    assert replayed.seed not in seeds
+
+
+def test_only_replayed_starts_have_outcomes() -> None:
+    root = fresh_starts([PROBLEM], 1, 0, 1)[0]
+    state = replayed_starts([STATE], {"p": PROBLEM}, 2, 0, 1)[0]
+    found = outcomes([judged(root, ids(8), True), judged(state, ids(8), True), judged(state, ids(9), False, 1)])
+    assert [(item.state_key, item.correct, item.version) for item in found] == [(77, True, 4), (77, False, 4)]
+
+
+def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_token() -> None:
+    start = replayed_starts([STATE], {"p": PROBLEM}, 1, 0, 1)[0]
+    item = judged(start, ids(8, 9, 10, 11), correct=False)
+    scored = Scored(item, np.array([0.1, 0.2, 0.3, 0.4], np.float32), np.zeros(4, np.float32), None)
+    # The response is 5 6 7 | 8 9 10 11. Boundaries after 1, 3 (both in the prefix: states already), 4 and 6 tokens.
+    found = candidates([scored], lambda _: ids(1, 3, 4, 6), version=12)[0]
+    assert found.response_ids.tolist() == [5, 6, 7, 8, 9, 10, 11]
+    assert found.lengths.tolist() == [4, 6]
+    # State of length 4 = prefix and token 8: the value before continuation token 4 - 3 = 1; length 6: token 3.
+    assert found.values.tolist() == np.array([0.2, 0.4], np.float32).tolist()
+    assert found.provenance is Provenance.OWN_FAILED
+    assert found.parent == 77
+    assert found.version == 12
+
+
+def test_a_trajectory_without_inner_boundaries_offers_its_outcome_alone() -> None:
+    item = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8), correct=True)
+    found = candidates([Scored(item, np.zeros(1, np.float32), np.zeros(1, np.float32), None)], lambda _: ids(), 1)[0]
+    assert found.lengths.size == 0
+    assert found.provenance is Provenance.OWN_SUCCESSFUL
+
+
+def test_canonical_solutions_of_fresh_starts_only() -> None:
+    solved = Problem("s", ids(1), "gold", solution_ids=ids(3, 4))
+    problems = {"p": PROBLEM, "s": solved}
+    starts = [*fresh_starts([PROBLEM, solved], 2, 0, 1), *replayed_starts([STATE], problems, 2, 0, 1)]
+    found = canonical_rollouts(starts, problems)
+    assert [item.trajectory.tokens.tolist() for item in found] == [[3, 4]]
+    assert found[0].verdict.correct
+
+
+def test_a_value_query_reads_the_state_before_its_token() -> None:
+    query = value_queries([STATE], {"p": PROBLEM})[0]
+    assert query.trajectory.start.context_ids.tolist() == [1, 2, 5, 6, 7]
+    assert query.trajectory.tokens.size == 1
+
+
+def test_erroneous_share_counts_replayed_starts_only() -> None:
+    fresh = fresh_starts([PROBLEM], 1, 0, 1)
+    wrong, right = (ReplayedState(key, "p", ids(key), 0, Provenance.OWN_FAILED, 0) for key in (1, 2))
+    starts = [*fresh, *replayed_starts([wrong, right, right, right], {"p": PROBLEM}, 1, 0, 1)]
+
+    def correct(problem: Problem, text: str) -> bool:
+        return text == "2"
+
+    def decode(tokens: IntArray) -> str:
+        return " ".join(map(str, tokens.tolist()))
+
+    assert erroneous_share(starts, {"p": PROBLEM}, correct, decode) == 0.25  # 1 of 4
+    assert math.isnan(erroneous_share(starts, {"p": PROBLEM}, None, decode))
+    assert math.isnan(erroneous_share(fresh, {"p": PROBLEM}, correct, decode))
+
+
+def test_evaluation_averages_samples_within_problems() -> None:
+    problems = [Problem("a", ids(1), "", level="easy"), Problem("b", ids(2), "", level="hard")]
+    starts = fresh_starts(problems, 2, 0, 0)
+    verdicts = [(starts[0], True), (starts[0], True), (starts[1], True), (starts[1], False)]
+    result = summarise([judged(start, ids(9), right) for start, right in verdicts], problems, samples=2, seed=0)
+    assert result.success == 0.75  # (2/2 + 1/2) / 2
+    assert {level.level: level.success for level in result.levels} == {"easy": 1.0, "hard": 0.5}
+    assert 0.5 <= result.low <= 0.75 <= result.high <= 1.0
+
+
+def test_what_is_not_finite_is_not_offered() -> None:
+    start = fresh_starts([PROBLEM], 1, 0, 1)[0]
+    item = judged(start, ids(8, 9, 10), correct=True)
+    values = np.array([0.1, np.nan, 0.3], np.float32)
+    found = candidates([Scored(item, values, np.zeros(3, np.float32), None)], lambda _: ids(1, 2), version=1)[0]
+    # The state of length 1 has the value before token 1, which is NaN; the one of length 2 has 0.3.
+    assert found.lengths.tolist() == [2]
+    assert found.values.tolist() == [np.float32(0.3)]
+    spoilt = Judged(item.trajectory, Verdict(math.nan, False))
+    assert candidates([Scored(spoilt, values, np.zeros(3, np.float32), None)], lambda _: ids(2), version=1) == []
+
+
+def test_a_resumed_run_drops_the_evaluations_that_it_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    drop_evaluations(path, 2)
+    assert not path.exists()
+    lines = [f'{{"iteration": {number}}}\n' for number in (0, 2, 4)]
+    path.write_text("".join(lines) + '{"iterat')  # the kill tore the last line
+    drop_evaluations(path, 2)
+    assert path.read_text() == "".join(lines[:2])

@@ -1,0 +1,1 @@
+"""The loop and what surrounds it: checkpoints, run directory, metrics, console, evaluation."""

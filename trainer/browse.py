@@ -1,0 +1,41 @@
+"""Looks into the replay store of a run: the most promising states per problem, with prefix, value, posterior, provenance,
+age, lineage and solve rate, filtered by problem, provenance and depth; or all of them as Parquet for pandas and DuckDB.
+
+Called by `launch.py replay`; reads the run's files only, so the run may be going on.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.load import load_config
+from trainer import checkpoint
+from trainer.preflight import load_tokenizer
+from trainer.rundir import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which states are meant; None: all."""
+
+    problem: str | None
+    provenance: str | None
+    depth: tuple[int, int] | None  # prefix tokens, both ends included
+
+
+def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | None) -> int:
+    """Print the `top` states of the first `problems` problems, or write all matching states to `export`."""
+    from replay import inspect
+
+    run = RunDirectory.open(path)
+    tokenizer = load_tokenizer(str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy"))
+    shards = inspect.read_live(str(run.replay), load_config(run.config).replay)
+    table = inspect.states_table(shards, lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)))
+    found = inspect.select(table, problem=chosen.problem, provenance=chosen.provenance, depth=chosen.depth)
+    if export is not None:
+        inspect.export(found, export)
+        print(f"{found.num_rows} states written to {export}")
+        return 0
+    best = inspect.select(found, per_problem=top)
+    print(inspect.describe(inspect.first_problems(best, problems), table))
+    print(f"{found.num_rows} of {table.num_rows} states match")
+    return 0

@@ -1,0 +1,136 @@
+"""Starting and stopping the parts of a run: store, rollout pool, learner.
+
+Called by `launch.py`. The engine adapters are imported here and not above, so that bad input is found without them.
+Invariant: whatever has been started is stopped when the block is left, however it is left.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from core.config import Config, Device
+from core.plan import BatchPlan
+from core.sampling import Sampling
+from core.seeds import derive
+from trainer.loop import Parts, Settings
+from trainer.preflight import inspect_model
+from trainer.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from actors.pool import RolloutPool
+    from learner.group import LearnerGroup
+    from tasks.task import Task
+
+
+BY_VALUE = ("value", "frontier", "posterior")
+"""The rankings that read the critic's values: only for them are stale values worth renewing."""
+
+
+def training_sampling(config: Config) -> Sampling:
+    """How training rollouts are drawn."""
+    rollout = config.rollout
+    return Sampling(rollout.temperature, rollout.top_p, rollout.max_response_tokens)
+
+
+def evaluation_sampling(config: Config) -> Sampling:
+    """How evaluation responses are drawn."""
+    return Sampling(config.evaluation.temperature, 1.0, config.rollout.max_response_tokens)
+
+
+def settings(config: Config, plan: BatchPlan) -> Settings:
+    """The numbers of an iteration."""
+    return Settings(
+        seed=config.run.seed,
+        starts=plan.starts,
+        replayed=plan.replayed_starts,
+        start_states=config.replay.start_states,
+        samples=config.rollout.samples,
+        sampling=training_sampling(config),
+        canonical=config.replay.canonical,
+        refresh=config.replay.refresh if config.replay.ranking in BY_VALUE else 0,
+        probe_sequences=config.learner.probe_sequences,
+    )
+
+
+@contextmanager
+def rollout_pool(config: Config, model: str, device: Device) -> Iterator["RolloutPool"]:
+    """The engines alone, as evaluation needs them."""
+    from actors.pool import RolloutPool
+
+    pool = RolloutPool(
+        model,
+        config.rollout,
+        dtype=config.model.dtype,
+        device=device,
+        seed=derive(config.run.seed, "engine"),
+        cpus=config.cluster.rollout_cpus,
+    )
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@contextmanager
+def learner_group(config: Config, model: str, device: Device, plan: BatchPlan) -> Iterator["LearnerGroup"]:
+    """The DeepSpeed learner."""
+    from learner.group import LearnerGroup
+
+    group = LearnerGroup(
+        model,
+        config.learner,
+        config.algorithm,
+        dtype=config.model.dtype,
+        device=device,
+        temperature=config.rollout.temperature,
+        total_steps=plan.total_steps,
+        seed=derive(config.run.seed, "learner"),
+        cpus=config.cluster.learner_cpus,
+        gpus=config.cluster.learner_gpus,
+    )
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+@contextmanager
+def parts(
+    config: Config, plan: BatchPlan, run: RunDirectory, task: "Task", model: str, device: Device, salvage: bool = False
+) -> Iterator[Parts]:
+    """All parts of a training run. Engines and learner start side by side: each spends most of its time importing."""
+    from replay.boundaries import TokenTable, boundaries
+    from replay.store import ReplayStore
+    from tasks.problems import ProblemSampler
+
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(2) as starters:
+            pool_starting = starters.submit(stack.enter_context, rollout_pool(config, model, device))
+            group_starting = starters.submit(stack.enter_context, learner_group(config, model, device, plan))
+        actors, learner = pool_starting.result(), group_starting.result()
+        store = ReplayStore(
+            config.replay,
+            vocabulary=max(len(task.tokenizer), inspect_model(model).vocabulary),  # engines sample unused rows too
+            directory=str(run.replay),
+            fingerprint=task.fingerprint,
+            salvage=salvage,
+        )
+        for line in store.dropped:
+            print(f"salvaged: {line}", flush=True)
+        stack.callback(store.close)
+        yield Parts(
+            task=task,
+            problems=ProblemSampler(task.train, derive(config.run.seed, "problems")),
+            by_id={problem.id: problem for problem in task.train},
+            replay=store,
+            actors=actors,
+            learner=learner,
+            cut=partial(
+                boundaries,
+                table=TokenTable.from_tokenizer(task.tokenizer),
+                rule=config.replay.boundary,
+                stride=config.replay.stride,
+            ),
+        )

@@ -1,0 +1,92 @@
+"""`launch.py check`: everything that can be known of a recipe before training, printed.
+
+Invariant: no actor is started and no model is built; what cannot be checked here is said.
+"""
+
+import os
+
+from core.config import ClusterConfig, Config
+from core.load import dump_config
+from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_resources, demand, placement
+from trainer.preflight import load_task
+
+NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
+
+
+def print_check(config: Config, offline: bool) -> None:
+    """Resolved values, batch arithmetic, placement; then model, data and devices unless `offline`."""
+    plan = batch_plan(config)
+    print(dump_config(config))
+    print(describe_plan(config, plan))
+    device = config.cluster.device if config.cluster.device != "auto" else ("cuda" if local_resources().gpus else "cpu")
+    bundles = placement(config, device)
+    print(describe_placement(bundles, device))
+    if offline:
+        print("offline: model, data and devices were not checked")
+        return
+    print(check_model_and_data(config))
+    check_resources(bundles, cluster_resources(config.cluster))
+    print("devices: enough")
+    print("check passed")
+
+
+def describe_plan(config: Config, plan: BatchPlan) -> str:
+    """The derived batch arithmetic as text."""
+    rollout, learner = config.rollout, config.learner
+    return "\n".join(
+        (
+            "batch arithmetic",
+            f"  starts per iteration      {plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {config.replay.ratio:g}), "
+            f"the rest fresh",
+            f"  trajectories              {plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
+            f"  minibatch                 {plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
+            f"  optimizer steps           {learner.epochs} epochs x {learner.minibatches} minibatches = {plan.steps_per_iteration} per "
+            f"iteration, {plan.total_steps} in {config.run.iterations} iterations",
+            f"  context                   {rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = "
+            f"{plan.context_tokens} tokens",
+            f"  generated tokens          at most {plan.max_tokens:,} per iteration",
+        )
+    )
+
+
+def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
+    """The processes and what they reserve as text."""
+    total = demand(bundles)
+    rows = [f"  {b.count} x {b.name:<16} {b.cpus:g} CPUs, {b.gpus:g} GPUs each" for b in bundles]
+    return "\n".join((f"placement on {device}: {total.cpus:g} CPUs, {total.gpus:g} GPUs in total", *rows))
+
+
+def check_model_and_data(config: Config) -> str:
+    """Read model and data as training would. With a starter model only the data file is read: its tokenizer is not built yet."""
+    from tasks.problems import check_template
+    from tasks.task import READERS, text_items
+
+    if config.model.path == "starter":
+        check_template(config.task.template)
+        data = "generated"
+        if config.task.name in READERS:
+            train, evaluation, _ = text_items(config.task)
+            data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
+        return f"model: starter, built at the first training run\ndata: {data}"
+    task, info = load_task(config, config.model.path)
+    task.close()
+    size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
+    return (
+        f"model: {info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}\n"
+        f"data: {len(task.train)} training problems, {len(task.evaluation)} evaluation problems"
+    )
+
+
+def local_resources() -> Resources:
+    """CPUs of this machine and GPUs that its driver lists."""
+    gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
+    return Resources(cpus=float(os.cpu_count() or 1), gpus=float(gpus))
+
+
+def cluster_resources(cluster: ClusterConfig) -> Resources:
+    """Of the running cluster when cluster.address or RAY_ADDRESS names one, else of this machine."""
+    if cluster.address == "local" or (cluster.address == "auto" and not os.environ.get("RAY_ADDRESS")):
+        return local_resources()
+    from trainer.cluster import attached_resources
+
+    return attached_resources(cluster)

@@ -1,0 +1,131 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped.
+
+    checkpoints/000010/learner/      policy, critic, optimizers, schedules, random states (DeepSpeed)
+    checkpoints/000010/policy/       the policy in Hugging Face format, with its tokenizer
+    checkpoints/000010/replay/       snapshot of the replay store
+    checkpoints/000010/progress.json iteration, problem cursor, token count
+    checkpoints/latest               name of the newest complete checkpoint, switched last
+
+Called by `trainer/session.py`. Invariant: `latest` names a complete checkpoint at every moment: a checkpoint is written
+under a temporary name, flushed, renamed, and only then named by `latest`.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.errors import CheckpointError
+from trainer.rundir import RunDirectory, write_atomically
+
+if TYPE_CHECKING:
+    from trainer.loop import Parts
+
+
+PIECES = (
+    "learner/learner.json",
+    "learner/policy",
+    "learner/value",
+    "policy/config.json",
+    "replay/store.json",
+    "progress.json",
+)
+"""What a checkpoint must hold to be one. Other processes, perhaps on other nodes, write most of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands after an iteration."""
+
+    iteration: int  # the last complete one
+    cursor: dict[str, Any]  # of the problem sampler
+    total_tokens: int  # generated in training rollouts
+
+
+def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int) -> Path:
+    """Write a checkpoint atomically and delete all but the newest `keep`.
+
+    Raises CheckpointError when it cannot be written or a part has written elsewhere; `latest` is then what it was.
+    """
+    final = run.checkpoints / f"{progress.iteration:06d}"
+    temporary = run.checkpoints / f".{final.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        parts.learner.save(temporary / "learner")
+        parts.learner.export(temporary / "policy")
+        parts.replay.save(str(temporary / "replay"))
+        write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
+        check_complete(temporary)
+        flush(temporary)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+    except OSError as error:
+        raise CheckpointError(
+            f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the rights"
+        ) from error
+    write_atomically(run.checkpoints / "latest", final.name)
+    for old in superfluous(run, progress.iteration, keep):
+        shutil.rmtree(old)
+    return final
+
+
+def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
+    """All checkpoints but that of `iteration` and the `keep` - 1 newest before it.
+
+    Checkpoints of later iterations (the run was resumed from an earlier one) count as the oldest: they will be repeated.
+    """
+    others = {int(path.name): path for path in run.checkpoints.iterdir() if path.is_dir() and path.name.isdigit()}
+    others.pop(iteration, None)
+    order = sorted(others, key=lambda number: (number < iteration, number))
+    return [others[number] for number in order[: max(0, len(order) - (keep - 1))]]
+
+
+def check_complete(folder: Path) -> None:
+    """Raises CheckpointError when a part's files are not in `folder`: its process sees another disk."""
+    missing = [name for name in PIECES if not (folder / name).exists()]
+    if missing:
+        raise CheckpointError(
+            f"{folder}: {', '.join(missing)} not there after writing; run.root must lie on storage that all nodes see"
+        )
+
+
+def saved(run: RunDirectory) -> int | None:
+    """The iteration that `latest` names; None before the first checkpoint."""
+    pointer = run.checkpoints / "latest"
+    return int(pointer.read_text()) if pointer.is_file() else None
+
+
+def flush(folder: Path) -> None:
+    """fsync every file and folder below `folder`: a rename must not outlive its contents in a power cut."""
+    for path in [folder, *folder.rglob("*")]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def latest(run: RunDirectory) -> Path:
+    """The newest complete checkpoint. Raises CheckpointError when there is none."""
+    pointer = run.checkpoints / "latest"
+    if not pointer.is_file():
+        raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start it anew")
+    path = run.checkpoints / pointer.read_text().strip()
+    if not (path / "progress.json").is_file():
+        raise CheckpointError(
+            f"{path}: named by {pointer} but incomplete; put the name of another checkpoint into that file"
+        )
+    return path
+
+
+def restore(path: Path, parts: "Parts") -> Progress:
+    """Load a checkpoint into freshly started parts. The caller broadcasts the weights to the engines afterwards."""
+    progress = Progress(**json.loads((path / "progress.json").read_text()))
+    parts.learner.restore(path / "learner")
+    parts.replay.restore(str(path / "replay"))
+    parts.problems.restore(progress.cursor)
+    return progress

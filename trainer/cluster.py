@@ -1,0 +1,141 @@
+"""Reaching Ray: attach to the running cluster or start a local one, and know what it offers before anything starts.
+
+Called by `launch.py`. Invariant: `connect` returns only when the cluster has what the run asks for.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",  # Ray 2.60 demands a token from every client of a cluster that has one
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # engines and learner take turns on the same cores: a thread that waits must not spin
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a stray call before or after `connect` must fail, not start a cluster of its own
+}
+os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+
+import ray  # noqa: E402 (Ray reads its environment when it is imported)
+from ray._private.utils import read_ray_address  # noqa: E402
+
+from core.config import ClusterConfig, Config, Device  # noqa: E402
+from core.errors import ClusterError, first_line  # noqa: E402
+from core.plan import Bundle, Resources, check_resources, placement  # noqa: E402
+
+FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "TORCH_EXTENSIONS_DIR", "VLLM_CACHE_ROOT")
+
+
+@contextmanager
+def connect(
+    config: Config, run_name: str, needs: Callable[[Config, str], tuple[Bundle, ...]] = placement
+) -> Iterator[Device]:
+    """A connected Ray that has the asked resources; yields the device ('cpu' or 'cuda') and disconnects at the end.
+
+    Every run has a namespace of its own, so that two runs on one cluster may both have a `rollout-0`.
+    `needs` gives the processes to have room for, of configuration and device. What was asked of an autoscaler is withdrawn at
+    the end: it would keep the nodes for ever. Raises ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
+    """
+    start(config.cluster, namespace=f"retrospect-{run_name}")
+    try:
+        device = choose_device(config.cluster)
+        wait_for(needs(config, device), config.cluster.wait)
+        yield device
+    finally:
+        if config.cluster.wait:
+            with suppress(Exception):  # a cluster that is gone holds no request; the error that ended the run counts
+                ask([])
+        ray.shutdown()
+
+
+def start(cluster: ClusterConfig, namespace: str) -> None:
+    """Attach to the cluster of `cluster.address`, or start a local one with the dashboard on loopback."""
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    workers = ENVIRONMENT | {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    try:
+        ray.init(
+            address=find() if cluster.address == "auto" else cluster.address,
+            namespace=namespace,
+            runtime_env={"env_vars": workers},
+            dashboard_host="127.0.0.1",
+            log_to_driver=False,
+            logging_level="WARNING",
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
+            f"fix the address, or use --cluster.address local"
+        ) from error
+    if on_terminate is not None:
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own, which ends the process at once
+
+
+def find() -> str | None:
+    """Where to attach: None leaves it to RAY_ADDRESS; else the head that `ray start` has recorded on this machine, if it still
+    listens (one that was killed leaves its record behind, and Ray would wait minutes for it); else 'local'.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return None
+    recorded = read_ray_address()
+    if not recorded:
+        return "local"
+    host, _, port = recorded.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except (OSError, ValueError):
+        return "local"
+    return str(recorded)
+
+
+def dashboard_url() -> str:
+    """Address of the Ray dashboard; empty when the cluster runs none."""
+    url = ray.get_runtime_context().gcs_address and ray._private.worker.get_dashboard_url()
+    return f"http://{url}" if url else ""
+
+
+def available() -> Resources:
+    """What the cluster has in total."""
+    total = ray.cluster_resources()
+    return Resources(cpus=total.get("CPU", 0.0), gpus=total.get("GPU", 0.0))
+
+
+def attached_resources(cluster: ClusterConfig) -> Resources:
+    """What the running cluster has, without staying connected."""
+    start(cluster, namespace="retrospect-check")
+    try:
+        return available()
+    finally:
+        ray.shutdown()
+
+
+def choose_device(cluster: ClusterConfig) -> Device:
+    """The configured device; 'auto' means GPUs where the cluster has any."""
+    if cluster.device != "auto":
+        return cluster.device
+    return "cuda" if available().gpus else "cpu"
+
+
+def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:
+    """Ask the autoscaler for the bundles and wait until the cluster has them. Raises ClusterError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    asked = [{"CPU": b.cpus, "GPU": b.gpus} for b in bundles for _ in range(b.count) if b.cpus or b.gpus]
+    if seconds:
+        ask(asked)
+    while True:
+        try:
+            return check_resources(bundles, available())
+        except ClusterError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(1.0)
+
+
+def ask(bundles: list[dict[str, float]]) -> None:
+    """Ask the autoscaler for room for these bundles at once, in place of what this driver has asked before."""
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=bundles)

@@ -1,0 +1,229 @@
+"""What the subcommands of `launch.py` do, in order: check everything that costs nothing, then model, data, Ray, parts.
+
+Invariant: no actor starts before configuration, resources, model and data have been found good.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from core.config import Config
+from core.errors import CheckpointError, ConfigError, DivergenceError
+from core.load import dump_config, field_names, load_config, override
+from core.plan import BatchPlan, batch_plan, evaluation_placement
+from core.records import Problem
+from core.seeds import derive
+from trainer import build, checkpoint
+from trainer.checkpoint import Progress
+from trainer.console import open_console
+from trainer.evaluate import Evaluation, append_evaluation, describe, drop_evaluations
+from trainer.evaluate import evaluate as run_evaluation
+from trainer.loop import Parts
+from trainer.metrics import MetricSink
+from trainer.preflight import load_task
+from trainer.report import curves, success_before, summary
+from trainer.rundir import RunDirectory, open_log, write_atomically, write_versions
+from trainer.session import Outputs, Schedule, held_out
+from trainer.session import train as run_training
+from trainer.sinks import JsonlSink, TensorBoardSink, read_metrics
+
+if TYPE_CHECKING:
+    from tasks.task import Task
+
+
+LASTING = ("model.", "task.", "starter.", "run.seed", "learner.ranks", "replay.shards")
+"""Fields that the weights, random draws and files of a run rest on: a resumed run cannot change them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Model and task of a run, found good."""
+
+    model: str  # Hugging Face directory or name
+    task: "Task"
+
+
+@contextmanager
+def prepare(config: Config) -> Iterator[Prepared]:
+    """Find or build the model, check it, and load the task. Raises ModelError, DataError, ConfigError."""
+    from tasks.starter import resolve_model
+
+    model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    task, _ = load_task(config, model)
+    try:
+        check_canonical(config, task.train)
+        yield Prepared(model, task)
+    finally:
+        task.close()
+
+
+def check_canonical(config: Config, problems: Sequence[Problem]) -> None:
+    """Raises ConfigError when canonical solutions are to be replayed but there is none."""
+    if config.replay.canonical and all(problem.solution_ids is None for problem in problems):
+        raise ConfigError(
+            "replay.canonical is true, but no training problem has a canonical solution within rollout.max_response_tokens; set "
+            "task.columns.solution, raise the bound, or set replay.canonical false"
+        )
+
+
+def train(config: Config, recipe: str) -> int:
+    """A new run."""
+    plan = batch_plan(config)
+    run = RunDirectory.create(config.run.root, config.run.name, recipe)
+    with run.hold():
+        run.clear()
+        write_atomically(run.config, dump_config(config))
+        return session(config, plan, run, resumed=None)
+
+
+def resume(path: Path, options: Sequence[str], salvage: bool) -> int:
+    """Go on with a run from its last checkpoint, with single fields changed by `options`.
+
+    `salvage`: drop what cannot be read of a damaged replay log. Raises ConfigError for a field that a run cannot change.
+    """
+    run = RunDirectory.open(path)
+    with run.hold():
+        before = load_config(run.config)
+        config = override(before, options)
+        check_changes(before, config)
+        plan, resumed = batch_plan(config), checkpoint.latest(run)
+        if config != before:
+            write_atomically(run.config, dump_config(config))
+        return session(config, plan, run, resumed, salvage)
+
+
+def check_changes(before: Config, after: Config) -> None:
+    """Raises ConfigError when a field differs that the files of a run rest on."""
+    for name in field_names():
+        old, new = attrgetter(name)(before), attrgetter(name)(after)
+        if old != new and name.startswith(LASTING) and not isinstance(old, BaseModel):
+            raise ConfigError(
+                f"--resume: {name} is {old!r} in this run and cannot become {new!r}; start a new run for that"
+            )
+
+
+def session(config: Config, plan: BatchPlan, run: RunDirectory, resumed: Path | None, salvage: bool = False) -> int:
+    """Connect, start the parts, train, report. The parts stop before the report is written."""
+    from trainer.cluster import connect, dashboard_url
+
+    open_log(run)
+    with prepare(config) as ready, connect(config, run.name) as device:
+        write_versions(run)
+        print(f"starting engines and learner on {device} ...", flush=True)
+        with build.parts(config, plan, run, ready.task, ready.model, device, salvage) as parts:
+            run_session(config, plan, run, parts, resumed, dashboard_url())
+            parts.learner.export(run.policy)
+    metrics = read_metrics(run.metrics)
+    curves(metrics, run.curves, title=run.name, before=success_before(run))
+    print(summary(run, metrics, iterations=config.run.iterations))
+    return 0
+
+
+def run_session(
+    config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, dashboard: str
+) -> None:
+    """Restore or begin, then train with every sink open."""
+    from trainer.ray_metrics import RayGaugeSink
+
+    settings = build.settings(config, plan)
+    schedule = Schedule(
+        iterations=config.run.iterations,
+        checkpoint_every=config.run.checkpoint_every,
+        keep_checkpoints=config.run.keep_checkpoints,
+        evaluate_every=config.evaluation.every,
+        evaluation=build.evaluation_sampling(config),
+        evaluation_samples=config.evaluation.samples,
+    )
+    progress = Progress(0, parts.problems.state(), 0)
+    if resumed is not None:
+        progress = checkpoint.restore(resumed, parts)
+        parts.learner.version -= 1  # the engines get the saved version again, as if the run had never stopped
+        parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])
+    drop_evaluations(run.evaluations, progress.iteration)
+    sinks: list[MetricSink] = [
+        JsonlSink(run.metrics, last=progress.iteration),
+        TensorBoardSink(run.tensorboard, last=progress.iteration, config=dump_config(config)),
+        RayGaugeSink(run.name),
+    ]
+    hints = [f"dashboard {dashboard}"] if dashboard else []
+    hints.append(f"tensorboard --logdir {run.tensorboard}")
+    earlier = read_metrics(run.metrics)
+    with open_console(run.name, config.run.iterations, earlier=earlier, hints=hints) as console:
+        try:
+            if resumed is None:
+                start = held_out(parts, settings, schedule)
+                append_evaluation(run.evaluations, 0, start)
+                console.note(f"before training: {describe(start)}")
+            run_training(parts, settings, schedule, Outputs(run, console, sinks), progress)
+        except DivergenceError as error:
+            write_atomically(run.spoilt, "\n".join(error.problem_ids) + "\n")
+            raise
+        finally:
+            for sink in sinks:
+                sink.close()
+
+
+def evaluate(config: Config, target: str) -> int:
+    """Success of a model (`target`: run, checkpoint or model; empty: model.path) on the held-out problems of the recipe."""
+    from trainer.cluster import connect
+
+    if target:
+        path = model_of(Path(target))
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    batch_plan(config)
+    with (
+        prepare(config) as ready,
+        connect(config, f"evaluate-{os.getpid()}", evaluation_placement) as device,
+        build.rollout_pool(config, ready.model, device) as actors,
+    ):
+        sampling, samples = build.evaluation_sampling(config), config.evaluation.samples
+        seed = derive(config.run.seed, "evaluation")
+        result = run_evaluation(actors, ready.task, ready.task.evaluation, sampling, samples, seed)
+    report_evaluation(ready.model, result)
+    return 0
+
+
+def report_evaluation(model: str, result: Evaluation) -> None:
+    """Print success over all and by level."""
+    print(f"{model}: {describe(result)}")
+    for level in result.levels:
+        print(f"  {level.level or 'all':<20} {100 * level.success:6.1f} %  of {level.problems} problems")
+
+
+def run_of(target: Path) -> RunDirectory | None:
+    """The run that `target` is or lies in: a run, or a checkpoint or policy of it."""
+    place = target.expanduser().resolve()
+    for folder in (place, *place.parents[:3]):  # RUN/checkpoints/NNNNNN/policy is the deepest
+        if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+            return RunDirectory.open(folder)
+    return None
+
+
+def model_of(target: Path) -> str:
+    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is taken for a hub model.
+
+    Raises CheckpointError when the path exists and is none of them.
+    """
+    place = target.expanduser().resolve()
+    if (place / "config.yaml").is_file():
+        run = RunDirectory.open(place)
+        return str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy")
+    if (place / "progress.json").is_file():
+        return str(place / "policy")
+    if place.exists() and not (place / "config.json").is_file():
+        raise CheckpointError(f"{target} is neither a run, nor a checkpoint, nor a model directory")
+    return str(place) if place.exists() else str(target)
+
+
+def check(config: Config, offline: bool) -> int:
+    """Print the resolved configuration and what follows from it; check model, data and devices unless offline."""
+    from trainer.check import print_check
+
+    print_check(config, offline)
+    return 0

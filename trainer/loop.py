@@ -1,0 +1,124 @@
+"""The algorithm: PPO whose rollouts start from prompts and from replayed prefix states (RRL, arXiv 2504.14363).
+
+    starts        problems.sample(fresh) + replay.sample(replayed)
+    trajectories  actors.generate(starts)            vLLM, token in, token out
+    judged        task.judge(trajectories)           verifiers, in processes of their own
+    scored        learner.score(judged)              values, reference and proximal log-probabilities
+                  replay.record(outcomes)            what became of the replayed states
+                  replay.add(candidates)             boundaries of the trajectories (and of canonical solutions), with values
+                  learner.update(scored)             PPO on policy and critic
+                  learner.broadcast(actors)          acknowledged with a digest by every engine
+
+Called by `trainer/session.py`. Invariant: in synchronous mode iteration i depends on nothing but the run seed, i, and the
+state that a checkpoint holds (weights, optimizers, cursor, replay), so a resumed run repeats the uninterrupted one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from core.records import IntArray, Problem, Provenance, Scored, Start
+from core.sampling import Sampling
+from core.seeds import derive
+from trainer.metrics import PhaseClock
+from trainer.starts import candidates, canonical_rollouts, fresh_starts, outcomes, replayed_starts, value_queries
+
+if TYPE_CHECKING:
+    from actors.pool import RolloutPool
+    from learner.group import LearnerGroup
+    from learner.stats import BroadcastReport, UpdateStats
+    from replay.store import ReplayStore
+    from tasks.problems import ProblemSampler
+    from tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an iteration works with."""
+
+    task: "Task"
+    problems: "ProblemSampler"
+    by_id: Mapping[str, Problem]  # the training problems
+    replay: "ReplayStore"
+    actors: "RolloutPool"
+    learner: "LearnerGroup"
+    cut: Callable[[IntArray], IntArray]  # boundaries of a response
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The numbers an iteration works with."""
+
+    seed: int
+    starts: int  # per iteration
+    replayed: int  # of these, once the store holds `start_states`
+    start_states: int
+    samples: int  # continuations per start
+    sampling: Sampling
+    canonical: bool  # whether canonical solutions are a source of states
+    refresh: int  # states whose stale values are renewed per iteration
+    probe_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What one iteration produced; `trainer/measure.py` makes metrics of it."""
+
+    number: int
+    starts: list[Start]
+    scored: list[Scored]
+    stats: "UpdateStats"
+    broadcast: "BroadcastReport"
+
+
+def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) -> Iteration:
+    """One iteration, synchronous."""
+    with clock.phase("replay"):
+        starts = choose_starts(parts, settings, number)
+    with clock.phase("generate"):
+        trajectories = parts.actors.generate(starts, settings.sampling)
+    with clock.phase("reward"):
+        judged = parts.task.judge(trajectories)
+    with clock.phase("score"):
+        scored = parts.learner.score(judged)
+        canonical = parts.learner.score(canonical_rollouts(starts, parts.by_id)) if settings.canonical else []
+    refresh(parts, settings.refresh, clock)
+    with clock.phase("replay"):
+        parts.replay.record(outcomes(judged))
+        parts.replay.add(candidates(scored, parts.cut, parts.learner.version))
+        parts.replay.add(candidates(canonical, parts.cut, parts.learner.version, lambda _: Provenance.CANONICAL))
+    with clock.phase("update"):
+        stats = parts.learner.update(scored)
+    with clock.phase("broadcast"):
+        probe = [item.sequence_ids for item in trajectories[: settings.probe_sequences]]
+        broadcast = parts.learner.broadcast(parts.actors, probe)
+    return Iteration(number, starts, scored, stats, broadcast)
+
+
+def choose_starts(parts: Parts, settings: Settings, number: int) -> list[Start]:
+    """Fresh problems, and replayed states as soon as the store holds enough of them."""
+    ready = settings.replayed and len(parts.replay) >= settings.start_states
+    wanted = settings.replayed if ready else 0
+    states = parts.replay.sample(wanted, derive(settings.seed, "replay", number)) if wanted else []
+    problems = parts.problems.sample(settings.starts - len(states))
+    return [
+        *fresh_starts(problems, settings.samples, settings.seed, number),
+        *replayed_starts(states, parts.by_id, settings.samples, settings.seed, number),
+    ]
+
+
+def refresh(parts: Parts, count: int, clock: PhaseClock) -> None:
+    """Renew the values of the most promising states that an earlier critic valued; not finite ones are left as they were."""
+    version = parts.learner.version
+    with clock.phase("replay"):
+        stale = parts.replay.top(count, older_than=version) if count else []
+    if not stale:
+        return
+    with clock.phase("score"):
+        scored = parts.learner.score(value_queries(stale, parts.by_id))
+    values = np.array([item.values[0] for item in scored], np.float32)
+    known = np.flatnonzero(np.isfinite(values))
+    with clock.phase("replay"):
+        parts.replay.revalue([stale[at] for at in known], values[known], version)

@@ -1,0 +1,101 @@
+"""From what an iteration produced to the numbers that are reported. Pure; called by `trainer/session.py`."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from core.records import Finish, Scored
+from trainer.loop import Iteration
+from trainer.metrics import IterationMetrics, PhaseSeconds
+
+if TYPE_CHECKING:
+    from learner.stats import UpdateStats
+    from replay.stats import StoreStats
+
+
+def success(scored: Sequence[Scored]) -> float:
+    """Share of correct continuations; NaN of none."""
+    return sum(item.judged.verdict.correct for item in scored) / len(scored) if scored else math.nan
+
+
+def measure(
+    iteration: Iteration,
+    seconds: PhaseSeconds,
+    store: "StoreStats",
+    *,
+    erroneous: float,
+    restarts: int,
+    tokens_before: int,
+    evaluation: float,
+) -> IterationMetrics:
+    """The metrics of an iteration. `tokens_before`: generated in earlier iterations of the run."""
+    scored, stats = iteration.scored, iteration.stats
+    replayed = [item for item in scored if item.trajectory.start.replayed]
+    tokens = sum(item.trajectory.tokens.size for item in scored)
+    return IterationMetrics(
+        iteration=iteration.number,
+        weight_version=iteration.broadcast.version,
+        restarts=restarts,
+        root_success=success([item for item in scored if not item.trajectory.start.replayed]),
+        replay_success=success(replayed),
+        evaluation_success=evaluation,
+        reward=sum(item.judged.verdict.reward for item in scored) / len(scored),
+        replay_share=sum(start.replayed for start in iteration.starts) / len(iteration.starts),
+        erroneous_share=erroneous,
+        **_of_update(stats),
+        logprob_gap=iteration.broadcast.logprob_gap,
+        generated_tokens=tokens,
+        total_tokens=tokens_before + tokens,
+        truncated_share=sum(item.trajectory.finish is Finish.LENGTH for item in scored) / len(scored),
+        tokens_per_second=tokens / (seconds.total - seconds.evaluate),
+        **_of_store(store),
+        seconds=seconds,
+    )
+
+
+def _of_update(stats: "UpdateStats") -> dict[str, Any]:
+    """What learner and batch say of the update."""
+
+    def policy(number: float) -> float:
+        """A number of the policy's update; NaN while only the critic learns (critic warm-up)."""
+        return number if stats.policy_trained else math.nan
+
+    return {
+        "policy_loss": policy(stats.policy_loss),
+        "value_loss": stats.value_loss,
+        "kl": policy(stats.policy_kl),
+        "first_kl": policy(stats.first_kl),
+        "reference_kl": stats.reference_kl,
+        "kl_coefficient": stats.kl_coefficient,
+        "entropy": policy(stats.entropy),
+        "explained_variance": stats.explained_variance,
+        "value_auc": stats.value_auc,
+        "value_auc_within": stats.value_auc_within,
+        "value_brier": stats.value_brier,
+        "clip_fraction": policy(stats.clip_fraction),
+        "policy_grad_norm": policy(stats.policy_grad_norm),
+        "value_grad_norm": stats.value_grad_norm,
+        "policy_lr": stats.policy_lr,
+        "value_lr": stats.value_lr,
+        "importance_mean": stats.importance_mean,
+        "importance_truncated": stats.importance_truncated,
+        "skipped_steps": stats.skipped_steps,
+        "behaviour_gap_mean": stats.engine_gap_mean,
+        "behaviour_gap_max": stats.engine_gap_max,
+        "padding_share": stats.padding_share,
+    }
+
+
+def _of_store(store: "StoreStats") -> dict[str, Any]:
+    """How the replay store stands after the iteration."""
+    return {
+        "store_states": store.states,
+        "store_bytes": store.memory_bytes,
+        "store_evictions": store.evicted,
+        "store_replayable": store.replayable,
+        "store_hit_rate": store.hit_rate,
+        "store_mean_age": store.mean_age,
+        "store_mean_depth": store.mean_depth,
+        "store_mean_value": store.mean_value,
+        "lost_outcomes": store.lost_outcomes,
+    }

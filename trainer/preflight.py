@@ -1,0 +1,124 @@
+"""Checks of model, tokenizer and data before anything expensive starts. Called by `launch.py` check, train and evaluate."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.config import Config
+from core.errors import ModelError, first_line
+from core.plan import check_context
+from core.seeds import derive
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tasks.task import Task
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a run must know of a model."""
+
+    architecture: str
+    context: int  # tokens
+    vocabulary: int  # rows of the embedding
+    parameters: int | None  # None when the weights were not read
+
+
+def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
+    """Check a model (directory or hub name) and load the task with its tokenizer; the caller closes the task.
+
+    Raises ModelError, DataError, ConfigError.
+    """
+    from tasks.task import build_task
+
+    info = inspect_model(model)
+    tokenizer = load_tokenizer(model)
+    check_vocabulary(model, info, tokenizer)
+    check_context(config, info.context)
+    task = build_task(
+        config.task,
+        tokenizer,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        max_response_tokens=config.rollout.max_response_tokens,
+        seed=derive(config.run.seed, "task"),
+    )
+    return task, info
+
+
+def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model. Raises ModelError when there is none or it has no end-of-sequence token."""
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if folder.exists() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        # AutoTokenizer would make an empty tokenizer of the architecture's default kind
+        raise ModelError(f"model.path = {path}: no tokenizer in it; save one there with tokenizer.save_pretrained")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.path = {path}: no tokenizer can be loaded: {first_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"model.path = {path}: the tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def inspect_model(path: str) -> ModelInfo:
+    """Read config.json of a model. Raises ModelError for a directory that is no causal language model."""
+    from transformers import AutoConfig
+
+    folder = Path(path)
+    if folder.exists() and not folder.joinpath("config.json").is_file():
+        raise ModelError(
+            f"model.path = {path}: no config.json in it; name a directory saved with save_pretrained, or 'starter'"
+        )
+    try:
+        config: Any = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise ModelError(f"model.path = {path}: cannot read the model: {first_line(error)}") from error
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    if "CausalLM" not in architecture:
+        raise ModelError(
+            f"model.path = {path}: {architecture or 'unknown architecture'} is not a causal language model"
+        )
+    if folder.exists() and not any(folder.glob("*.safetensors")):
+        raise ModelError(f"model.path = {path}: no *.safetensors in it; save the model with save_pretrained")
+    text = config.get_text_config()
+    return ModelInfo(architecture, int(text.max_position_embeddings), int(text.vocab_size), weights_size(folder))
+
+
+def weights_size(folder: Path) -> int | None:
+    """Number of parameters in the safetensors files of a local model."""
+    if not folder.exists():
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
+                    size = 1
+                    for extent in tensors.get_slice(name).get_shape():
+                        size *= extent
+                    total += size
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file}: unreadable weights: {first_line(error)}; copy or download the file again"
+            ) from error
+    return total
+
+
+def check_vocabulary(path: str, info: ModelInfo, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises ModelError when the tokenizer has tokens that the model has no embedding for."""
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= info.vocabulary:
+        raise ModelError(
+            f"model.path = {path}: vocabulary mismatch: the tokenizer has token ids up to {largest}, the model's embedding "
+            f"{info.vocabulary} rows; use the model's own tokenizer or resize its embedding"
+        )

@@ -1,0 +1,33 @@
+"""The numbers of an iteration as Ray gauges, so that they stand on the Ray dashboard's Prometheus endpoint and in Grafana.
+
+Opened by the loop, in the driver, when Ray is initialised. This is the adapter: nothing else of the watching part imports Ray.
+Invariant: one gauge `retrospect_<name>` per metric of `trainer.metrics.describe`, labelled with the run's name.
+"""
+
+import math
+
+from ray.util.metrics import Gauge
+
+from trainer.metrics import IterationMetrics, describe, flatten
+
+PREFIX = "retrospect_"
+
+
+class RayGaugeSink:
+    """Gauges on the metrics agent of the driver's node. A number that is absent this time keeps its last value."""
+
+    def __init__(self, run: str) -> None:
+        self._gauges = {
+            info.name: Gauge(f"{PREFIX}{info.name}", f"{info.meaning} [{info.unit}]", ("run",)) for info in describe()
+        }
+        for gauge in self._gauges.values():
+            gauge.set_default_tags({"run": run})
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Set every gauge; Ray exports them a few seconds later (RAY_metrics_report_interval_ms)."""
+        for name, value in flatten(metrics).items():
+            if math.isfinite(value):
+                self._gauges[name].set(value)
+
+    def close(self) -> None:
+        """Nothing to let go of: Ray drops the gauges with the driver."""

@@ -1,0 +1,129 @@
+"""A training session: the loop from the first or a resumed iteration to the last, with what surrounds each iteration.
+
+Called by `launch.py`. Per iteration: the loop's `iterate`, evaluation and checkpoint when due, metrics to every sink.
+Invariant: metrics of an iteration are on disk before its checkpoint is named the latest.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.errors import ActorError
+from core.sampling import Sampling
+from core.seeds import derive
+from trainer import checkpoint
+from trainer.checkpoint import Progress
+from trainer.console import RunConsole
+from trainer.evaluate import Evaluation, append_evaluation, evaluate
+from trainer.loop import Iteration, Parts, Settings, iterate
+from trainer.measure import measure
+from trainer.metrics import MetricSink, PhaseClock
+from trainer.rundir import RunDirectory, write_samples
+from trainer.starts import erroneous_share
+
+RESCUABLE = "generate"
+"""The phase whose failure leaves a learner that can be saved, with the weights of the last complete iteration. After a
+failure of its own (score, update, broadcast) its ranks are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which iterations do what."""
+
+    iterations: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    evaluate_every: int  # 0: only the last
+    evaluation: Sampling
+    evaluation_samples: int
+
+    def evaluates(self, number: int) -> bool:
+        """Whether iteration `number` ends with an evaluation."""
+        return number == self.iterations or bool(self.evaluate_every and number % self.evaluate_every == 0)
+
+    def saves(self, number: int) -> bool:
+        """Whether iteration `number` ends with a checkpoint."""
+        return number == self.iterations or number % self.checkpoint_every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Whoever is told."""
+
+    run: RunDirectory
+    console: RunConsole
+    sinks: Sequence[MetricSink]
+
+
+def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs, progress: Progress) -> None:
+    """Iterations progress.iteration + 1 .. schedule.iterations.
+
+    When generation fails for good (ActorError), in training or in an evaluation, a checkpoint of the last complete iteration
+    is written before it is raised.
+    """
+    for number in range(progress.iteration + 1, schedule.iterations + 1):
+        clock = PhaseClock(outputs.console.phase)
+        try:
+            iteration = iterate(parts, settings, number, clock)
+        except ActorError:
+            if clock.current == RESCUABLE and progress.iteration:
+                save(parts, schedule, outputs, progress, f"stopped in iteration {number}; ")
+            raise
+        failure = None
+        evaluation = math.nan
+        if schedule.evaluates(number):
+            try:
+                evaluation = evaluation_success(parts, settings, schedule, outputs.run, number, clock)
+            except ActorError as error:  # the engines are lost, the iteration is not
+                failure = error
+        progress = report(parts, outputs, progress, iteration, clock, evaluation)
+        if schedule.saves(number) or failure:
+            save(parts, schedule, outputs, progress, f"stopped after iteration {number}; " if failure else "")
+        if failure:
+            raise failure
+
+
+def save(parts: Parts, schedule: Schedule, outputs: Outputs, progress: Progress, why: str) -> None:
+    """Write the checkpoint of `progress`, unless it is the latest already, and say so."""
+    if checkpoint.saved(outputs.run) == progress.iteration:
+        path = checkpoint.latest(outputs.run)
+    else:
+        path = checkpoint.save(outputs.run, parts, progress, schedule.keep_checkpoints)
+    outputs.console.note(f"{why}checkpoint {path}")
+
+
+def evaluation_success(
+    parts: Parts, settings: Settings, schedule: Schedule, run: RunDirectory, number: int, clock: PhaseClock
+) -> float:
+    """Success on held-out problems after iteration `number`, recorded in evaluations.jsonl."""
+    with clock.phase("evaluate"):
+        result = held_out(parts, settings, schedule)
+    append_evaluation(run.evaluations, number, result)
+    return result.success
+
+
+def report(
+    parts: Parts, outputs: Outputs, progress: Progress, iteration: Iteration, clock: PhaseClock, evaluation: float
+) -> Progress:
+    """Tell every sink of the iteration, and say where the run stands now."""
+    metrics = measure(
+        iteration,
+        clock.seconds(),
+        parts.replay.stats(),
+        erroneous=erroneous_share(iteration.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
+        restarts=parts.actors.restarts,
+        tokens_before=progress.total_tokens,
+        evaluation=evaluation,
+    )
+    for sink in (*outputs.sinks, outputs.console):
+        sink.write(metrics)
+    write_samples(outputs.run, iteration.number, [item.judged for item in iteration.scored], parts.task.decode)
+    return Progress(iteration.number, parts.problems.state(), metrics.total_tokens)
+
+
+def held_out(parts: Parts, settings: Settings, schedule: Schedule) -> Evaluation:
+    """Success on held-out problems with the engines' present weights."""
+    seed = derive(settings.seed, "evaluation")
+    return evaluate(
+        parts.actors, parts.task, parts.task.evaluation, schedule.evaluation, schedule.evaluation_samples, seed
+    )

@@ -1,0 +1,148 @@
+"""What joins the problems, the store and the rollouts: which starts to roll out, and what comes back to the store.
+
+Pure functions, called by `trainer/loop.py`. Invariant: everything here is a function of the run seed, the iteration and
+its arguments, so an iteration can be repeated.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from core.records import (
+    Candidate,
+    Finish,
+    IntArray,
+    Judged,
+    Outcome,
+    Problem,
+    Provenance,
+    ReplayedState,
+    Scored,
+    Start,
+    Trajectory,
+    Verdict,
+)
+from core.seeds import derive
+
+EMPTY: IntArray = np.zeros(0, dtype=np.int32)
+
+
+def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int) -> list[Start]:
+    """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..."""
+    return [
+        Start(
+            id=f"{iteration}.f{index}",
+            problem_id=problem.id,
+            prompt_ids=problem.prompt_ids,
+            prefix_ids=EMPTY,
+            samples=samples,
+            seed=derive(seed, "fresh", iteration, index),
+        )
+        for index, problem in enumerate(problems)
+    ]
+
+
+def replayed_starts(
+    states: Sequence[ReplayedState], problems: Mapping[str, Problem], samples: int, seed: int, iteration: int
+) -> list[Start]:
+    """One start per replayed state, ids `ITERATION.r0`, ..."""
+    return [
+        Start(
+            id=f"{iteration}.r{index}",
+            problem_id=state.problem_id,
+            prompt_ids=problems[state.problem_id].prompt_ids,
+            prefix_ids=state.prefix_ids,
+            samples=samples,
+            seed=derive(seed, "replayed", iteration, index),
+            state_key=state.key,
+        )
+        for index, state in enumerate(states)
+    ]
+
+
+def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
+    """What became of the continuations of replayed states, for the store's statistics."""
+    return [
+        Outcome(start.state_key, start.problem_id, item.verdict.correct, int(item.trajectory.versions[-1]))
+        for item in judged
+        if (start := item.trajectory.start).state_key is not None
+    ]
+
+
+def own(item: Scored) -> Provenance:
+    """Provenance of the policy's own trajectory."""
+    return Provenance.OWN_SUCCESSFUL if item.judged.verdict.correct else Provenance.OWN_FAILED
+
+
+def candidates(
+    scored: Sequence[Scored],
+    cut: Callable[[IntArray], IntArray],
+    version: int,
+    provenance: Callable[[Scored], Provenance] = own,
+) -> list[Candidate]:
+    """The states that the trajectories pass through, with the critic's values.
+
+    `cut` gives the boundaries of a response. Only those inside the continuation are offered: those of the prefix have been
+    states before. The value of the state of length L is the one before continuation token L - K. A trajectory without a
+    state is offered too: its outcome counts for its problem. What is not finite is not offered: a state without its value, a
+    trajectory without its reward (the learner counts and skips such steps, the store refuses them).
+    """
+    found = []
+    for item in scored:
+        if not math.isfinite(item.judged.verdict.reward):
+            continue
+        start = item.trajectory.start
+        depth = start.prefix_ids.size
+        response = item.trajectory.response_ids
+        lengths = cut(response)
+        lengths = lengths[lengths > depth]
+        lengths = lengths[np.isfinite(item.values[lengths - depth])]
+        found.append(
+            Candidate(
+                problem_id=start.problem_id,
+                response_ids=response,
+                lengths=lengths,
+                values=item.values[lengths - depth],
+                provenance=provenance(item),
+                reward=item.judged.verdict.reward,
+                version=version,
+                parent=start.state_key,
+            )
+        )
+    return found
+
+
+def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem]) -> list[Judged]:
+    """The canonical solutions of the fresh starts' problems as if they had been generated, for the critic to value."""
+    return [
+        _rollout(start, solution, Verdict(1.0, True, "canonical solution"))
+        for start in starts
+        if not start.replayed and (solution := problems[start.problem_id].solution_ids) is not None and solution.size
+    ]
+
+
+def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Problem]) -> list[Judged]:
+    """Rollouts of one arbitrary token from each state: `Scored.values[0]` is the value of the state."""
+    starts = replayed_starts(states, problems, samples=1, seed=0, iteration=0)
+    return [_rollout(start, np.zeros(1, np.int32), Verdict(0.0, False)) for start in starts]
+
+
+def _rollout(start: Start, tokens: IntArray, verdict: Verdict) -> Judged:
+    """A continuation that no engine generated; it is scored, never trained on."""
+    logprobs = np.zeros(tokens.size, np.float32)
+    return Judged(Trajectory(start, 0, tokens, logprobs, np.zeros(tokens.size, np.int32), Finish.STOP), verdict)
+
+
+def erroneous_share(
+    starts: Sequence[Start],
+    problems: Mapping[str, Problem],
+    prefix_correct: Callable[[Problem, str], bool] | None,
+    decode: Callable[[IntArray], str],
+) -> float:
+    """Share of the replayed starts whose prefix is already wrong; NaN without a checker or without replayed starts."""
+    replayed = [start for start in starts if start.replayed]
+    if prefix_correct is None or not replayed:
+        return math.nan
+    wrong = sum(not prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed)
+    return wrong / len(replayed)
