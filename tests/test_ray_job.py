@@ -1,0 +1,89 @@
+"""`ray job submit --working-dir . -- python launch.py train ...` against a real Ray head with its dashboard."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def dashboard() -> Iterator[str]:
+    """A head of its own (started as a user does); the address of its dashboard."""
+    port, dash, client = free_port(), free_port(), free_port()
+    environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+    arguments = ["start", "--head", "--block", f"--port={port}", f"--dashboard-port={dash}", "--num-cpus=2"]
+    ports = ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}", "--dashboard-host=127.0.0.1"]
+    head = subprocess.Popen(
+        [RAY, *arguments, *ports],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    address = f"http://127.0.0.1:{dash}"
+    deadline = time.monotonic() + 120
+    while not answers(address):
+        assert head.poll() is None, "the head did not start"
+        assert time.monotonic() < deadline, "no dashboard within 120 s"
+        time.sleep(0.5)
+    yield address
+    os.killpg(head.pid, signal.SIGTERM)
+    head.wait(60)
+
+
+def answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{address}/api/version", timeout=2)
+    except urllib.error.HTTPError:
+        return True  # a dashboard that asks for the token is up
+    except OSError:
+        return False
+    return True
+
+
+def submit(dashboard: str, command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """`ray job submit` of this tree, tried again while the head's job agent has not registered yet: a head that
+    answers on its dashboard may refuse jobs for some seconds more ("No available agent"), longer on a busy machine."""
+    deadline = time.monotonic() + 180
+    while True:
+        done = subprocess.run(
+            [RAY, "job", "submit", "--address", dashboard, "--working-dir", ".", "--", sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "RAY_AUTH_MODE": "token"},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        if "No available agent" not in done.stderr + done.stdout or time.monotonic() > deadline:
+            return done
+        time.sleep(2)
+
+
+def test_a_submitted_job_trains_on_the_cluster(dashboard: str, tmp_path: Path) -> None:
+    options = ["--config", "tests/recipes/tiny.yaml", "--run.root", str(tmp_path), "--run.name", "job"]
+    small = ["--run.iterations", "1", "--starter.steps", "5", "--starter.cache", str(tmp_path / "starters")]
+    done = submit(dashboard, ["launch.py", "train", *options, *small])
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "succeeded" in done.stdout
+    assert "iteration 1/1:" in done.stdout, "the job's log is readable: one plain line per iteration"
+    lines = (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [1]
