@@ -1,0 +1,103 @@
+"""What `bench.learner` compares with: a bare torch + DeepSpeed loop over the same packed tokens, as one would write it by hand.
+
+Same models, same passes (policy forward + backward + step, critic forward + backward + step), no PPO: a log-likelihood and a
+squared error. A Ray actor; never used by the project itself.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.batch import MicroBatch
+from learner.worker import StepPlan
+
+
+class Critic(nn.Module):
+    """Trunk and scalar head."""
+
+    def __init__(self, trunk: Any) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, nn.Linear(trunk.config.hidden_size, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, T] -> [B, T]."""
+        values: Tensor = self.head(self.trunk(input_ids=tokens, use_cache=False).last_hidden_state)
+        return values[..., 0]
+
+
+class BareLoop:
+    """Two DeepSpeed engines and the shortest loop over them."""
+
+    def __init__(self, path: str, device: str, dtype: str) -> None:
+        import deepspeed
+        from transformers import AutoModel, AutoModelForCausalLM
+
+        os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        os.environ.setdefault("MASTER_PORT", "29477")
+        kind = getattr(torch, dtype)
+        deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+        bf16 = kind is torch.bfloat16
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "managed_gradient_accumulation": False,
+            "zero_optimization": {"stage": 1 if bf16 else 0},
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 1.0,
+            "bf16": {"enabled": bf16},
+            "steps_per_print": 10**9,
+        }
+        self._device = torch.device(device)
+        models = (
+            AutoModelForCausalLM.from_pretrained(path, dtype=kind),
+            Critic(AutoModel.from_pretrained(path, dtype=kind)),
+        )
+        self._policy, self._value = (
+            deepspeed.initialize(
+                model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True), config=config
+            )[0]
+            for model in models
+        )
+
+    def update(self, steps: Sequence[StepPlan]) -> float:
+        """All optimizer steps; returns the seconds they took."""
+        begin = time.perf_counter()
+        for step in steps:
+            for batch in step.batches:
+                tokens, positions, targets = self._inputs(batch.inputs)
+                head = self._policy.module.get_output_embeddings()
+                hidden = self._policy.module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+                logits = head(hidden.flatten(0, 1)[positions])
+                self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
+            self._policy.step()
+            for batch in step.batches:
+                tokens, positions, _ = self._inputs(batch.inputs)
+                values = self._value(tokens).flatten()[positions]
+                self._value.backward(values.float().square().mean())
+            self._value.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    @torch.no_grad()
+    def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
+        """Log-probabilities and values of all micro-batches."""
+        out = []
+        for batch in batches:
+            tokens, positions, targets = self._inputs(batch)
+            hidden = self._policy.module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+            logits = self._policy.module.get_output_embeddings()(hidden.flatten(0, 1)[positions])
+            logprobs = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])
+            out.append((logprobs.cpu(), self._value(tokens).flatten()[positions].cpu()))
+        return out
+
+    def _inputs(self, inputs: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, positions, targets = (
+            torch.from_numpy(np.array(array)).to(self._device)
+            for array in (inputs.tokens, inputs.positions, inputs.targets)
+        )
+        return tokens, positions, targets

@@ -1,0 +1,212 @@
+"""How fast and how lean the learner is against a bare DeepSpeed loop: `python -m bench.learner [--quick]`.
+
+PPO update (driver, Ray and all) and the bare loop of `bench.bare_loop` run in turns over the same packed tokens: random ids
+with the lengths of GSM8K (characters / 3). Then a broadcast of plain buffers to two receivers against memcpy.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from bench.bare_loop import BareLoop
+from bench.report import Check, check, write
+from core.config import AlgorithmConfig, Device, LearnerConfig
+from core.records import Finish, Judged, Start, Trajectory, Verdict
+from core.weights import Acknowledgement, Weights, digest, flatten, unflatten
+from learner.batch import Row, padding_share
+from learner.group import LearnerGroup
+from learner.ranks import rank_environment
+from learner.worker import RankWorker, StepPlan
+
+DATA = Path(os.environ.get("RETROSPECT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+VOCABULARY = 2048
+
+
+def trajectories(count: int) -> list[Judged]:
+    """Random tokens with the lengths of real problems and solutions; every fourth continues half of its solution."""
+    rng = np.random.default_rng(0)
+    with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:
+        problems = [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
+    out = []
+    for i, problem in enumerate(problems):
+        prompt, response = len(problem["question"]) // 3, max(2, len(problem["answer"]) // 3)
+        prefix = response // 2 if i % 4 == 3 else 0
+        ids = rng.integers(0, VOCABULARY, prompt + response).astype(np.int32)
+        start = Start(f"s{i}", f"p{i}", ids[:prompt], ids[prompt : prompt + prefix], 1, i, i if prefix else None)
+        tokens = ids[prompt + prefix :]
+        logprobs = np.full(len(tokens), -7.6, dtype=np.float32)
+        versions = np.zeros(len(tokens), dtype=np.int32)
+        trajectory = Trajectory(start, 0, tokens, logprobs, versions, Finish.STOP)
+        out.append(Judged(trajectory, Verdict(float(i % 2), bool(i % 2))))
+    return out
+
+
+def build_model(path: Path, hidden: int, layers: int) -> None:
+    """A random Qwen2 of the default starter's shape."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+
+
+def _reset_peak(pid: int) -> int:
+    """Forget the process's highest resident memory so far; returns the present one in KiB (Linux)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _status(pid, "VmRSS")
+
+
+def _status(pid: int, field: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def compare(quick: bool, device: Device, threads: int) -> list[Check]:
+    """Update and scoring against the bare loop."""
+    judged = trajectories(64 if quick else 192)
+    config = LearnerConfig(micro_batch_tokens=8192, minibatches=2, threads=threads, policy_lr=1e-6)
+    with tempfile.TemporaryDirectory() as folder:
+        build_model(Path(folder), 128, 4)
+        group = LearnerGroup(
+            folder,
+            config,
+            AlgorithmConfig(),
+            dtype="float32",
+            device=device,
+            temperature=1.0,
+            total_steps=100,
+            seed=0,
+        )
+        environment = {"env_vars": rank_environment(device, threads)}
+        bare = ray.remote(BareLoop).options(runtime_env=environment, num_cpus=0).remote(folder, device, "float32")
+        pids = [group._ranks.pids()[0], ray.get(bare.__ray_call__.remote(lambda _: os.getpid()))]
+        sent, given = group._ranks.call, {}  # the bare loop gets the very micro-batches that the learner makes
+
+        def spy(method: Callable[..., Any], *args: Any) -> list[Any]:
+            given[method] = args[0][0]
+            return sent(method, *args)
+
+        group._ranks.call = spy  # type: ignore[method-assign]
+        idle = [_reset_peak(pid) for pid in pids]
+        scored = group.score(judged)
+        ray.get(bare.score.remote(given[RankWorker.score]))
+        scoring = [_status(pid, "VmHWM") for pid in pids]
+        group.update(scored)
+        plans = given[RankWorker.update]
+        ray.get(bare.update.remote(plans))
+        ours, theirs = [], []
+        for _ in range(3):
+            begin = time.perf_counter()
+            group.update(scored)
+            ours.append(time.perf_counter() - begin)
+            theirs.append(ray.get(bare.update.remote(plans)))
+        checks = _speed_checks(judged, plans, ours, theirs)
+        checks += _memory_checks(idle, scoring, [_status(pid, "VmHWM") for pid in pids])
+        group.close()
+        ray.kill(bare)
+    return checks
+
+
+def _speed_checks(judged: list[Judged], plans: list[StepPlan], ours: list[float], theirs: list[float]) -> list[Check]:
+    tokens = sum(len(j.trajectory.sequence_ids) for j in judged)
+    read = [batch.inputs for plan in plans for batch in plan.batches]
+    rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
+    share = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+    fastest, base = tokens / statistics.median(ours), tokens / statistics.median(theirs)
+    return [
+        check("PPO update", fastest, "tokens/s", baseline=base),
+        check("PPO update against the bare loop", share, "x", ">=", 0.95),
+        check("padding", padding_share(read, rows), "share", "<=", 0.05),
+    ]
+
+
+def _memory_checks(idle: list[int], scoring: list[int], updated: list[int]) -> list[Check]:
+    """Highest resident memory above that after loading the models (Adam's moments included), ours and the bare loop's."""
+    (score, bare_score), (update, bare_update) = (
+        [(after - before) / 1024 for after, before in zip(peaks, idle, strict=True)] for peaks in (scoring, updated)
+    )
+    return [
+        check("peak memory of scoring", score, "MiB", baseline=bare_score),
+        check("peak memory of scoring against the bare loop", score / bare_score, "x", "<=", 1.1),
+        check("peak memory of scoring and updates", update, "MiB", baseline=bare_update),
+        check("peak memory of scoring and updates against the bare loop", update / bare_update, "x", "<=", 1.1),
+    ]
+
+
+class Receiver:
+    """Stands for an engine: owns parameters and copies what arrives into them."""
+
+    def load(self, name: str, handle: list[Any]) -> Acknowledgement:
+        """Read, check, copy."""
+        weights: Weights = ray.get(handle[0])
+        found = digest(weights.manifest.tensors, weights.buffers)
+        if not hasattr(self, "_own"):
+            self._own = {name: torch.empty_like(tensor) for name, tensor in unflatten(weights)}
+        for key, tensor in unflatten(weights):
+            self._own[key].copy_(tensor)
+        return Acknowledgement(name, weights.manifest.version, found)
+
+
+def broadcast(quick: bool) -> list[Check]:
+    """1 GB (quick: 128 MB) in tensors of 16 MB to two receivers; the goal compares with two memcpys of the same bytes."""
+    count = 8 if quick else 64
+    tensors = [(f"layer.{i}", torch.randn(4 * 2**20)) for i in range(count)]
+    size = sum(tensor.nbytes for _, tensor in tensors)
+    engines = [ray.remote(Receiver).options(num_cpus=0).remote() for _ in range(2)]
+    seconds, copies = [], []
+    own = [torch.empty_like(tensor) for _, tensor in tensors]
+    for version in range(4):
+        begin = time.perf_counter()
+        handle = ray.put(flatten(tensors, version))
+        acknowledged = ray.get([e.load.remote(f"engine-{i}", [handle]) for i, e in enumerate(engines)])
+        seconds.append(time.perf_counter() - begin)
+        assert len({a.digest for a in acknowledged}) == 1
+        del handle
+        begin = time.perf_counter()
+        for _ in engines:
+            for target, (_, tensor) in zip(own, tensors, strict=True):
+                target.copy_(tensor)
+        copies.append(time.perf_counter() - begin)
+    took, memcpy = statistics.median(seconds[1:]), statistics.median(copies[1:])
+    return [
+        check(f"broadcast of {size / 2**20:.0f} MiB to two engines", took, "s", baseline=memcpy),
+        check("broadcast against memcpy to both", memcpy / took, "x", ">=", 0.5),
+    ]
+
+
+def main(quick: bool) -> None:
+    """Measure and write bench/results/learner.json."""
+    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = os.cpu_count() or 1
+    ray.init(address="local", include_dashboard=False, namespace="retrospect", log_to_driver=False)
+    checks = compare(quick, device, threads) + broadcast(quick)
+    ray.shutdown()
+    write(
+        "learner",
+        checks,
+        {"device": device, "model": "Qwen2 128 x 4, vocabulary 2048", "threads": threads},
+        quick=quick,
+    )
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv[1:])

@@ -1,0 +1,84 @@
+"""What every benchmark writes: bench/results/NAME.json and the same as a table in NAME.md (docs/architecture.md).
+
+Called by the modules of this package. Invariant: a check that misses its goal is written as it is, with `ok: false`.
+"""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+RESULTS = Path(__file__).parent / "results"
+Sense = Literal[">=", "<="]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One measured number. Without a goal it is a figure for the record."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str  # ">= 0.95", or empty
+    ok: bool
+    baseline: float | None  # what it was compared with, in the same unit
+
+
+def check(
+    name: str, value: float, unit: str, sense: Sense | None = None, goal: float = 0.0, baseline: float | None = None
+) -> Check:
+    """A number held against a goal: `check("speed", 1.1, "x", ">=", 1.0)`."""
+    met = sense is None or (value >= goal if sense == ">=" else value <= goal)
+    return Check(name, value, unit, f"{sense} {goal:g}" if sense else "", met, baseline)
+
+
+def median(values: Sequence[float]) -> float:
+    """The figure to quote of several repeats."""
+    return statistics.median(values)
+
+
+def machine() -> dict[str, str | int]:
+    """What the numbers were measured on."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count() or 1,
+        "system": platform.system(),
+    }
+
+
+def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | float], *, quick: bool) -> Path:
+    """Print the table and write JSON and Markdown; returns the JSON file."""
+    from trainer.rundir import collect_versions
+
+    stem = f"{name}.quick" if quick else name
+    record = {
+        "name": name,
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": collect_versions(),
+        "settings": settings,
+        "checks": [asdict(item) for item in checks],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    text = table(name, checks, settings)
+    print(text)
+    (RESULTS / f"{stem}.md").write_text(text + "\n", encoding="utf-8")
+    path = RESULTS / f"{stem}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def table(name: str, checks: Sequence[Check], settings: dict[str, str | int | float]) -> str:
+    """The checks as a Markdown table."""
+    head = [f"# {name}", "", ", ".join(f"{key} {value}" for key, value in settings.items()), ""]
+    rows = ["| check | value | unit | baseline | goal | met |", "|---|---|---|---|---|---|"]
+    for item in checks:
+        base = "" if item.baseline is None else f"{item.baseline:.4g}"
+        met = ("yes" if item.ok else "**no**") if item.goal else ""
+        rows.append(f"| {item.name} | {item.value:.4g} | {item.unit} | {base} | {item.goal} | {met} |")
+    return "\n".join([*head, *rows])

@@ -1,0 +1,172 @@
+"""Rollouts against bare vLLM: `python -m bench.rollout [--quick]`.
+
+The same requests (same tokens, seeds, log-probabilities asked for) go in turn through `RolloutPool` with one actor and
+through `vllm.LLM.generate` in a bare process beside it, with the same threads. Two loads: roots, and replayed states
+whose samples share a prefix. Bare vLLM runs in process and without compilation too - the faster setting on CPU - and,
+like ours, without chunked prefill, which crashes seeded requests there; its block size is vLLM's own, 128. Medians of
+alternating repeats after one round to warm up; both must produce the same tokens.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.report import check, median, write
+from core.config import RolloutConfig
+from core.records import Start
+from core.sampling import Sampling
+from core.seeds import derive
+
+VOCABULARY = 2048
+GENERATED = 64  # tokens per sample
+PROMPT, PREFIX, SAMPLES = 32, 96, 4
+CONFIG = RolloutConfig(
+    actors=1, max_prompt_tokens=PROMPT, max_response_tokens=PREFIX + GENERATED, max_running=256, kv_cache_gib=1.0
+)
+GOAL = 0.97
+WORKER_NICENESS = 15
+"""Ray's default for its workers; bare vLLM gets the same, so that other load on the machine hits both alike."""
+
+Request = tuple[list[int], int, int]
+"""Context, seed, budget: one sample as bare vLLM gets it."""
+
+
+def build_model(directory: Path) -> Path:
+    """A random Qwen2 of 0.8 M parameters: width 128, 4 layers."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def starts_of(count: int, prefix: int) -> list[Start]:
+    """Starts with random contexts; budget and prefix leave GENERATED tokens."""
+    random = np.random.default_rng(prefix)
+    contexts = random.integers(1, VOCABULARY, (count, PROMPT + prefix), dtype=np.int32)
+    return [
+        Start(f"{prefix}-{index}", f"problem-{index}", row[:PROMPT], row[PROMPT:], SAMPLES, seed=index)
+        for index, row in enumerate(contexts)
+    ]
+
+
+def requests_of(starts: Sequence[Start], sampling: Sampling) -> list[Request]:
+    """The same samples for bare vLLM."""
+    return [
+        (start.context_ids.tolist(), derive(start.seed, sample), sampling.max_response_tokens - len(start.prefix_ids))
+        for start in starts
+        for sample in range(start.samples)
+    ]
+
+
+def serve_bare(model: str, connection: Connection) -> None:
+    """The bare process: loads vLLM, then answers lists of requests with (seconds, tokens)."""
+    from actors.engine import environment, stop_tokens
+
+    os.environ.update(environment("cpu", CONFIG.threads))
+    os.nice(WORKER_NICENESS)
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    engine = LLM(
+        model=model,
+        dtype="float32",
+        max_model_len=CONFIG.max_prompt_tokens + CONFIG.max_response_tokens,
+        max_num_seqs=CONFIG.max_running,
+        enforce_eager=True,
+        kv_cache_memory_bytes=int(CONFIG.kv_cache_gib * 2**30),
+        logprobs_mode="processed_logprobs",
+        distributed_executor_backend="uni",
+        skip_tokenizer_init=True,
+        enable_chunked_prefill=False,  # with it a seeded request may crash, see actors/engine.py
+    )
+    stop = stop_tokens(model)
+    connection.send(None)
+    while requests := connection.recv():
+        begun = time.perf_counter()
+        prompts = [TokensPrompt(prompt_token_ids=context) for context, _, _ in requests]
+        params = [
+            SamplingParams(seed=seed, max_tokens=budget, logprobs=0, stop_token_ids=stop, detokenize=False)
+            for _, seed, budget in requests
+        ]
+        outputs = engine.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - begun
+        connection.send((seconds, [list(output.outputs[0].token_ids) for output in outputs]))
+
+
+def compare(pool: Any, bare: Connection, name: str, starts: list[Start], repeats: int) -> list[Any]:
+    """Alternate the two on one load; the first round warms up and is checked for equal tokens."""
+    sampling = Sampling(1.0, 1.0, len(starts[0].prefix_ids) + GENERATED)
+    ours, theirs = [], []
+    for round_number in range(repeats + 1):
+        begun = time.perf_counter()
+        trajectories = pool.generate(starts, sampling)
+        seconds = time.perf_counter() - begun
+        bare.send(requests_of(starts, sampling))
+        bare_seconds, bare_tokens = bare.recv()
+        same = sum(a.tokens.tolist() == b for a, b in zip(trajectories, bare_tokens, strict=True)) / len(bare_tokens)
+        count = sum(len(one.tokens) for one in trajectories)
+        if round_number:
+            ours.append(count / seconds)
+            theirs.append(sum(map(len, bare_tokens)) / bare_seconds)
+    rate, base = median(ours), median(theirs)
+    return [
+        check(f"{name}: pool, {len(trajectories)} samples", rate, "tokens/s", baseline=base),
+        check(f"{name}: pool / bare vllm.LLM.generate", rate / base, "ratio", ">=", GOAL, baseline=1.0),
+        check(f"{name}: share of samples with the same tokens as bare vLLM", same, "share", ">=", 1.0),
+    ]
+
+
+def main(quick: bool) -> None:
+    """Measure and write bench/results/rollout.json."""
+    import ray
+
+    from actors.pool import RolloutPool
+
+    repeats, count = (2, 16) if quick else (4, 64)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    bare, end = multiprocessing.get_context("spawn").Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(build_model(Path(folder)))
+        begun = time.perf_counter()
+        pool = RolloutPool(model, CONFIG, dtype="float32", device="cpu", seed=0, cpus=1.0)
+        pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
+        first = time.perf_counter() - begun
+        server = multiprocessing.get_context("spawn").Process(target=serve_bare, args=(model, end), daemon=True)
+        server.start()
+        end.close()  # so that `recv` fails when the process dies
+        bare.recv()
+        checks = [
+            *compare(pool, bare, "roots", starts_of(count, 0), repeats),
+            *compare(pool, bare, "replayed", starts_of(count, PREFIX), repeats),
+            check("launch of an engine to its first token", first, "s", "<=", 30.0),
+        ]
+        bare.send([])
+        server.join()
+        pool.close()
+    ray.shutdown()
+    write("rollout", checks, {"model": "Qwen2, 0.8 M", "threads": CONFIG.threads, "repeats": repeats}, quick=quick)
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv[1:])

@@ -1,0 +1,114 @@
+"""Verdicts per second of the judging processes: `python -m bench.verdicts [--quick] [--data FOLDER]`.
+
+Judges gold and perturbed answers of the real data through `tasks.judge.JudgePool`, as the loop does, against the same
+verifier called in this process (the baseline: what the processes and pipes cost).
+"""
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.report import Check, check, median, write
+from core.config import Columns
+from core.records import Verdict
+from tasks import arithmetic
+from tasks.judge import JudgePool
+from tasks.mathematics import boxed_answer, read_gsm8k, read_math, verify_gsm8k, verify_math
+
+Pair = tuple[str, str]
+GOAL = 2000.0
+REPEATS = 3
+
+
+def changed(text: str, answer: str) -> str:
+    """The text with the last digit of its last answer moved by one; without a digit unchanged."""
+    start = text.rfind(answer)
+    found = re.search(r"[0-9](?=[^0-9]*$)", answer)
+    if start < 0 or not found:
+        return text
+    place = start + found.start()
+    return text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+
+
+def arithmetic_pairs(_folder: Path) -> list[Pair]:
+    """Expressions with their solutions, every second one with a wrong answer."""
+    items = arithmetic.items(0, range(4, 11), 4000, evaluation=False)
+    return [
+        (
+            item.reference,
+            (item.solution or "") if i % 2 else changed(item.solution or "", (item.solution or "").rsplit("#", 1)[1]),
+        )
+        for i, item in enumerate(items)
+    ]
+
+
+def gsm8k_pairs(folder: Path) -> list[Pair]:
+    """Real questions: the gold solution, then one with a wrong answer."""
+    columns = Columns(prompt="question", answer="answer", solution="answer")
+    rows = [json.loads(line) for line in (folder / "gsm8k" / "train.jsonl").read_text().splitlines()]
+    items = [read_gsm8k(row, columns, "gsm8k") for row in rows]
+    golds = [(item.reference, item.solution or "") for item in items]
+    return [pair for gold, text in golds for pair in ((gold, text), (gold, changed(text, gold)))]
+
+
+def math_pairs(folder: Path) -> list[Pair]:
+    """Real problems: the gold solution, then one with a wrong answer."""
+    columns = Columns(prompt="problem", answer="solution", solution="solution")
+    rows = [json.loads(line) for line in (folder / "math" / "train.jsonl").read_text().splitlines()]
+    items = [read_math(row, columns, "math") for row in rows]
+    golds = [(item.reference, item.solution or "") for item in items]
+    return [pair for gold, text in golds for pair in ((gold, text), (gold, changed(text, boxed_answer(text) or gold)))]
+
+
+TASKS: dict[str, tuple[str, Callable[[str, str], Verdict], Callable[[Path], list[Pair]]]] = {
+    "arithmetic": ("tasks.arithmetic:verify", arithmetic.verify, arithmetic_pairs),
+    "gsm8k": ("tasks.mathematics:verify_gsm8k", verify_gsm8k, gsm8k_pairs),
+    "math": ("tasks.mathematics:verify_math", verify_math, math_pairs),
+}
+
+
+def rate(judge: Callable[[list[Pair]], list[Verdict]], pairs: list[Pair]) -> float:
+    """Verdicts per second of one pass."""
+    begun = time.perf_counter()
+    judge(pairs)
+    return len(pairs) / (time.perf_counter() - begun)
+
+
+def measure(name: str, folder: Path, workers: int, limit: int) -> list[Check]:
+    """Processes and direct calls, alternating; the first pass of each (imports, cold caches) is reported apart."""
+    path, verify, make = TASKS[name]
+    pairs = make(folder)[:limit]
+    pool = JudgePool(path, workers=workers, limit=5.0, memory_gib=8.0)
+    pool.judge(pairs[:1])  # the workers have started
+    cold = rate(pool.judge, pairs)
+    rates: list[float] = []
+    direct: list[float] = []
+    for _ in range(REPEATS):
+        rates.append(rate(pool.judge, pairs))
+        direct.append(rate(lambda some: [verify(*pair) for pair in some], pairs))
+    wrong = sum(not verdict.correct for verdict in pool.judge(pairs))
+    pool.close()
+    return [
+        check(f"{name}: first pass", cold, "verdicts/s", ">=", GOAL),
+        check(f"{name}: repeated", median(rates), "verdicts/s", ">=", GOAL, baseline=median(direct)),
+        check(f"{name}: judged wrong", wrong / len(pairs), "share"),
+    ]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer verdicts")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with gsm8k/ and math/")
+    parser.add_argument("--workers", type=int, default=2, help="judging processes")
+    given = parser.parse_args()
+    limit = 1000 if given.quick else 20_000
+    checks = [row for name in TASKS for row in measure(name, given.data, given.workers, limit)]
+    write("verdicts", checks, {"workers": given.workers, "verdicts": limit, "repeats": REPEATS}, quick=given.quick)
+
+
+if __name__ == "__main__":
+    main()
