@@ -1,0 +1,56 @@
+"""The DeepSpeed learner."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from core.sections.base import Section
+
+
+class LearnerConfig(Section):
+    """The DeepSpeed learner."""
+
+    ranks: int = Field(1, ge=1, description="Learner processes (data parallel).")
+    zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed ZeRO stage, 0 to 3.")
+    offload: bool = Field(
+        False, description="Keep optimizer states and fp32 weights in the CPU's memory; needs zero_stage >= 1."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, about a third more time."
+    )
+    epochs: int = Field(1, ge=1, description="Passes over an iteration's trajectories.")
+    minibatches: int = Field(
+        4, ge=1, description="Optimizer steps per pass; must divide rollout.starts x rollout.samples."
+    )
+    micro_batch_tokens: int = Field(
+        8192, ge=1, description="Tokens (padding included) of one forward and backward pass on a rank."
+    )
+    policy_lr: float = Field(1e-4, gt=0, description="Learning rate of the policy.")
+    value_lr: float = Field(3e-4, gt=0, description="Learning rate of the critic.")
+    warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear learning-rate warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Learning rates after the warm-up: kept, or falling to 0 at the end of the run."
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping, by global norm.")
+    critic_warmup: int = Field(
+        0, ge=0, description="First iterations in which only the critic learns, on Monte-Carlo returns (VC-PPO)."
+    )
+    critic_settled: float = Field(
+        0.0,
+        ge=0,
+        description="End critic_warmup early once the critic's explained variance has stayed within this over 3 iterations; 0: never.",
+    )
+    max_skipped_steps: int = Field(
+        8, ge=1, description="Optimizer steps skipped in a row for a NaN or Inf after which the run stops."
+    )
+    threads: int = Field(2, ge=1, description="CPU threads per rank (OMP_NUM_THREADS).")
+    deadline: float = Field(
+        1800.0, gt=0, description="Seconds that one call of the learner may take before its ranks count as hung."
+    )
+    max_logprob_gap: float = Field(
+        1e-2,
+        gt=0,
+        description="Largest |log pi_learner - log pi_vllm| of the probe batch after a broadcast (nats); beyond it the run stops.",
+    )
+    probe_sequences: int = Field(8, ge=1, description="Sequences of the probe batch.")

@@ -1,0 +1,54 @@
+"""Replayed starts and the store behind them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from core.sections.base import Section
+
+
+class ReplayConfig(Section):
+    """Replayed starts and the store behind them."""
+
+    ratio: float = Field(
+        0.5, ge=0, lt=1, description="Share of an iteration's starts that are replayed states, in [0, 1)."
+    )
+    ranking: Literal["value", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = Field(
+        "value", description="By what the store ranks states (docs/architecture.md; formulas in replay/)."
+    )
+    start_states: int = Field(512, ge=1, description="States the store must hold before replay begins.")
+    shards: int = Field(2, ge=1, description="Shard actors; problems are hashed to them.")
+    capacity: int = Field(200_000, ge=1, description="States over all shards; the least promising are evicted.")
+    per_problem: int = Field(32, ge=1, description="States kept per problem.")
+    max_gib: float = Field(
+        4.0,
+        gt=0,
+        description="Memory of the states and tokens over all shards, in GiB; the least promising are evicted.",
+    )
+    boundary: Literal["line", "sentence", "code", "stride"] = Field(
+        "line", description="Where a step ends: states begin only there."
+    )
+    stride: int = Field(16, ge=1, description="Tokens between boundaries when boundary is 'stride'.")
+    temperature: float = Field(
+        0.2, gt=0, description="Of the draw over promise: probability ~ exp(promise / temperature)."
+    )
+    draw: Literal["proportional", "top"] = Field(
+        "proportional", description="Whether starts are drawn over promise or are always the most promising states."
+    )
+    target: float = Field(
+        0.3, gt=0, lt=1, description="Ranking frontier: success that a start should still have; it moves to the root."
+    )
+    explore: float = Field(
+        0.25, ge=0, le=1, description="Ranking frontier: largest share of own failures of unsolved problems in a batch."
+    )
+    decay: float = Field(
+        0.95, gt=0, le=1, description="What an outcome counts for after one more weight version (frontier, posterior)."
+    )
+    canonical: bool = Field(
+        False,
+        description="Also keep prefixes of canonical solutions of the iteration's problems, where the task has them.",
+    )
+    refresh: int = Field(
+        256, ge=0, description="Most promising states per iteration whose stale values the present critic renews."
+    )
+    deadline: float = Field(120.0, gt=0, description="Seconds that a shard may take to answer one call.")

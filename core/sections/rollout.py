@@ -1,0 +1,35 @@
+"""Generation."""
+
+from pydantic import Field
+
+from core.sections.base import Section
+
+
+class RolloutConfig(Section):
+    """Generation on vLLM."""
+
+    actors: int = Field(1, ge=1, description="Rollout actors, each with a vLLM engine of its own.")
+    starts: int = Field(128, ge=1, description="Starts per iteration (fresh and replayed).")
+    samples: int = Field(4, ge=1, description="Continuations per start.")
+    max_prompt_tokens: int = Field(32, ge=1, description="Longest prompt, in tokens; longer problems are left out.")
+    max_response_tokens: int = Field(
+        80, ge=2, description="Budget of a whole response, in tokens; a replayed prefix uses part of it."
+    )
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling: probability mass to keep.")
+    max_running: int = Field(256, ge=1, description="Sequences that one engine decodes at once.")
+    kv_cache_gib: float = Field(1.0, gt=0, description="CPU: memory of one engine's KV cache, in GiB.")
+    gpu_memory_share: float = Field(
+        0.85, gt=0, le=1, description="GPU: share of the device's memory that one engine may use."
+    )
+    tensor_parallel: int = Field(1, ge=1, description="GPUs per engine.")
+    threads: int = Field(2, ge=1, description="CPU threads per engine (OMP_NUM_THREADS).")
+    deadline: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds without an answer (they come twice a second) after which an actor counts as hung.",
+    )
+    max_restarts: int = Field(
+        3, ge=0, description="Restarts of rollout actors within restart_window before the run stops with a checkpoint."
+    )
+    restart_window: float = Field(3600.0, gt=0, description="Seconds that max_restarts is counted over.")

@@ -1,0 +1,87 @@
+"""What is trained on: starter model, data, task."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from core.sections.base import Section
+
+
+class StarterConfig(Section):
+    """The small warm-started model that stands in for a pretrained one (used when model.path is 'starter')."""
+
+    hidden_size: int = Field(
+        128,
+        ge=8,
+        description="Width of the model: heads x a head size that the CPU engine has (32, 64, 80, 96, 112, 128).",
+    )
+    layers: int = Field(3, ge=1, description="Transformer layers.")
+    heads: int = Field(4, ge=1, description="Attention heads.")
+    vocabulary: int = Field(
+        2048, ge=300, description="Tokens of the byte-level BPE (text tasks; synthetic tasks use characters)."
+    )
+    steps: int = Field(700, ge=1, description="Optimizer steps of supervised warm-start.")
+    batch_size: int = Field(64, ge=1, description="Solutions per warm-start step.")
+    lr: float = Field(2e-3, gt=0, description="Peak learning rate of the warm-start.")
+    max_operations: int = Field(
+        8,
+        ge=1,
+        description="Arithmetic: longest chain (operations) shown during the warm-start; each operation more is 0.6 times as frequent.",
+    )
+    slip: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Arithmetic: share of warm-start solutions that leave the answer line out, a habit for training to undo.",
+    )
+    cache: Path = Field(
+        Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
+    )
+
+
+class Columns(Section):
+    """Which column of the data set holds what."""
+
+    prompt: str = Field("prompt", description="Column of the question.")
+    answer: str = Field("answer", description="Column that the verifier reads the gold answer from.")
+    solution: str | None = Field(
+        None, description="Column of the canonical solution; none: the task has no canonical solutions."
+    )
+    level: str | None = Field(None, description="Column of the difficulty level, for reports.")
+
+
+class TaskConfig(Section):
+    """What is trained on."""
+
+    name: Literal["arithmetic", "gsm8k", "math"] = Field(
+        "arithmetic", description="Task: how prompts are put and answers are judged."
+    )
+    path: str = Field(
+        "",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic).",
+    )
+    split: str = Field("train", description="Split of a Hugging Face data set to train on.")
+    eval_path: str = Field(
+        "", description="Data set of the evaluation problems; empty: `eval_problems` are held out of `path`."
+    )
+    eval_split: str = Field("test", description="Split of a Hugging Face data set to evaluate on.")
+    eval_problems: int = Field(
+        256, ge=1, description="Evaluation problems; they never enter training or the replay store."
+    )
+    columns: Columns = Columns()
+    template: str = Field(
+        "{prompt}",
+        description="Text of the prompt, with {prompt} for the question; the tokenizer's chat template is put around it when there is one.",
+    )
+    min_operations: int = Field(4, ge=1, description="Arithmetic: shortest chain (operations) to train on.")
+    max_operations: int = Field(10, ge=1, description="Arithmetic: longest chain (operations) to train on.")
+    problems: int = Field(
+        4096, ge=1, description="Arithmetic: training problems to generate; others: at most this many rows are used."
+    )
+    reward: str = Field(
+        "",
+        description="Your own reward, 'module:function' (importable from the working directory): takes (reference answer, response text), returns a number, a bool or a core.records.Verdict; empty: the task's verifier.",
+    )
+    judge_workers: int = Field(1, ge=1, description="Processes that judge responses.")
+    judge_timeout: float = Field(5.0, gt=0, description="Seconds that one verdict may take before it counts as wrong.")
