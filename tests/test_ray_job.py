@@ -31,6 +31,7 @@ def dashboard() -> Iterator[str]:
     environment = {**os.environ, "RAY_AUTH_MODE": "token"}
     arguments = ["start", "--head", "--block", f"--port={port}", f"--dashboard-port={dash}", "--num-cpus=2"]
     ports = ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}", "--dashboard-host=127.0.0.1"]
+    subprocess.run([RAY, "get-auth-token", "--generate"], env=environment, check=True, capture_output=True)
     head = subprocess.Popen(
         [RAY, *arguments, *ports],
         env=environment,
@@ -46,7 +47,7 @@ def dashboard() -> Iterator[str]:
         time.sleep(0.5)
     yield address
     os.killpg(head.pid, signal.SIGTERM)
-    head.wait(60)
+    head.wait(180)
 
 
 def answers(address: str) -> bool:

@@ -11,7 +11,7 @@ from tests.trainer.examples import iteration
 from trainer.metrics import describe
 
 SAMPLE = re.compile(r"^ray_retrospect_(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-WAIT = 40.0  # seconds: Ray reports every 10 s by default, and its agent may just be starting
+WAIT = 180.0  # seconds: Ray reports every 10 s by default, and its agent may just be starting
 
 
 def scrape(run: str) -> dict[str, float]:
