@@ -17,6 +17,7 @@ from core.records import Verdict
 from tasks import arithmetic
 from tasks.judge import JudgePool
 from tasks.mathematics import boxed_answer, read_gsm8k, read_math, verify_gsm8k, verify_math
+from tasks.synthetic import items
 
 Pair = tuple[str, str]
 GOAL = 2000.0
@@ -35,13 +36,13 @@ def changed(text: str, answer: str) -> str:
 
 def arithmetic_pairs(_folder: Path) -> list[Pair]:
     """Expressions with their solutions, every second one with a wrong answer."""
-    items = arithmetic.items(0, range(4, 11), 4000, evaluation=False)
+    problems = items(arithmetic.PUZZLE, 0, range(4, 11), 4000, evaluation=False)
     return [
         (
             item.reference,
             (item.solution or "") if i % 2 else changed(item.solution or "", (item.solution or "").rsplit("#", 1)[1]),
         )
-        for i, item in enumerate(items)
+        for i, item in enumerate(problems)
     ]
 
 

@@ -8,31 +8,20 @@ then the answer:
     *2=18
     #18
 
-Called by `tasks/task.py` (problems, checker), `tasks/judge_worker.py` (`verify`) and `tasks/starter.py`. The reward looks at the
+Called by `tasks/task.py` (`PUZZLE`, `prefix_correct`) and `tasks/judge_worker.py` (`verify`). The reward looks at the
 final answer alone; `prefix_correct` looks at every character. Each operation is one small step (a number below 100 and a
 digit), so a small model can learn it, and the errors of a chain accumulate with its length.
-
-Invariant: whether an expression is held out for evaluation depends on its text alone, so no seed, length or starter ever
-trains on an evaluation problem.
 """
 
 import re
-from collections import deque
 
 import numpy as np
 
-from core.errors import DataError
 from core.records import Verdict
-from core.seeds import generator
-from tasks.problems import Item, digest
+from tasks.problems import Item
+from tasks.synthetic import Puzzle, count_of
 
 MODULUS = 100
-HELD_OUT_SHARE = 8
-"""One expression in this many is for evaluation."""
-TRIES = 1000
-"""Draws for one new expression before its length counts as used up."""
-ALPHABET = "0123456789+-*=#\n"
-"""All characters of prompts and solutions."""
 
 _TERM = re.compile(r"([+*-])(\d)")
 _OPERATIONS = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y}
@@ -60,16 +49,6 @@ def solution(expression: str) -> str:
     """
     done = steps(expression)
     return "".join(f"{operation}={value}\n" for operation, value in done) + f"#{done[-1][1]}"
-
-
-def careless(expression: str, slip: float, rng: np.random.Generator) -> str:
-    """A solution by a careless teacher, who leaves the answer line out with probability `slip`.
-
-    A starter that learned from one has to be taught by the reward to answer at all, as models that were trained without
-    reinforcement often are.
-    """
-    text = solution(expression)
-    return text[: text.index("#")] if slip > 0 and rng.random() < slip else text
 
 
 def verify(reference: str, response: str) -> Verdict:
@@ -101,11 +80,6 @@ def prefix_correct(expression: str, text: str) -> bool:
     return at_line_start and lines.startswith(written) and (answer + "\n").startswith(text[len(written) :])
 
 
-def held_out(expression: str) -> bool:
-    """Whether the expression is an evaluation problem, whatever the run."""
-    return int(digest(expression), 16) % HELD_OUT_SHARE == 0
-
-
 def draw(rng: np.random.Generator, operations: int) -> str:
     """A random expression of that many operations: digits 1 to 9.
 
@@ -117,33 +91,10 @@ def draw(rng: np.random.Generator, operations: int) -> str:
     return str(digits[0]) + "".join(f"{'+-*'[s]}{d}" for s, d in zip(signs, digits[1:], strict=True))
 
 
-def items(seed: int, operations: range, count: int, *, evaluation: bool) -> list[Item]:
-    """`count` distinct problems, the lengths taking turns; from the held-out expressions or from the others.
-
-    Evaluation problems do not depend on the seed. Raises DataError when there are not that many expressions.
-    """
-    rng = generator(0, "arithmetic", "evaluation") if evaluation else generator(seed, "arithmetic", "train")
-    found: dict[str, Item] = {}
-    lengths = deque(operations)
-    while lengths and len(found) < count:
-        drawn = (draw(rng, lengths[0]) for _ in range(TRIES))
-        fresh = next((text for text in drawn if held_out(text) == evaluation and text not in found), None)
-        if fresh is None:
-            lengths.popleft()  # nearly all expressions of this length are in use
-        else:
-            found[fresh] = item(fresh)
-            lengths.rotate(-1)
-    if len(found) == count:
-        return list(found.values())
-    raise DataError(
-        f"task arithmetic: there are no {count} distinct {'evaluation' if evaluation else 'training'} expressions of "
-        f"{operations.start} to {operations.stop - 1} operations; raise task.max_operations or lower "
-        f"{'task.eval_problems' if evaluation else 'task.problems'}"
-    )
-
-
 def item(expression: str) -> Item:
     """The problem of an expression."""
-    count = len(_TERM.findall(expression))
-    level = f"{count} operation{'s' if count > 1 else ''}"
+    level = count_of(len(_TERM.findall(expression)), "operation")
     return Item(f"{expression}=\n", expression, level, solution(expression))
+
+
+PUZZLE = Puzzle("arithmetic", "0123456789+-*=#\n", draw, item)

@@ -6,16 +6,16 @@ Called by `tasks/starter.py`, one corpus per kind of task. Invariant: no evaluat
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.config import StarterConfig, TaskConfig
 from core.seeds import generator
-from tasks import arithmetic
 from tasks.problems import Item, Tokenizer, check_template, render, respond
+from tasks.synthetic import Puzzle, careless, held_out
 
 PAD, END = "<|pad|>", "<|endoftext|>"
 DECAY = 0.6
-"""Arithmetic: every further operation makes a chain this much rarer, so that skill falls off gently with the length."""
+"""Generated tasks: every further operation makes a problem this much rarer, so that skill falls off gently with the length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,25 @@ class Corpus:
     pool: int
 
 
-def arithmetic_corpus(starter: StarterConfig, template: str, seed: int) -> Corpus:
-    """Chains of 1 to starter.max_operations operations, each length `DECAY` times as frequent as the one before."""
+def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, template: str, seed: int) -> Corpus:
+    """Problems of 1 to starter.max_operations operations, each length `DECAY` times as frequent as the one before."""
     check_template(template)
     lengths = range(1, starter.max_operations + 1)
     weights = [DECAY**length for length in lengths]
 
     def examples(tokenizer: Tokenizer) -> Iterator[Example]:
-        rng = generator(seed, "starter", "arithmetic")
+        rng = generator(seed, "starter", puzzle.name)
         shares = [weight / sum(weights) for weight in weights]
         while True:
-            expression = arithmetic.draw(rng, int(rng.choice(lengths, p=shares)))
-            if not arithmetic.held_out(expression):
-                item = Item(f"{expression}=\n", "", solution=arithmetic.careless(expression, starter.slip, rng))
+            text = puzzle.draw(rng, int(rng.choice(lengths, p=shares)))
+            if not held_out(text):
+                item = puzzle.item(text)
+                assert item.solution is not None
+                item = replace(item, solution=careless(item.solution, starter.slip, rng))
                 yield _example(item, template, tokenizer, whole=False)
 
     return Corpus(
-        lambda: character_tokenizer(arithmetic.ALPHABET + template.replace("{prompt}", "")), examples, template, pool=1
+        lambda: character_tokenizer(puzzle.alphabet + template.replace("{prompt}", "")), examples, template, pool=1
     )
 
 

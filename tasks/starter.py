@@ -19,9 +19,9 @@ from typing import Any
 from core.config import StarterConfig, TaskConfig
 from core.errors import DataError, ModelError, first_line
 from core.seeds import derive
-from tasks.corpus import Corpus, arithmetic_corpus, text_corpus
+from tasks.corpus import Corpus, synthetic_corpus, text_corpus
 from tasks.problems import Tokenizer
-from tasks.task import text_items
+from tasks.task import PUZZLES, text_items
 
 FORMAT = 2
 """Part of the cache key: raise it whenever the code here makes another model of the same settings."""
@@ -133,8 +133,8 @@ def small_model(config: StarterConfig, tokenizer: Tokenizer) -> Any:
     )
 
 
-def _arithmetic(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
-    return arithmetic_corpus(config, task.template, seed)
+def _synthetic(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
+    return synthetic_corpus(PUZZLES[task.name], config, task.template, seed)
 
 
 def _text(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
@@ -147,7 +147,7 @@ def _text(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
 
 
 CORPORA: Mapping[str, Callable[[StarterConfig, TaskConfig, int], Corpus]] = {
-    "arithmetic": _arithmetic,
+    **dict.fromkeys(PUZZLES, _synthetic),
     "gsm8k": _text,
     "math": _text,
 }

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import IntArray, Judged, Problem, Trajectory
-from tasks import arithmetic
+from tasks import arithmetic, countdown, lock
 from tasks.judge import JudgePool
 from tasks.mathematics import read_gsm8k, read_math
 from tasks.problems import Item, LeftOut, Read, Tokenizer, encode, load_items, split_items
+from tasks.synthetic import Puzzle, items
 
 PrefixCheck = Callable[[Problem, str], bool]
 """Whether a prefix of a response (text) is still correct: exact, also for prefixes cut inside a line."""
@@ -139,24 +140,29 @@ def text_items(config: TaskConfig) -> tuple[list[Item], list[Item], int]:
     return split_items(config, load_items(config, read, config.path, config.split), evaluation)
 
 
-def _arithmetic_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], int]:
+def _synthetic_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], int]:
+    puzzle = PUZZLES[config.name]
     lengths = range(config.min_operations, config.max_operations + 1)
-    train = arithmetic.items(seed, lengths, config.problems, evaluation=False)
-    return train, arithmetic.items(seed, lengths, config.eval_problems, evaluation=True), 0
+    train = items(puzzle, seed, lengths, config.problems, evaluation=False)
+    return train, items(puzzle, seed, lengths, config.eval_problems, evaluation=True), 0
 
 
 def _text_items(config: TaskConfig, _seed: int) -> tuple[list[Item], list[Item], int]:
     return text_items(config)
 
 
-def _arithmetic_prefix(problem: Problem, text: str) -> bool:
-    return arithmetic.prefix_correct(problem.reference, text)
+def _prefix_check(prefix_correct: Callable[[str, str], bool]) -> PrefixCheck:
+    return lambda problem, text: prefix_correct(problem.reference, text)
 
+
+PUZZLES: Mapping[str, Puzzle] = {puzzle.name: puzzle for puzzle in (arithmetic.PUZZLE, lock.PUZZLE, countdown.PUZZLE)}
 
 READERS: Mapping[str, Read] = {"gsm8k": read_gsm8k, "math": read_math}
 
 BUILDERS: Mapping[str, Recipe] = {
-    "arithmetic": Recipe(_arithmetic_items, "tasks.arithmetic:verify", _arithmetic_prefix),
+    "arithmetic": Recipe(_synthetic_items, "tasks.arithmetic:verify", _prefix_check(arithmetic.prefix_correct)),
+    "lock": Recipe(_synthetic_items, "tasks.lock:verify", _prefix_check(lock.prefix_correct)),
+    "countdown": Recipe(_synthetic_items, "tasks.countdown:verify", _prefix_check(countdown.prefix_correct)),
     "gsm8k": Recipe(_text_items, "tasks.mathematics:verify_gsm8k"),
     "math": Recipe(_text_items, "tasks.mathematics:verify_math"),
 }

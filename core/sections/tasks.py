@@ -27,13 +27,13 @@ class StarterConfig(Section):
     max_operations: int = Field(
         8,
         ge=1,
-        description="Arithmetic: longest chain (operations) shown during the warm-start; each operation more is 0.6 times as frequent.",
+        description="Generated tasks: most operations of a problem shown during the warm-start; each operation more is 0.6 times as frequent.",
     )
     slip: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Arithmetic: share of warm-start solutions that leave the answer line out, a habit for training to undo.",
+        description="Generated tasks: share of warm-start solutions that leave the last line out, a habit for training to undo.",
     )
     cache: Path = Field(
         Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
@@ -54,12 +54,12 @@ class Columns(Section):
 class TaskConfig(Section):
     """What is trained on."""
 
-    name: Literal["arithmetic", "gsm8k", "math"] = Field(
+    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math"] = Field(
         "arithmetic", description="Task: how prompts are put and answers are judged."
     )
     path: str = Field(
         "",
-        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic).",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set to train on.")
     eval_path: str = Field(
@@ -74,10 +74,14 @@ class TaskConfig(Section):
         "{prompt}",
         description="Text of the prompt, with {prompt} for the question; the tokenizer's chat template is put around it when there is one.",
     )
-    min_operations: int = Field(4, ge=1, description="Arithmetic: shortest chain (operations) to train on.")
-    max_operations: int = Field(10, ge=1, description="Arithmetic: longest chain (operations) to train on.")
+    min_operations: int = Field(
+        4,
+        ge=1,
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: numbers less one, at most 5).",
+    )
+    max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(
-        4096, ge=1, description="Arithmetic: training problems to generate; others: at most this many rows are used."
+        4096, ge=1, description="Generated tasks: training problems to make; others: at most this many rows are used."
     )
     reward: str = Field(
         "",

@@ -19,7 +19,7 @@ SMALL = TaskConfig(problems=40, eval_problems=14)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return character_tokenizer(arithmetic.ALPHABET)
+    return character_tokenizer(arithmetic.PUZZLE.alphabet)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,9 @@ def test_the_fingerprint_names_task_data_and_vocabulary(task: Task, tokenizer: T
     other.close()
     assert same.fingerprint == task.fingerprint != other.fingerprint
     assert fingerprint("x", task.train, tokenizer) != task.fingerprint
-    assert fingerprint("arithmetic", task.train, character_tokenizer("#" + arithmetic.ALPHABET)) != task.fingerprint
+    assert (
+        fingerprint("arithmetic", task.train, character_tokenizer("#" + arithmetic.PUZZLE.alphabet)) != task.fingerprint
+    )
 
 
 def test_gsm8k_comes_from_its_files(shared_data: Path, whole_data: bool) -> None:
