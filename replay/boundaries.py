@@ -59,9 +59,8 @@ class TokenTable:
 def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
     """Lengths [S] of the states of a response, increasing, each strictly inside it.
 
-    `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements;
-    `stride`: every `stride` tokens, moved on to
-    the end of the character. A step without anything but blanks is no step of its own.
+    `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`: every
+    `stride` tokens, moved on to the end of the character. A step without anything but blanks is no step of its own.
 
     >>> table = TokenTable((b"a", b".\\n", b"b", b"\\n"))
     >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()
@@ -127,15 +126,17 @@ def sentence_ends(text: bytes) -> Ends:
 
 
 def statement_ends(text: bytes) -> Ends:
-    """Byte offsets after the logical lines of Python code: a statement, or the head of a compound one, over all its lines.
+    """Byte offsets after Python statements, wherever `ast` ends one: after the logical line (all its lines) or a `;`.
 
-    In a fenced block (```) only its inside is code; lines outside end as lines do. Text without a fence is code. From the
-    first thing that Python's tokenizer cannot read, lines end as lines do.
+    The heads of compound statements and decorators are steps of their own. In a fenced block (```) only its inside is code;
+    lines outside end as lines do. Text without a fence is code. Python's tokenizer decides instead of `ast`, which refuses
+    a whole text for one error: what a model writes is often broken. From the first thing that even the tokenizer cannot
+    read, lines end as lines do.
     """
     ends: Ends = []
     for start, stop, code in _fences(text):
         part = text[start:stop]
-        ends += [start + end for end in (_logical_lines(part) if code else line_ends(part))]
+        ends += [start + end for end in (_statements(part) if code else line_ends(part))]
     return ends
 
 
@@ -151,19 +152,24 @@ def _fences(text: bytes) -> list[tuple[int, int, bool]]:
     return [*spans, (at, len(text), code)]
 
 
-def _logical_lines(text: bytes) -> Ends:
-    offsets = [0, *np.cumsum([len(line) + 1 for line in text.split(b"\n")]).tolist()]
+def _statements(text: bytes) -> Ends:
+    lines = [line + b"\n" for line in text.split(b"\n")]
+    offsets = [0, *np.cumsum([len(line) for line in lines]).tolist()]
+    source = io.StringIO(text.decode(errors="surrogateescape"), newline="\n")  # half a character may be the last thing
     ends, read = [], 0
     try:
-        for token in tokenize.tokenize(io.BytesIO(text).readline):
+        for token in tokenize.generate_tokens(source.readline):
+            row, column = token.end
             if token.type == tokenize.NEWLINE and token.string:
-                read = token.end[0]
-                ends.append(offsets[read])
-    except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
-        pass  # broken code is what a model writes; the rest is cut by lines
-    else:
-        return ends
-    return ends + [offsets[read] + end for end in line_ends(text[offsets[read] :])]
+                read = offsets[row]
+                ends.append(read)
+            elif token.type == tokenize.OP and token.string == ";":
+                line = lines[row - 1].decode(errors="surrogateescape")
+                read = offsets[row - 1] + len(line[:column].encode(errors="surrogateescape"))
+                ends.append(read)
+    except (tokenize.TokenError, SyntaxError):
+        ends += [read + end for end in line_ends(text[read:])]  # broken code is what a model writes
+    return ends
 
 
 _RULES: dict[str, Callable[[bytes], Ends]] = {"line": line_ends, "sentence": sentence_ends, "code": statement_ends}

@@ -1,6 +1,8 @@
 """Boundaries on bytes: hand-made token tables, and properties over random texts and cuts."""
 
+import ast
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,9 +64,13 @@ def test_real_byte_level_tokenizer() -> None:
 
 
 TEXTS = st.text(st.sampled_from(list("ab .!?\n\t\"'(1€ä😀")), max_size=60)
+CODE = st.lists(
+    st.sampled_from(["if x:", "\n", "    ", "y = (1,", ")", "; ", '"""', "é = 'ü'", "#", "\\\n", "```", "return", "\r\n"]),
+    max_size=20,
+).map("".join)
 
 
-@given(TEXTS, st.data(), st.sampled_from(RULES), st.integers(1, 5))
+@given(TEXTS | CODE, st.data(), st.sampled_from(RULES), st.integers(1, 5))
 def test_every_boundary_is_inside_and_its_prefix_decodes_to_a_prefix(
     text: str, data: st.DataObject, rule: Rule, stride: int
 ) -> None:
@@ -84,7 +90,7 @@ def test_every_boundary_is_inside_and_its_prefix_decodes_to_a_prefix(
 def code(text: str) -> list[str]:
     raw = text.encode()
     pieces = [raw[i : i + 1] for i in range(len(raw))]
-    return [text[:n].splitlines()[-1] for n in cut(pieces, "code")]
+    return [raw[:n].decode().splitlines()[-1] for n in cut(pieces, "code")]
 
 
 def test_code_statements_span_their_lines() -> None:
@@ -95,3 +101,23 @@ def test_code_statements_span_their_lines() -> None:
 def test_code_in_fences_and_broken_code() -> None:
     assert code("Sure:\n```python\nx = [1,\n2]\ny = 2\n```\nDone.\n") == ["Sure:", "```python", "2]", "y = 2", "```"]
     assert code("x = 1\ny = (2\nz = 3\nw = 4\n") == ["x = 1", "y = (2", "z = 3"]
+
+
+def test_statements_on_one_line_and_half_a_character() -> None:
+    assert code("ä = 'é;'; y = [1,\n2]; z = 3\nw = 4\n") == ["ä = 'é;';", "2];", "2]; z = 3"]
+    pieces = [b"x = 1\n", b"y = (2,\n", b"3)\n", b"z = '\xe2\x82", b"\xac'"]  # a character in two tokens
+    assert cut(pieces, "code") == [1, 3]
+    assert cut(pieces[:4], "code") == [1, 3]
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("replay/*.py")), ids=lambda path: path.name)
+def test_code_boundaries_are_where_ast_ends_statements(path: Path) -> None:
+    """Real code, one token per byte. Further boundaries are the ends of heads and of decorators."""
+    raw = path.read_bytes()
+    starts = [0, *itertools.accumulate(len(line) for line in raw.splitlines(keepends=True))]
+    found = set(cut([raw[i : i + 1] for i in range(len(raw))], "code"))
+    ends = {starts[node.end_lineno or 0] for node in ast.walk(ast.parse(raw)) if isinstance(node, ast.stmt)}
+    assert ends - found == {len(raw)}
+    for end in found - ends:
+        line = raw[:end].splitlines()[-1].split(b"  #")[0].strip()
+        assert line.endswith(b":") or line.startswith(b"@"), line
