@@ -45,6 +45,7 @@ class Recovered:
     dropped: list[str] = field(default_factory=list)  # one line per damage that salvage skipped
     torn: dict[str, int] = field(default_factory=dict)  # segment -> length of its valid part
     nbytes: int = 0
+    segments: int = 0  # files
 
 
 def segment_name(first: int) -> str:
@@ -98,10 +99,11 @@ def recover(folder: Folder, identity: dict[str, Any], after: int, *, salvage: bo
     """
     found = Recovered()
     names = segments(folder)
+    found.segments = len(names)
     expected = after + 1
     for name in names:
         data = folder.read(name)
-        where = f"{folder.uri}/{name}"
+        where = folder.named(name)
         last = name == names[-1]
         for frame, hole in _frames(data, where, identity, last=last, found=found, name=name):
             if hole is not None:
@@ -172,6 +174,7 @@ class Log:
         self._folder, self._identity = folder, json.dumps(identity).encode()
         self.sequence = sequence
         self.nbytes = 0  # of the segments since the last roll
+        self.segments = 0  # files since the last roll
         self._handle = -1
         self._length = 0
 
@@ -185,12 +188,13 @@ class Log:
         else:
             opening = pack_frame(self.sequence, _IDENTITY, self._identity)
             self._folder.write_whole(name, b"".join([*opening, *parts]))
+            self.segments += 1
         self.nbytes += sum(len(part) for part in parts)
         self.sequence = sequence
         return sequence
 
     def _append_local(self, name: str, parts: list[bytes | memoryview]) -> None:
-        with explained("write", f"{self._folder.uri}/{name}"):
+        with explained("write", self._folder.named(name)):
             if self._handle < 0:
                 self._open(name)
             length = self._length
@@ -215,11 +219,12 @@ class Log:
             raise
         self._folder.sync("")
         self._handle, self._length = handle, sum(len(part) for part in parts)
+        self.segments += 1
 
     def roll(self) -> None:
         """Let the next operation open a new segment."""
         self.close()
-        self.nbytes = 0
+        self.nbytes = self.segments = 0
 
     def close(self) -> None:
         """Close the segment."""

@@ -22,7 +22,6 @@ class Counters:
     lost_outcomes: int = 0  # outcomes of states that had been evicted meanwhile
     root_outcomes: int = 0  # rollouts from a root among the candidates
     root_solved: int = 0
-    sampled: int = 0  # states handed out
 
     def plus(self, other: "Counters") -> "Counters":
         """The sum."""

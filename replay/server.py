@@ -28,7 +28,8 @@ DIRECTORY = "directory.json"
 """Says who uses a live directory: number of shards, vocabulary, fingerprint."""
 COMPACT_BYTES = 256 << 20
 """The log is compacted when it has grown by this much (and by more than the store's tokens) since the last snapshot."""
-
+COMPACT_FILES = 1024
+"""Or by this many files: an object store has one per write, and a restart must read them all."""
 
 SHARE = 0.05
 """Of the time that compaction may be busy: it shares the interpreter with writes and is in no hurry."""
@@ -176,7 +177,7 @@ class ReplayShard:
         found = load_shard(folder, self._identity, self._config, salvage=self._salvage)
         mend(folder, found.log.torn)
         self._log = Log(folder, self._identity.as_dict(), found.sequence)
-        self._log.nbytes = found.log.nbytes
+        self._log.nbytes, self._log.segments = found.log.nbytes, found.log.segments
         self._dropped = found.log.dropped
         shard = found.shard
         if found.log.dropped:
@@ -185,7 +186,7 @@ class ReplayShard:
         return shard
 
     def _compact_when_due(self) -> None:
-        due = self._log.nbytes > max(COMPACT_BYTES, self._opened().content_bytes)
+        due = self._log.nbytes > max(COMPACT_BYTES, self._opened().content_bytes) or self._log.segments > COMPACT_FILES
         if due and (self._compaction is None or not self._compaction.is_alive()):
             self.compact()
 
@@ -247,7 +248,7 @@ def load_shard(folder: Folder, identity: Identity, config: ReplayConfig, *, salv
     shard, sequence = Shard(config, identity.vocabulary, f"replay-shard-{identity.index}"), 0
     if MANIFEST in folder.names():
         manifest = read_manifest(folder, MANIFEST)
-        _check_identity(f"{folder.uri}/{MANIFEST}", manifest["identity"], theirs)
+        _check_identity(folder.named(MANIFEST), manifest["identity"], theirs)
         content = read_snapshot(folder, manifest["part"])
         snapshot.restore(shard, content)
         shard.counters, sequence = content.counters, manifest["sequence"]

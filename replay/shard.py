@@ -170,7 +170,6 @@ class Shard(Holdings):
         """The states in the given rows."""
         rows = self.blocks.states.rows.take(where)
         trajectories = self.trajectories.rows.take(rows["trajectory"])
-        self.counters.sampled += len(rows)
         return Selected(
             keys=rows["key"].copy(),
             problem_ids=[self.names[i] for i in trajectories["problem"].tolist()],

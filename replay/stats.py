@@ -25,6 +25,7 @@ class ShardStats:
     memory_bytes: int
     version: int  # newest weight version seen
     version_sum: float  # over states
+    oldest: int  # smallest version of a state; `version` without states
     value_sum: float  # over states
     depth_sum: float  # over states: prefix tokens
 
@@ -43,6 +44,7 @@ def shard_stats(shard: Shard) -> ShardStats:
         memory_bytes=shard.nbytes,
         version=shard.version,
         version_sum=float(live["version"].sum(dtype=np.float64)),
+        oldest=int(live["version"].min(initial=shard.version)),
         value_sum=float(live["value"].sum(dtype=np.float64)),
         depth_sum=float(live["length"].sum(dtype=np.float64)),
     )
@@ -63,13 +65,14 @@ class StoreStats:
     rejected: int  # of these, below the quota of their problem
     evicted: int
     requested: int  # states asked for
-    sampled: int  # states handed out
+    sampled: int  # of these, handed out
     outcomes: int  # continuations of replayed states
     solved: int
     lost_outcomes: int  # outcomes of states evicted meanwhile
     root_outcomes: int  # rollouts from a root
     root_solved: int
     mean_age: float  # weight versions since the value of a state was written
+    max_age: int  # the same of the state whose value is the oldest
     mean_value: float
     mean_depth: float  # prefix tokens
 
@@ -89,8 +92,8 @@ class StoreStats:
         return self.root_solved / self.root_outcomes if self.root_outcomes else 0.0
 
 
-def combine(shards: Sequence[ShardStats], requested: int) -> StoreStats:
-    """Add up the shards."""
+def combine(shards: Sequence[ShardStats], requested: int, sampled: int) -> StoreStats:
+    """Add up the shards; how many states were asked for and handed out only the driver knows."""
     counters = {f.name: sum(getattr(s.counters, f.name) for s in shards) for f in fields(Counters)}
     states = sum(s.states for s in shards)
     newest = max((s.version for s in shards), default=0)
@@ -103,7 +106,9 @@ def combine(shards: Sequence[ShardStats], requested: int) -> StoreStats:
         token_bytes=sum(s.token_bytes for s in shards),
         memory_bytes=sum(s.memory_bytes for s in shards),
         requested=requested,
+        sampled=sampled,
         mean_age=(newest * states - sum(s.version_sum for s in shards)) / per_state,
+        max_age=newest - min((s.oldest for s in shards if s.states), default=newest),
         mean_value=sum(s.value_sum for s in shards) / per_state,
         mean_depth=sum(s.depth_sum for s in shards) / per_state,
         **counters,

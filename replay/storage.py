@@ -5,6 +5,7 @@ Used by the shards and the driver. Invariant: a file written by `write_whole` is
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,8 @@ _PARQUET = {
     "trajectories": _PLAIN | {"use_byte_stream_split": ["tokens.list.element"]},
 }
 
+_CREDENTIALS = re.compile(r"://[^/@\s]*@")
+
 Manifest = dict[str, Any]
 """JSON that names a snapshot's files, with their sizes and hashes."""
 
@@ -39,8 +42,27 @@ def explained(action: str, path: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
-            f"cannot {action} {path}: {first_line(error)}; check the path, its permissions and the free space"
+            f"cannot {action} {path}: {_CREDENTIALS.sub('://', first_line(error))}; check the path, its permissions and the free space"
         ) from error
+
+
+def joined(uri: str, name: str) -> str:
+    """The path or URI of something inside a folder; what follows a `?` (the storage's options) stays at the end.
+
+    >>> joined("s3://bucket/runs?region=eu-west-1", "shard-0")
+    's3://bucket/runs/shard-0?region=eu-west-1'
+    """
+    path, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+def shown(uri: str) -> str:
+    """A URI for messages and logs: without options and credentials.
+
+    >>> shown("s3://key:secret@bucket/runs?region=eu-west-1")
+    's3://bucket/runs'
+    """
+    return _CREDENTIALS.sub("://", uri.partition("?")[0]) if "://" in uri else uri
 
 
 class Folder:
@@ -48,7 +70,7 @@ class Folder:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        with explained("open", uri):
+        with explained("open", shown(uri)):
             if "://" in uri:
                 self.files, self.path = pafs.FileSystem.from_uri(uri)
             else:
@@ -57,17 +79,17 @@ class Folder:
 
     def make(self) -> "Folder":
         """Create the folder and its parents where they are missing."""
-        with explained("create the folder", self.uri):
+        with explained("create the folder", shown(self.uri)):
             self.files.create_dir(self.path, recursive=True)
         return self
 
     def child(self, name: str) -> "Folder":
         """A folder inside this one."""
-        return Folder(f"{self.uri.rstrip('/')}/{name}")
+        return Folder(joined(self.uri, name))
 
     def names(self) -> list[str]:
         """Names of the files in it, sorted; none when the folder is missing."""
-        with explained("list", self.uri):
+        with explained("list", shown(self.uri)):
             found = self.files.get_file_info(pafs.FileSelector(self.path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
@@ -75,14 +97,18 @@ class Folder:
         """Path of a file on the storage."""
         return f"{self.path.rstrip('/')}/{name}"
 
+    def named(self, name: str) -> str:
+        """A file of it for messages."""
+        return joined(shown(self.uri), name)
+
     def read(self, name: str) -> pa.Buffer:
         """A whole file."""
-        with explained("read", f"{self.uri}/{name}"), self.files.open_input_stream(self.where(name)) as stream:
+        with explained("read", self.named(name)), self.files.open_input_stream(self.where(name)) as stream:
             return stream.read_buffer()
 
     def write_whole(self, name: str, data: bytes | pa.Buffer) -> None:
         """Write a file so that it is complete or not there, and on disk when this returns (local storage)."""
-        with explained("write", f"{self.uri}/{name}"):
+        with explained("write", self.named(name)):
             partial = f"{name}.partial" if self.local else name
             with self.files.open_output_stream(self.where(partial)) as stream:
                 stream.write(data)
@@ -103,7 +129,7 @@ class Folder:
     def remove(self, names: list[str]) -> None:
         """Delete files, missing ones are no error."""
         present = set(self.names())
-        with explained("delete a file of", self.uri):
+        with explained("delete a file of", shown(self.uri)):
             for name in names:
                 if name in present:
                     self.files.delete_file(self.where(name))
@@ -118,7 +144,7 @@ def write_snapshot(
     """
     rows = dict.fromkeys(_PARQUET, 0)
     names = {table: f"{prefix}-{table}.parquet" for table in _PARQUET}
-    with explained("write", f"{folder.uri}/{prefix}-*.parquet"), ExitStack() as stack:
+    with explained("write", folder.named(f"{prefix}-*.parquet")), ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
         start = time.monotonic()
         for part in parts:
@@ -133,7 +159,7 @@ def write_snapshot(
                 rest(time.monotonic() - start)
             start = time.monotonic()
     for name in names.values():
-        with explained("write", f"{folder.uri}/{name}"):
+        with explained("write", folder.named(name)):
             folder.sync(name)
     files = {table: {"name": name, "rows": rows[table]} for table, name in names.items()}
     return {"files": files, "counters": asdict(part.counters), "version": part.version, "gate": part.gate}
@@ -143,7 +169,7 @@ def read_snapshot(folder: Folder, manifest: Manifest) -> Snapshot:
     """The snapshot that a manifest names."""
     tables = {}
     for table, entry in manifest["files"].items():
-        path = f"{folder.uri}/{entry['name']}"
+        path = folder.named(entry["name"])
         with explained("read", path), folder.files.open_input_file(folder.where(entry["name"])) as stream:
             tables[table] = pq.read_table(stream)
         if tables[table].num_rows != entry["rows"]:
@@ -165,7 +191,7 @@ def write_manifest(folder: Folder, name: str, manifest: Manifest) -> None:
 
 def read_manifest(folder: Folder, name: str) -> Manifest:
     """A manifest whose hash is right."""
-    where = f"{folder.uri}/{name}"
+    where = folder.named(name)
     try:
         found = json.loads(folder.read(name).to_pybytes())
         manifest: Manifest = found["manifest"]

@@ -28,7 +28,7 @@ from replay.records import Selected
 from replay.server import DIRECTORY, Extent, Identity, ReplayShard
 from replay.shard import Revaluation
 from replay.stats import StoreStats, combine
-from replay.storage import Folder, read_manifest, write_manifest
+from replay.storage import Folder, read_manifest, shown, write_manifest
 
 MANIFEST = "store.json"
 """Names the files of a saved store."""
@@ -76,7 +76,7 @@ class ReplayStore:
         self._ranking: Ranking = RANKINGS[config.ranking]
         self._top, self._explore = config.draw == "top", config.explore
         self._max_bytes = int(config.max_gib * 2**30)
-        self._requested = 0
+        self._requested, self._sampled = 0, 0  # states asked for by `sample`, and handed out
         self._gate = 0.0  # trust in the critic
         self._window: list[tuple[float, bool, str]] = []  # value when drawn, outcome, problem: the newest WINDOW
         self._handed: dict[int, float] = {}  # states drawn, whose outcomes are still to come: their values
@@ -122,6 +122,7 @@ class ReplayStore:
             states = [*self._draw(0, n - len(exploring), seed), *exploring]
         else:
             states = self._draw(0, n, seed)
+        self._sampled += len(states)
         if self._ranking.uses_gate:
             self._handed |= {drawn.state.key: drawn.state.value for drawn in states}
             self._handed = dict(list(self._handed.items())[-32 * WINDOW :])  # some are never heard of again
@@ -154,14 +155,15 @@ class ReplayStore:
 
     def stats(self) -> StoreStats:
         """Counts over all shards."""
-        return combine(self._all("stats"), self._requested)
+        return combine(self._all("stats"), self._requested, self._sampled)
 
     def save(self, uri: str) -> None:
         """Write a snapshot of all shards into a folder; it replaces an older one there when it is complete."""
         folder = Folder(uri).make()
         tag = f"{time.time_ns():x}"
         parts = self._all("save", folder.uri, tag)
-        driver = {"requested": self._requested, "window": self._window, "handed": list(self._handed.items())}
+        window = {"window": self._window, "handed": list(self._handed.items())}
+        driver = {"requested": self._requested, "sampled": self._sampled, **window}
         meta = {"fingerprint": self._fingerprint, "vocabulary": self._vocabulary, "gate": self._gate}
         write_manifest(folder, MANIFEST, {"format": 1, "parts": parts, **meta, **driver})
         folder.remove([name for name in folder.names() if name.endswith(".parquet") and not name.startswith(tag)])
@@ -173,18 +175,22 @@ class ReplayStore:
         for field, mine in (("fingerprint", self._fingerprint), ("vocabulary", self._vocabulary)):
             if manifest[field] != mine:
                 raise StoreError(
-                    f"{uri}: written for {field} {manifest[field]!r}, but this run has {mine!r}; states are only valid for"
+                    f"{shown(uri)}: written for {field} {manifest[field]!r}, but this run has {mine!r}; states are only valid for"
                     " the tokenizer and task that made them"
                 )
-        self._requested, self._gate = manifest["requested"], manifest["gate"]
+        self._requested, self._sampled = manifest["requested"], manifest["sampled"]
+        self._gate = manifest["gate"]
         self._window = [(value, correct, problem) for value, correct, problem in manifest["window"]]
         self._handed = dict(manifest["handed"])
         self._extents = self._all("restore", folder.uri, manifest["parts"])
 
     def close(self) -> None:
-        """Stop the shards."""
+        """Stop the shards; a second call does nothing."""
+        if not self._actors:
+            return
         if self._local:
             self._all("close")
+            self._actors = []
             return
         try:
             self._all("close")
@@ -338,7 +344,7 @@ def _claim(folder: Folder, shards: int, vocabulary: int, fingerprint: str) -> No
         theirs = read_manifest(folder, DIRECTORY)["shards"]
         if theirs != shards:
             raise StoreError(
-                f"{folder.uri}: written by {theirs} shards, but replay.shards is {shards}; set it to {theirs}, or restore a"
+                f"{shown(folder.uri)}: written by {theirs} shards, but replay.shards is {shards}; set it to {theirs}, or restore a"
                 " checkpoint into a new directory"
             )
     else:

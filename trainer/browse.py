@@ -9,6 +9,7 @@ from pathlib import Path
 
 from core.load import load_config
 from trainer import checkpoint
+from trainer.build import store_directory
 from trainer.preflight import load_tokenizer
 from trainer.rundir import RunDirectory
 
@@ -28,7 +29,8 @@ def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | No
 
     run = RunDirectory.open(path)
     tokenizer = load_tokenizer(str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy"))
-    shards = inspect.read_live(str(run.replay), load_config(run.config).replay)
+    config = load_config(run.config).replay
+    shards = inspect.read_live(store_directory(config.storage, run), config)
     table = inspect.states_table(shards, lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)))
     found = inspect.select(table, problem=chosen.problem, provenance=chosen.provenance, depth=chosen.depth)
     if export is not None:

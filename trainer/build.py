@@ -28,6 +28,13 @@ BY_VALUE = ("value", "frontier", "posterior")
 """The rankings that read the critic's values: only for them are stale values worth renewing."""
 
 
+def store_directory(storage: str, run: RunDirectory) -> str:
+    """Where the live replay store of a run is; `storage`: see `replay.storage`."""
+    from replay.storage import joined
+
+    return joined(storage, run.name) if storage else str(run.replay)
+
+
 def training_sampling(config: Config) -> Sampling:
     """How training rollouts are drawn."""
     rollout = config.rollout
@@ -106,20 +113,20 @@ def parts(
     from tasks.problems import ProblemSampler
 
     with ExitStack() as stack:
+        store = ReplayStore(  # first: files that cannot be read or written must not cost the start of the engines
+            config.replay,
+            vocabulary=max(len(task.tokenizer), inspect_model(model).vocabulary),  # engines sample unused rows too
+            directory=store_directory(config.replay.storage, run),
+            fingerprint=task.fingerprint,
+            salvage=salvage,
+        )
+        stack.callback(store.close)
+        for line in store.dropped:
+            print(f"salvaged: {line}", flush=True)
         with ThreadPoolExecutor(2) as starters:
             pool_starting = starters.submit(stack.enter_context, rollout_pool(config, model, device))
             group_starting = starters.submit(stack.enter_context, learner_group(config, model, device, plan))
         actors, learner = pool_starting.result(), group_starting.result()
-        store = ReplayStore(
-            config.replay,
-            vocabulary=max(len(task.tokenizer), inspect_model(model).vocabulary),  # engines sample unused rows too
-            directory=str(run.replay),
-            fingerprint=task.fingerprint,
-            salvage=salvage,
-        )
-        for line in store.dropped:
-            print(f"salvaged: {line}", flush=True)
-        stack.callback(store.close)
         yield Parts(
             task=task,
             problems=ProblemSampler(task.train, derive(config.run.seed, "problems")),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from core.config import Config
-from core.errors import CheckpointError, ConfigError, DivergenceError
+from core.errors import CheckpointError, ConfigError, DivergenceError, StoreError
 from core.load import dump_config, field_names, load_config, override
 from core.plan import BatchPlan, batch_plan, evaluation_placement
 from core.records import Problem
@@ -78,8 +78,21 @@ def train(config: Config, recipe: str) -> int:
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with run.hold():
         run.clear()
+        if config.replay.storage:
+            refuse_used(build.store_directory(config.replay.storage, run))
         write_atomically(run.config, dump_config(config))
         return session(config, plan, run, resumed=None)
+
+
+def refuse_used(directory: str) -> None:
+    """Raises StoreError when a new run would go on with a store that is there already, or cannot reach its storage."""
+    from replay.server import DIRECTORY
+    from replay.storage import Folder, shown
+
+    if DIRECTORY in Folder(directory).make().names():
+        raise StoreError(
+            f"{shown(directory)}: holds the store of another run; choose another run.name or replay.storage"
+        )
 
 
 def resume(path: Path, options: Sequence[str], salvage: bool) -> int:

@@ -95,6 +95,7 @@ def _of_store(store: "StoreStats") -> dict[str, Any]:
         "store_replayable": store.replayable,
         "store_hit_rate": store.hit_rate,
         "store_mean_age": store.mean_age,
+        "store_max_age": store.max_age,
         "store_mean_depth": store.mean_depth,
         "store_mean_value": store.mean_value,
         "lost_outcomes": store.lost_outcomes,

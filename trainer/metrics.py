@@ -154,6 +154,7 @@ class IterationMetrics:
     store_mean_age: float = _metric(
         "store", "versions", "Weight versions since the value of a state was written, mean."
     )
+    store_max_age: int = _metric("store", "versions", "The same of the state whose value is the oldest.")
     store_mean_depth: float = _metric("store", "tokens", "Length of a state's prefix, mean.")
     store_mean_value: float = _metric("store", "1", "The critic's value of a state, mean.")
     lost_outcomes: int = _metric(

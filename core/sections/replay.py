@@ -51,4 +51,8 @@ class ReplayConfig(Section):
     refresh: int = Field(
         256, ge=0, description="Most promising states per iteration whose stale values the present critic renews."
     )
+    storage: str = Field(
+        "",
+        description="Where the live store is kept: a pyarrow.fs URI of a folder (s3://bucket/folder?region=..., gs://, hdfs://, fsspec+...://), in it one folder per run; empty: in the run directory. Checkpoints are always in the run directory.",
+    )
     deadline: float = Field(120.0, gt=0, description="Seconds that a shard may take to answer one call.")

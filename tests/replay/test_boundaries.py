@@ -65,7 +65,9 @@ def test_real_byte_level_tokenizer() -> None:
 
 TEXTS = st.text(st.sampled_from(list("ab .!?\n\t\"'(1€ä😀")), max_size=60)
 CODE = st.lists(
-    st.sampled_from(["if x:", "\n", "    ", "y = (1,", ")", "; ", '"""', "é = 'ü'", "#", "\\\n", "```", "return", "\r\n"]),
+    st.sampled_from(
+        ["if x:", "\n", "    ", "y = (1,", ")", "; ", '"""', "é = 'ü'", "#", "\\\n", "```", "return", "\r\n"]
+    ),
     max_size=20,
 ).map("".join)
 

@@ -276,6 +276,27 @@ def test_compaction_keeps_everything_and_drops_the_old_log(tmp_path: Path) -> No
     assert after.items() <= before.items()
 
 
+def test_a_snapshot_that_cannot_be_written_is_reported_and_loses_nothing(tmp_path: Path) -> None:
+    shard = filled(tmp_path)
+    before = contents(shard)
+    (tmp_path / "shard-0" / "snapshot-0000000000000005-states.parquet").mkdir()  # the name is taken
+    shard.compact()
+    shard._wait_for_compaction()
+    with pytest.raises(
+        StoreError, match=r"replay-shard-0: compaction failed: cannot write .*snapshot-0000000000000005-\*"
+    ):
+        shard.write(6, Evict(1))
+    assert contents(server(tmp_path)) == before
+
+
+def test_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(
+        StoreError, match=r"cannot create the folder .*/file/shard-0: .*; check the path, its permissions"
+    ):
+        server(tmp_path / "file").extent()
+
+
 FULL_DISK = """
 import resource, sys
 from tests.replay.test_durability import contents, filled, server
@@ -338,28 +359,3 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: 
     problems = {problem for problem, _ in contents(server(tmp_path))}
     assert {f"p{turn}" for turn in range(1, seen + 1)} <= problems
     assert len(problems) <= seen + 1  # at most the write that was not acknowledged yet
-
-
-def test_a_storage_that_cannot_append_gets_one_object_per_write(tmp_path: Path) -> None:
-    """Object stores have no append: the same shard through pyarrow's interface alone."""
-
-    def remote() -> ReplayShard:
-        shard = server(f"file://{tmp_path}")
-        shard._folder.local = False
-        return shard
-
-    shard = remote()
-    for turn in range(4):
-        states = np.array([2], np.int32), np.array([0.5], np.float32)
-        made = Candidate(f"p{turn}", np.array([turn, 1, 2], np.int32), *states, Provenance.OWN_FAILED, 0.0, 0)
-        shard.write(turn + 1, pack([made], 4))
-    assert [path.name for path in sorted((tmp_path / "shard-0").iterdir())] == [
-        f"log-{first:016d}.arrow" for first in range(1, 5)
-    ]
-    before = contents(shard)
-    assert contents(remote()) == before
-    shard.compact()
-    shard.write(5, Evict(1))
-    shard.close()
-    assert len(contents(remote())) == 3
-    assert sorted(path.name for path in (tmp_path / "shard-0").glob("log-*")) == ["log-0000000000000005.arrow"]

@@ -1,6 +1,7 @@
 """The store on real Ray actors: what goes in comes out, whatever the number of shards."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from core.seeds import generator
+from replay.keys import group_of, owned_groups
 from replay.store import ReplayStore
 
 VOCABULARY = 100
@@ -58,6 +60,11 @@ def test_a_sampled_state_is_a_prefix_that_was_added(store: ReplayStore) -> None:
         assert state.value == pytest.approx(prefixes[state.problem_id, tuple(state.prefix_ids)])
     assert [s.key for s in store.sample(50, seed=3)] == [s.key for s in states]
     assert [s.key for s in store.sample(50, seed=4)] != [s.key for s in states]
+    assert store.stats().hit_rate == 1.0
+    assert len(store.sample(200, seed=4)) == 120
+    assert store.stats().hit_rate == (150 + 120) / (150 + 200)
+    store.top(10)  # for the critic, not for a rollout
+    assert store.stats().sampled == 270
 
 
 def run_with(shards: int, directory: Path, local: bool, **fields: object) -> list[list[tuple[int, float]]]:
@@ -151,6 +158,20 @@ def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path
         other.restore(str(tmp_path / "checkpoint"))
 
 
+def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
+    """Values of versions 1, 1 and 4; own trajectories from the root: one of two right; continuations: one of four."""
+    store = opened(tmp_path, 2, local=True)
+    tokens, one = np.arange(5, dtype=np.int32), np.array([2], np.int32)
+    for problem, provenance, version in (("p", 0, 1), ("q", 1, 1), ("r", Provenance.CANONICAL, 4)):
+        value = np.array([0.5], np.float32)
+        store.add([Candidate(problem, tokens, one, value, Provenance(provenance), 0.0, version)])
+    state = store.sample(1, seed=0)[0]
+    store.record([Outcome(state.key, state.problem_id, i == 2, 4) for i in range(4)])
+    stats = store.stats()
+    assert (stats.mean_age, stats.max_age) == (2.0, 3)
+    assert (stats.fresh_solve_rate, stats.replayed_solve_rate) == (0.5, 0.25)
+
+
 def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:
     with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
         store.record([Outcome(1, "nowhere", True, 1)])
@@ -173,6 +194,36 @@ def test_a_killed_shard_serves_again_with_everything_acknowledged(store: ReplayS
     store.add(candidates(20, seed=1))
     assert store.stats().outcomes == 10
     assert len(store) == 240
+
+
+def bound_files(_: object) -> tuple[int, int]:
+    """Let no file of this process grow beyond what its logs have now; the bound before."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    return before
+
+
+def free_files(_: object, bound: tuple[int, int]) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, bound)
+
+
+def test_a_full_disk_of_one_shard_is_one_line_and_loses_nothing(store: ReplayStore, tmp_path: Path) -> None:
+    """The files of one actor may not grow; the bound is lifted again, as if somebody had made room."""
+    store.add(candidates(20))
+    before = store.top(1000)
+    bound = ray.get(store._actors[1].__ray_call__.remote(bound_files))
+    with pytest.raises(StoreError, match=r"cannot write .*/shard-1/log-.*: .*File too large; check .* the free space$"):
+        store.add(candidates(20, seed=1))
+    ray.get(store._actors[1].__ray_call__.remote(free_files, bound))
+    mine = {f"p{i}" for i in range(20) if group_of(f"p{i}") in owned_groups(1, 2)}
+    assert 0 < len(mine) < 20
+    after = store.top(1000)
+    assert {s.key for s in before} < {s.key for s in after}  # the other shard had room
+    assert [s.key for s in after if s.problem_id in mine] == [s.key for s in before if s.problem_id in mine]
+    store.add(candidates(20, seed=2))  # and goes on
+    store.close()
+    again = opened(tmp_path / "live", 2, local=True)
+    assert {s.key for s in after} < {s.key for s in again.top(1000)}
 
 
 def test_a_directory_of_another_number_of_shards_is_refused(store: ReplayStore, tmp_path: Path) -> None:

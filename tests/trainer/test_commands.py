@@ -9,7 +9,7 @@ import pytest
 
 import launch
 from core.config import Config
-from core.errors import CheckpointError, ConfigError
+from core.errors import CheckpointError, ConfigError, StoreError
 from core.load import dump_config, load_config, override
 from core.records import Problem
 from trainer import commands
@@ -133,3 +133,13 @@ def test_canonical_replay_needs_a_canonical_solution() -> None:
         commands.check_canonical(config, [without])
     commands.check_canonical(config, [without, solved])
     commands.check_canonical(Config(), [without])
+
+
+def test_a_new_run_does_not_go_on_with_another_runs_store(tmp_path: Path) -> None:
+    commands.refuse_used(f"file://{tmp_path}/new")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "directory.json").write_text("{}")
+    with pytest.raises(
+        StoreError, match=r"/used: holds the store of another run; choose another run\.name or replay\.storage"
+    ):
+        commands.refuse_used(f"file://{tmp_path}/used")
