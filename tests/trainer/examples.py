@@ -62,6 +62,7 @@ def iteration(number: int) -> IterationMetrics:
         store_replayable=500 * number,
         store_hit_rate=0.875,
         store_mean_age=1.5,
+        store_max_age=4,
         store_mean_depth=24.0,
         store_mean_value=0.25,
         lost_outcomes=0,
