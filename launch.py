@@ -3,7 +3,8 @@
     python launch.py train                                     the CPU default (configs/demo.yaml)
     python launch.py train --config FILE --replay.ratio 0.25   a recipe with changes
     python launch.py train --resume RUN                        go on from RUN's last checkpoint (fields may be changed)
-    python launch.py evaluate RUN|CHECKPOINT|MODEL             success on held-out problems
+    python launch.py evaluate RUN|CHECKPOINT|MODEL             accuracy, pass@k, maj@k on held-out problems
+    python launch.py evaluate A --against B                    win rate of one model against another
     python launch.py check --config FILE [--offline]           everything that can be known before training
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
     python launch.py report RUN                                what a run has reached so far; draws its curves.png anew
@@ -102,15 +103,26 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     The configuration is that of --config, or of the run that the checkpoint lies in, or the default recipe.
     """
-    from trainer import commands
+    from trainer import evaluation
 
     given = bool(arguments) and not arguments[0].startswith("-")
     target = arguments[0] if given else ""
     own = options()
+    own.add_argument("--checkpoint", default="", metavar="PATH", help="the same as the first argument")
+    own.add_argument("--task", default=None, metavar="NAME", help="short for --task.name")
+    own.add_argument("--against", default="", metavar="PATH", help="run, checkpoint or model to compare with: win rate")
+    own.add_argument(
+        "--responses", type=Path, default=None, metavar="FILE", help=".jsonl or .parquet for all responses"
+    )
     known, fields = parse(own, arguments[given:])
-    run = commands.run_of(Path(target)) if given else None
+    if known.checkpoint and target:
+        raise ConfigError(f"evaluate: both {target!r} and --checkpoint name what to evaluate; leave one out")
+    target = target or known.checkpoint
+    run = evaluation.run_of(Path(target)) if target else None
     base = known.config or (run.config if run else DEFAULT)
-    return commands.evaluate(resolve("evaluate", base, fields, own), target)
+    named = [] if known.task is None else ["--task.name", known.task]
+    config = resolve("evaluate", base, [*named, *fields], own)
+    return evaluation.run(config, target, known.against, known.responses)
 
 
 def check(arguments: Sequence[str]) -> int:

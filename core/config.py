@@ -88,8 +88,13 @@ class EvaluationConfig(Section):
     every: int = Field(
         10, ge=0, description="Iterations between evaluations; 0: only before the first and after the last."
     )
-    samples: int = Field(1, ge=1, description="Responses per problem.")
-    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0: greedy.")
+    samples: int = Field(
+        0,
+        ge=0,
+        description="Sampled responses per problem, besides the greedy one, for pass@k and maj@k; 0: greedy alone.",
+    )
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature of the sampled responses.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling of the sampled responses.")
 
 
 class Config(Section):

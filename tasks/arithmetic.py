@@ -53,13 +53,18 @@ def solution(expression: str) -> str:
 
 def verify(reference: str, response: str) -> Verdict:
     """Reward 1 if the last line, and no other, is `#` and the value of the expression `reference`."""
-    lines = response.strip().split("\n")
-    answers = [line for line in lines if line.startswith("#")]
-    if len(answers) != 1 or not lines[-1].startswith("#"):
+    found = answer(response)
+    if found is None:
         return Verdict(0.0, False, "no answer found: expected one line '#N', at the end")
     expected = f"#{steps(reference)[-1][1]}"
-    right = answers[0] == expected
-    return Verdict(float(right), right, "" if right else f"answered {answers[0][:20]}, expected {expected}")
+    right = found == expected
+    return Verdict(float(right), right, "" if right else f"answered {found[:20]}, expected {expected}")
+
+
+def answer(response: str) -> str | None:
+    """The answer line of a response, None without exactly one at its end."""
+    *lines, last = response.strip().split("\n")
+    return last if last.startswith("#") and not any(line.startswith("#") for line in lines) else None
 
 
 def prefix_correct(expression: str, text: str) -> bool:
@@ -72,12 +77,12 @@ def prefix_correct(expression: str, text: str) -> bool:
     (True, False, True)
     """
     whole = solution(expression)
-    lines, answer = whole[: whole.index("#")], whole[whole.index("#") :]
+    lines, ending = whole[: whole.index("#")], whole[whole.index("#") :]
     if lines.startswith(text):
         return True
     written = text[: text.find("#")] if "#" in text else text
     at_line_start = written == "" or written.endswith("\n")
-    return at_line_start and lines.startswith(written) and (answer + "\n").startswith(text[len(written) :])
+    return at_line_start and lines.startswith(written) and (ending + "\n").startswith(text[len(written) :])
 
 
 def draw(rng: np.random.Generator, operations: int) -> str:

@@ -147,6 +147,25 @@ def _same_by_math_verify(gold: str, answer: str) -> bool:
     return bool(verify(_parsed(gold), _parsed(answer), timeout_seconds=None))
 
 
+def gsm8k_answer(response: str) -> str | None:
+    """The answer that `verify_gsm8k` judges, plain numbers by their value."""
+    return _by_value(hash_answer(response) or boxed_answer(response))
+
+
+def math_answer(response: str) -> str | None:
+    r"""The answer that `verify_math` judges, plain numbers and fractions by their value.
+
+    >>> math_answer(r"so \boxed{0.50}"), math_answer(r"\boxed{\frac{1}{2}}"), math_answer("none")
+    ('1/2', '1/2', None)
+    """
+    return _by_value(boxed_answer(response))
+
+
+def _by_value(answer: str | None) -> str | None:
+    value = None if answer is None else rational(answer)
+    return answer if value is None else str(value)
+
+
 def _judge(gold: str, answer: str | None, form: str) -> Verdict:
     if answer is None:
         return Verdict(0.0, False, f"no answer found: expected {form}")

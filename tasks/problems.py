@@ -1,20 +1,19 @@
-"""From rows of text to problems of tokens: columns, prompt template, length filter, held-out split, sampler.
+"""From rows of text to problems of tokens: columns, prompt template, length filter, held-out split.
 
 Called by the builders in `tasks/task.py` (and by `tasks/starter.py` for the texts alone). Invariants: a problem's id
 depends on its prompt text alone; no prompt text is both in training and in evaluation; what is left out is counted.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from core.config import Columns, TaskConfig
-from core.errors import CheckpointError, ConfigError, DataError
+from core.errors import ConfigError, DataError
 from core.records import IntArray, Problem
-from core.seeds import generator
 from tasks.sources import Row, load_rows, require_columns
 
 Tokenizer = Any
@@ -60,8 +59,15 @@ Read = Callable[[Row, Columns, str], Item]
 
 
 def digest(text: str) -> str:
-    """16 hex digits that identify a prompt text."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    """16 hex digits that identify a prompt text, whatever its case and white space: the same question in another layout is the
+    same problem, and must not be trained on when it is held out.
+
+    >>> digest("How many?") == digest("how  many?\\n")
+    True
+    """
+    return hashlib.blake2b(
+        " ".join(text.casefold().split()).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 def text_of(row: Row, column: str, field: str, where: str) -> str:
@@ -173,46 +179,3 @@ def encode(
 
 def _tokens(ids: Sequence[int]) -> IntArray:
     return np.asarray(ids, dtype=np.int32)
-
-
-class ProblemSampler:
-    """Draws training problems: a new permutation every epoch, each problem once per epoch.
-
-    Its cursor (epoch, position) resumes it exactly: the permutations come from the seed, not from a running generator.
-    """
-
-    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        self._problems = list(problems)
-        self._seed = seed
-        self._epoch = 0
-        self._position = 0
-        self._order = self._permutation(0)
-
-    def _permutation(self, epoch: int) -> list[int]:
-        return [int(i) for i in generator(self._seed, "problems", epoch).permutation(len(self._problems))]
-
-    def sample(self, n: int) -> list[Problem]:
-        """The next n problems; goes on into the next epoch when this one is used up."""
-        drawn: list[Problem] = []
-        while len(drawn) < n:
-            if self._position == len(self._order):
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._permutation(self._epoch)
-            step = min(n - len(drawn), len(self._order) - self._position)
-            drawn += [self._problems[i] for i in self._order[self._position : self._position + step]]
-            self._position += step
-        return drawn
-
-    def state(self) -> dict[str, int]:
-        """The cursor, as plain data."""
-        return {"problems": len(self._problems), "epoch": self._epoch, "position": self._position}
-
-    def restore(self, cursor: Mapping[str, int]) -> None:
-        """Go to a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
-        if cursor["problems"] != len(self._problems):
-            raise CheckpointError(
-                f"the data cursor belongs to {cursor['problems']} training problems, this task has {len(self._problems)}; "
-                f"resume with the data and task settings that the run was started with"
-            )
-        self._epoch, self._position = cursor["epoch"], cursor["position"]
-        self._order = self._permutation(self._epoch)

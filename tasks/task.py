@@ -11,15 +11,18 @@ from dataclasses import dataclass
 
 from core.config import TaskConfig
 from core.errors import ConfigError, DataError
-from core.records import IntArray, Judged, Problem, Trajectory
+from core.records import IntArray, Judged, Problem, Start, Trajectory
 from tasks import arithmetic, countdown, lock
 from tasks.judge import JudgePool
-from tasks.mathematics import read_gsm8k, read_math
-from tasks.problems import Item, LeftOut, Read, Tokenizer, encode, load_items, split_items
+from tasks.mathematics import gsm8k_answer, math_answer, read_gsm8k, read_math
+from tasks.problems import Item, LeftOut, Read, Tokenizer, digest, encode, load_items, split_items
 from tasks.synthetic import Puzzle, items
 
 PrefixCheck = Callable[[Problem, str], bool]
 """Whether a prefix of a response (text) is still correct: exact, also for prefixes cut inside a line."""
+
+Answer = Callable[[str], str | None]
+"""The final answer in a response, written so that equal answers are equal texts; None where there is none."""
 
 JUDGE_MEMORY_GIB = 8.0
 """Address space of a judging process (the user's own reward has no bound, for it may load models): a response like 9^(9^9) must not take the machine's memory before its time is up."""
@@ -32,6 +35,7 @@ class Recipe:
     items: Callable[[TaskConfig, int], tuple[list[Item], list[Item], int]]
     verifier: str  # import path of a `tasks.judge_worker.Verify`
     prefix_correct: PrefixCheck | None = None
+    answer: Answer | None = None  # where responses end in short answers that can be voted on
 
 
 class Task:
@@ -47,6 +51,7 @@ class Task:
         *,
         left_out: LeftOut,
         prefix_correct: PrefixCheck | None,
+        answer: Answer | None,
         tokenizer: Tokenizer,
         judges: JudgePool,
         fingerprint: str,
@@ -55,14 +60,30 @@ class Task:
         self.evaluation = evaluation
         self.left_out = left_out
         self.prefix_correct = prefix_correct
+        self.answer = answer
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
         self._judges = judges
+        self._held_out = {digest(self.decode(problem.prompt_ids)): problem.id for problem in evaluation}
         self._references = {problem.id: problem.reference for problem in (*train, *evaluation)}
 
     def decode(self, ids: IntArray) -> str:
         """The text of response tokens, without end-of-sequence and other special tokens."""
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+    def check_starts(self, starts: Iterable[Start]) -> None:
+        """Raises DataError when a training rollout would begin from an evaluation problem, by the hash of its prompt's text.
+
+        Everything that is trained on or replayed begins with such a start, so this keeps evaluation problems out of both.
+        """
+        fresh = {start.problem_id: start.prompt_ids for start in starts}
+        for problem_id, prompt in fresh.items():
+            held = self._held_out.get(digest(self.decode(prompt)))
+            if held is not None:
+                raise DataError(
+                    f"training start of problem {problem_id}: its prompt is that of evaluation problem {held}; remove it from "
+                    f"task.path or task.eval_path"
+                )
 
     def judge(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
         """A verdict for every trajectory, in the same order, on its whole response (prefix and continuation)."""
@@ -110,6 +131,7 @@ def build_task(
         split.evaluation,
         left_out=split.left_out,
         prefix_correct=recipe.prefix_correct,
+        answer=recipe.answer,
         tokenizer=tokenizer,
         judges=judges,
         fingerprint=fingerprint(config.name, split.train, tokenizer),
@@ -160,9 +182,11 @@ PUZZLES: Mapping[str, Puzzle] = {puzzle.name: puzzle for puzzle in (arithmetic.P
 READERS: Mapping[str, Read] = {"gsm8k": read_gsm8k, "math": read_math}
 
 BUILDERS: Mapping[str, Recipe] = {
-    "arithmetic": Recipe(_synthetic_items, "tasks.arithmetic:verify", _prefix_check(arithmetic.prefix_correct)),
+    "arithmetic": Recipe(
+        _synthetic_items, "tasks.arithmetic:verify", _prefix_check(arithmetic.prefix_correct), arithmetic.answer
+    ),
     "lock": Recipe(_synthetic_items, "tasks.lock:verify", _prefix_check(lock.prefix_correct)),
     "countdown": Recipe(_synthetic_items, "tasks.countdown:verify", _prefix_check(countdown.prefix_correct)),
-    "gsm8k": Recipe(_text_items, "tasks.mathematics:verify_gsm8k"),
-    "math": Recipe(_text_items, "tasks.mathematics:verify_math"),
+    "gsm8k": Recipe(_text_items, "tasks.mathematics:verify_gsm8k", answer=gsm8k_answer),
+    "math": Recipe(_text_items, "tasks.mathematics:verify_math", answer=math_answer),
 }

@@ -14,6 +14,7 @@ from core.config import Config, Device
 from core.plan import BatchPlan
 from core.sampling import Sampling
 from core.seeds import derive
+from trainer.evaluate import EvaluationPlan
 from trainer.loop import Parts, Settings
 from trainer.preflight import inspect_model
 from trainer.rundir import RunDirectory
@@ -41,9 +42,11 @@ def training_sampling(config: Config) -> Sampling:
     return Sampling(rollout.temperature, rollout.top_p, rollout.max_response_tokens)
 
 
-def evaluation_sampling(config: Config) -> Sampling:
+def evaluation_plan(config: Config) -> EvaluationPlan:
     """How evaluation responses are drawn."""
-    return Sampling(config.evaluation.temperature, 1.0, config.rollout.max_response_tokens)
+    budget = config.rollout.max_response_tokens
+    sampled = Sampling(config.evaluation.temperature, config.evaluation.top_p, budget)
+    return EvaluationPlan(Sampling(0.0, 1.0, budget), sampled, config.evaluation.samples)
 
 
 def settings(config: Config, plan: BatchPlan) -> Settings:
@@ -110,7 +113,7 @@ def parts(
     """All parts of a training run. Engines and learner start side by side: each spends most of its time importing."""
     from replay.boundaries import TokenTable, boundaries
     from replay.store import ReplayStore
-    from tasks.problems import ProblemSampler
+    from tasks.sampling import problem_sampler
 
     with ExitStack() as stack:
         store = ReplayStore(  # first: files that cannot be read or written must not cost the start of the engines
@@ -129,7 +132,7 @@ def parts(
         actors, learner = pool_starting.result(), group_starting.result()
         yield Parts(
             task=task,
-            problems=ProblemSampler(task.train, derive(config.run.seed, "problems")),
+            problems=problem_sampler(config.task.sampling, task.train, derive(config.run.seed, "problems")),
             by_id={problem.id: problem for problem in task.train},
             replay=store,
             actors=actors,

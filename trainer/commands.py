@@ -3,7 +3,6 @@
 Invariant: no actor starts before configuration, resources, model and data have been found good.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,16 +13,14 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from core.config import Config
-from core.errors import CheckpointError, ConfigError, DivergenceError, StoreError
+from core.errors import ConfigError, DivergenceError, StoreError
 from core.load import dump_config, field_names, load_config, override
-from core.plan import BatchPlan, batch_plan, evaluation_placement
+from core.plan import BatchPlan, batch_plan
 from core.records import Problem
-from core.seeds import derive
 from trainer import build, checkpoint
 from trainer.checkpoint import Progress
 from trainer.console import open_console
-from trainer.evaluate import Evaluation, append_evaluation, describe, drop_evaluations
-from trainer.evaluate import evaluate as run_evaluation
+from trainer.evaluate import append_evaluation, describe, drop_evaluations
 from trainer.loop import Parts
 from trainer.metrics import MetricSink
 from trainer.preflight import load_task
@@ -150,8 +147,7 @@ def run_session(
         checkpoint_every=config.run.checkpoint_every,
         keep_checkpoints=config.run.keep_checkpoints,
         evaluate_every=config.evaluation.every,
-        evaluation=build.evaluation_sampling(config),
-        evaluation_samples=config.evaluation.samples,
+        evaluation=build.evaluation_plan(config),
     )
     progress = Progress(0, parts.problems.state(), 0)
     if resumed is not None:
@@ -180,58 +176,6 @@ def run_session(
         finally:
             for sink in sinks:
                 sink.close()
-
-
-def evaluate(config: Config, target: str) -> int:
-    """Success of a model (`target`: run, checkpoint or model; empty: model.path) on the held-out problems of the recipe."""
-    from trainer.cluster import connect
-
-    if target:
-        path = model_of(Path(target))
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    batch_plan(config)
-    with (
-        prepare(config) as ready,
-        connect(config, f"evaluate-{os.getpid()}", evaluation_placement) as device,
-        build.rollout_pool(config, ready.model, device) as actors,
-    ):
-        sampling, samples = build.evaluation_sampling(config), config.evaluation.samples
-        seed = derive(config.run.seed, "evaluation")
-        result = run_evaluation(actors, ready.task, ready.task.evaluation, sampling, samples, seed)
-    report_evaluation(ready.model, result)
-    return 0
-
-
-def report_evaluation(model: str, result: Evaluation) -> None:
-    """Print success over all and by level."""
-    print(f"{model}: {describe(result)}")
-    for level in result.levels:
-        print(f"  {level.level or 'all':<20} {100 * level.success:6.1f} %  of {level.problems} problems")
-
-
-def run_of(target: Path) -> RunDirectory | None:
-    """The run that `target` is or lies in: a run, or a checkpoint or policy of it."""
-    place = target.expanduser().resolve()
-    for folder in (place, *place.parents[:3]):  # RUN/checkpoints/NNNNNN/policy is the deepest
-        if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
-            return RunDirectory.open(folder)
-    return None
-
-
-def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is taken for a hub model.
-
-    Raises CheckpointError when the path exists and is none of them.
-    """
-    place = target.expanduser().resolve()
-    if (place / "config.yaml").is_file():
-        run = RunDirectory.open(place)
-        return str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy")
-    if (place / "progress.json").is_file():
-        return str(place / "policy")
-    if place.exists() and not (place / "config.json").is_file():
-        raise CheckpointError(f"{target} is neither a run, nor a checkpoint, nor a model directory")
-    return str(place) if place.exists() else str(target)
 
 
 def check(config: Config, offline: bool) -> int:

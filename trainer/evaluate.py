@@ -1,6 +1,8 @@
 """Evaluation on held-out problems, from the root only, through the same rollout pool as training.
 
-Called inside training (`trainer/session.py`) and by `launch.py evaluate`.
+Called inside training (`trainer/session.py`) and by `launch.py evaluate` (`trainer/evaluation.py`). One greedy response per
+problem gives the accuracy; with `evaluation.samples` sampled ones besides, pass@k and maj@k. Invariant: every number is a mean
+over problems of a number per problem, and its interval resamples problems.
 """
 
 import json
@@ -14,95 +16,184 @@ import numpy as np
 
 from core.records import Finish, Judged, Problem
 from core.sampling import Sampling
-from core.seeds import generator
-from tasks.estimators import bootstrap
+from core.seeds import derive, generator
+from tasks.estimators import Estimate, bootstrap, majority, pass_at_k
 from trainer.rundir import write_atomically
 from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
     from actors.pool import RolloutPool
-    from tasks.task import Task
+    from tasks.task import Answer, Task
 
 
 @dataclass(frozen=True, slots=True)
-class LevelResult:
-    """Success of one difficulty level."""
+class EvaluationPlan:
+    """How responses are drawn."""
 
-    level: str
-    problems: int
-    success: float  # share of correct responses
+    greedy: Sampling
+    sampled: Sampling
+    samples: int  # sampled responses per problem besides the greedy one
+
+
+@dataclass(frozen=True, slots=True)
+class PassAt:
+    """Share of problems that one of k sampled responses solves."""
+
+    k: int
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Estimates over problems."""
+
+    success: Estimate  # greedy responses that are correct
+    reward: Estimate  # of the greedy responses
+    passes: tuple[PassAt, ...]  # k = 1, 2, 4, ... and all samples; none without samples
+    majority: (
+        Estimate | None
+    )  # whether the most frequent answer is right; None without samples or without short answers
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Success on the held-out problems."""
+    """What a model does on the held-out problems."""
 
-    problems: int
-    samples: int  # responses per problem
-    success: float  # mean over problems of the share of correct responses
-    low: float  # 95 % bootstrap interval over problems
-    high: float
+    samples: int  # sampled responses per problem
+    overall: Scores
+    levels: dict[str, Scores]  # by difficulty
+    truncated: float  # share of greedy responses that used up their token budget
+    greedy: list[Judged]  # one per problem
+    sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
+
+    @property
+    def success(self) -> float:
+        """Greedy accuracy."""
+        return self.overall.success.mean
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The numbers of one problem."""
+
+    success: float
     reward: float
-    truncated: float  # share of responses that used up their token budget
-    levels: tuple[LevelResult, ...]
-    judged: list[Judged]
+    correct: int  # of the sampled responses
+    majority: float | None
 
 
 def evaluate(
-    actors: "RolloutPool", task: "Task", problems: Sequence[Problem], sampling: Sampling, samples: int, seed: int
+    actors: "RolloutPool", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
 ) -> Evaluation:
-    """Generate `samples` responses per problem, judge them and summarise."""
-    starts = fresh_starts(problems, samples, seed, iteration=0)
-    return summarise(task.judge(actors.generate(starts, sampling)), problems, samples, seed)
+    """Generate, judge and summarise."""
+    greedy = task.judge(actors.generate(fresh_starts(problems, 1, seed, iteration=0), plan.greedy))
+    sampled: list[Judged] = []
+    if plan.samples:
+        starts = fresh_starts(problems, plan.samples, derive(seed, "sampled"), iteration=0)
+        sampled = task.judge(actors.generate(starts, plan.sampled))
+    answers = None if task.answer is None else answers_of(sampled, task, task.answer)
+    return summarise(problems, greedy, sampled, answers, seed)
 
 
-def summarise(judged: list[Judged], problems: Sequence[Problem], samples: int, seed: int) -> Evaluation:
-    """Success over all problems and by level; the interval resamples problems, not responses.
+def answers_of(judged: Sequence[Judged], task: "Task", answer: "Answer") -> list[str | None]:
+    """The final answers, for the vote."""
+    return [answer(task.decode(item.trajectory.response_ids)) for item in judged]
 
-    `judged` holds the responses of problem 0, then of problem 1, ..., `samples` of each.
+
+def summarise(
+    problems: Sequence[Problem],
+    greedy: list[Judged],
+    sampled: list[Judged],
+    answers: Sequence[str | None] | None,
+    seed: int,
+) -> Evaluation:
+    """Estimates over all problems and by level.
+
+    Args:
+        problems: the held-out problems.
+        greedy: one judged response per problem.
+        sampled: as many for every problem, those of problem 0 first; may be empty.
+        answers: the final answer of every sampled response; None: the task has no short answers.
+        seed: of the bootstrap.
     """
-    correct = np.array([item.verdict.correct for item in judged], dtype=float).reshape(len(problems), samples)
-    share = correct.mean(axis=1)
-    interval = bootstrap(share.tolist(), rng=generator(seed, "bootstrap"))
-    by_level: defaultdict[str, list[float]] = defaultdict(list)
-    for problem, value in zip(problems, share, strict=True):
-        by_level[problem.level].append(float(value))
+    samples = len(sampled) // len(problems)
+    rows = []
+    for i, item in enumerate(greedy):
+        part = slice(i * samples, (i + 1) * samples)
+        correct = [one.verdict.correct for one in sampled[part]]
+        vote = majority(answers[part], correct) if answers is not None and samples else None
+        rows.append(_Row(float(item.verdict.correct), item.verdict.reward, sum(correct), vote))
+    by_level: defaultdict[str, list[_Row]] = defaultdict(list)
+    for problem, row in zip(problems, rows, strict=True):
+        by_level[problem.level].append(row)
     return Evaluation(
-        problems=len(problems),
         samples=samples,
-        success=float(share.mean()),
-        low=interval.low,
-        high=interval.high,
-        reward=float(np.mean([item.verdict.reward for item in judged])),
-        truncated=float(np.mean([item.trajectory.finish is Finish.LENGTH for item in judged])),
-        levels=tuple(
-            LevelResult(level, len(by_level[level]), float(np.mean(by_level[level]))) for level in sorted(by_level)
-        ),
-        judged=judged,
+        overall=_scores(rows, samples, generator(seed, "bootstrap")),
+        levels={level: _scores(by_level[level], samples, generator(seed, level)) for level in sorted(by_level)},
+        truncated=float(np.mean([item.trajectory.finish is Finish.LENGTH for item in greedy])),
+        greedy=greedy,
+        sampled=sampled,
     )
+
+
+def _scores(rows: Sequence[_Row], samples: int, rng: np.random.Generator) -> Scores:
+    votes = [row.majority for row in rows if row.majority is not None]
+    return Scores(
+        success=bootstrap([row.success for row in rows], rng=rng),
+        reward=bootstrap([row.reward for row in rows], rng=rng),
+        passes=tuple(
+            PassAt(k, bootstrap([pass_at_k(samples, row.correct, k) for row in rows], rng=rng)) for k in powers(samples)
+        ),
+        majority=bootstrap(votes, rng=rng) if votes else None,
+    )
+
+
+def powers(samples: int) -> list[int]:
+    """The k of pass@k: powers of two up to the number of samples, and that number.
+
+    >>> powers(6), powers(8), powers(0)
+    ([1, 2, 4, 6], [1, 2, 4, 8], [])
+    """
+    return sorted({k for k in (2**i for i in range(samples.bit_length())) if k <= samples} | ({samples} - {0}))
+
+
+def percent(estimate: Estimate) -> str:
+    """Mean and interval for a person."""
+    return f"{100 * estimate.mean:.1f} % (95 % interval {100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
 
 
 def describe(result: Evaluation) -> str:
     """The result in one line."""
-    return (
-        f"success {100 * result.success:.1f} % (95 % interval {100 * result.low:.1f} to {100 * result.high:.1f}) on "
-        f"{result.problems} held-out problems x {result.samples}"
-    )
+    line = f"success {percent(result.overall.success)} on {result.overall.success.problems} held-out problems"
+    parts = [f"pass@{one.k} {100 * one.estimate.mean:.1f} %" for one in result.overall.passes]
+    if result.overall.majority is not None:
+        parts.append(f"maj@{result.samples} {100 * result.overall.majority.mean:.1f} %")
+    return ", ".join([line, *parts])
+
+
+def record(result: Evaluation) -> dict[str, object]:
+    """The numbers as plain data, for JSON."""
+    levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
+    return {"samples": result.samples, **_plain(result.overall), "truncated": result.truncated, "levels": levels}
+
+
+def _plain(scores: Scores) -> dict[str, object]:
+    success = scores.success
+    return {
+        "problems": success.problems,
+        "success": success.mean,
+        "low": success.low,
+        "high": success.high,
+        "reward": asdict(scores.reward),
+        "pass": {str(one.k): asdict(one.estimate) for one in scores.passes},
+        "majority": None if scores.majority is None else asdict(scores.majority),
+    }
 
 
 def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
     """Add a line to evaluations.jsonl: success, interval and levels after `iteration` (0: before training)."""
-    levels = [asdict(level) for level in result.levels]
-    numbers = {"success": result.success, "low": result.low, "high": result.high, "reward": result.reward}
-    record = {
-        "iteration": iteration,
-        "problems": result.problems,
-        "samples": result.samples,
-        **numbers,
-        "levels": levels,
-    }
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps({"iteration": iteration, **record(result)}) + "\n")
 
 
 def drop_evaluations(path: Path, last: int) -> None:

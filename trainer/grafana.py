@@ -28,7 +28,11 @@ class Panel:
 
 
 PANELS = (
-    Panel("Success", "percentunit", ("root_success", "replay_success", "evaluation_success")),
+    Panel(
+        "Success",
+        "percentunit",
+        ("root_success", "replay_success", "evaluation_success", "evaluation_pass", "evaluation_majority"),
+    ),
     Panel("Reward", "none", ("reward",)),
     Panel("Starts", "percentunit", ("replay_share", "erroneous_share", "truncated_share")),
     Panel("Entropy (nats/token)", "none", ("entropy",)),

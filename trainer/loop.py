@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from learner.group import LearnerGroup
     from learner.stats import BroadcastReport, UpdateStats
     from replay.store import ReplayStore
-    from tasks.problems import ProblemSampler
+    from tasks.sampling import ProblemSampler
     from tasks.task import Task
 
 
@@ -86,6 +86,7 @@ def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) ->
         canonical = parts.learner.score(canonical_rollouts(starts, parts.by_id)) if settings.canonical else []
     refresh(parts, settings.refresh, clock)
     with clock.phase("replay"):
+        parts.problems.record(judged)
         parts.replay.record(outcomes(judged))
         parts.replay.add(candidates(scored, parts.cut, parts.learner.version))
         parts.replay.add(candidates(canonical, parts.cut, parts.learner.version, lambda _: Provenance.CANONICAL))
@@ -103,10 +104,12 @@ def choose_starts(parts: Parts, settings: Settings, number: int) -> list[Start]:
     wanted = settings.replayed if ready else 0
     states = parts.replay.sample(wanted, derive(settings.seed, "replay", number)) if wanted else []
     problems = parts.problems.sample(settings.starts - len(states))
-    return [
+    starts = [
         *fresh_starts(problems, settings.samples, settings.seed, number),
         *replayed_starts(states, parts.by_id, settings.samples, settings.seed, number),
     ]
+    parts.task.check_starts(starts)
+    return starts
 
 
 def refresh(parts: Parts, count: int, clock: PhaseClock) -> None:

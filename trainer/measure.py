@@ -11,6 +11,7 @@ from trainer.metrics import IterationMetrics, PhaseSeconds
 if TYPE_CHECKING:
     from learner.stats import UpdateStats
     from replay.stats import StoreStats
+    from trainer.evaluate import Evaluation
 
 
 def success(scored: Sequence[Scored]) -> float:
@@ -26,7 +27,7 @@ def measure(
     erroneous: float,
     restarts: int,
     tokens_before: int,
-    evaluation: float,
+    evaluation: "Evaluation | None",
 ) -> IterationMetrics:
     """The metrics of an iteration. `tokens_before`: generated in earlier iterations of the run."""
     scored, stats = iteration.scored, iteration.stats
@@ -38,7 +39,7 @@ def measure(
         restarts=restarts,
         root_success=success([item for item in scored if not item.trajectory.start.replayed]),
         replay_success=success(replayed),
-        evaluation_success=evaluation,
+        **_of_evaluation(evaluation),
         reward=sum(item.judged.verdict.reward for item in scored) / len(scored),
         replay_share=sum(start.replayed for start in iteration.starts) / len(iteration.starts),
         erroneous_share=erroneous,
@@ -51,6 +52,18 @@ def measure(
         **_of_store(store),
         seconds=seconds,
     )
+
+
+def _of_evaluation(evaluation: "Evaluation | None") -> dict[str, Any]:
+    """What was measured on held-out problems; nothing without an evaluation."""
+    if evaluation is None:
+        return {}
+    scores = evaluation.overall
+    return {
+        "evaluation_success": scores.success.mean,
+        "evaluation_pass": scores.passes[-1].estimate.mean if scores.passes else math.nan,
+        "evaluation_majority": scores.majority.mean if scores.majority is not None else math.nan,
+    }
 
 
 def _of_update(stats: "UpdateStats") -> dict[str, Any]:

@@ -66,7 +66,19 @@ class IterationMetrics:
         "success", "share", "Correct continuations of replayed states; none without replayed starts.", nullable=True
     )
     evaluation_success: float = _metric(
-        "success", "share", "Correct responses to held-out problems, from the root.", default=math.nan
+        "success", "share", "Correct greedy responses to held-out problems, from the root.", default=math.nan
+    )
+    evaluation_pass: float = _metric(
+        "success",
+        "share",
+        "Held-out problems that one of evaluation.samples sampled responses solves (pass@k); none without samples.",
+        default=math.nan,
+    )
+    evaluation_majority: float = _metric(
+        "success",
+        "share",
+        "Held-out problems whose most frequent sampled answer is right (maj@k); none without samples or short answers.",
+        default=math.nan,
     )
     reward: float = _metric("success", "1", "Mean reward of all continuations.")
     replay_share: float = _metric("success", "share", "Starts of the iteration that were replayed states.")

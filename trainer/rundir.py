@@ -10,6 +10,7 @@ paths are absolute: actors have another working directory.
     tensorboard/     the same for TensorBoard      log.txt       everything logged
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     evaluations.jsonl  success on held-out problems, from iteration 0 on
+    evaluations/     NNNNNN.jsonl, every response of an evaluation
 """
 
 import fcntl
@@ -151,6 +152,11 @@ class RunDirectory:
     def evaluations(self) -> Path:
         """One line per evaluation (JSONL), with `iteration` (0: before training) and `success`."""
         return self.path / "evaluations.jsonl"
+
+    @property
+    def responses(self) -> Path:
+        """Folder of evaluation responses, one file per evaluated iteration."""
+        return self.path / "evaluations"
 
     @property
     def policy(self) -> Path:

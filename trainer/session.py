@@ -4,20 +4,19 @@ Called by `launch.py`. Per iteration: the loop's `iterate`, evaluation and check
 Invariant: metrics of an iteration are on disk before its checkpoint is named the latest.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import ActorError
-from core.sampling import Sampling
 from core.seeds import derive
 from trainer import checkpoint
 from trainer.checkpoint import Progress
 from trainer.console import RunConsole
-from trainer.evaluate import Evaluation, append_evaluation, evaluate
+from trainer.evaluate import Evaluation, EvaluationPlan, append_evaluation, evaluate
 from trainer.loop import Iteration, Parts, Settings, iterate
 from trainer.measure import measure
 from trainer.metrics import MetricSink, PhaseClock
+from trainer.responses import response_rows, write_rows
 from trainer.rundir import RunDirectory, write_samples
 from trainer.starts import erroneous_share
 
@@ -34,8 +33,7 @@ class Schedule:
     checkpoint_every: int
     keep_checkpoints: int
     evaluate_every: int  # 0: only the last
-    evaluation: Sampling
-    evaluation_samples: int
+    evaluation: EvaluationPlan
 
     def evaluates(self, number: int) -> bool:
         """Whether iteration `number` ends with an evaluation."""
@@ -70,10 +68,10 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
                 save(parts, schedule, outputs, progress, f"stopped in iteration {number}; ")
             raise
         failure = None
-        evaluation = math.nan
+        evaluation = None
         if schedule.evaluates(number):
             try:
-                evaluation = evaluation_success(parts, settings, schedule, outputs.run, number, clock)
+                evaluation = evaluated(parts, settings, schedule, outputs.run, number, clock)
             except ActorError as error:  # the engines are lost, the iteration is not
                 failure = error
         progress = report(parts, outputs, progress, iteration, clock, evaluation)
@@ -92,18 +90,24 @@ def save(parts: Parts, schedule: Schedule, outputs: Outputs, progress: Progress,
     outputs.console.note(f"{why}checkpoint {path}")
 
 
-def evaluation_success(
+def evaluated(
     parts: Parts, settings: Settings, schedule: Schedule, run: RunDirectory, number: int, clock: PhaseClock
-) -> float:
-    """Success on held-out problems after iteration `number`, recorded in evaluations.jsonl."""
+) -> Evaluation:
+    """The evaluation after iteration `number`, recorded in evaluations.jsonl and evaluations/."""
     with clock.phase("evaluate"):
         result = held_out(parts, settings, schedule)
     append_evaluation(run.evaluations, number, result)
-    return result.success
+    write_rows(run.responses / f"{number:06d}.jsonl", list(response_rows(result, parts.task, f"iteration {number}")))
+    return result
 
 
 def report(
-    parts: Parts, outputs: Outputs, progress: Progress, iteration: Iteration, clock: PhaseClock, evaluation: float
+    parts: Parts,
+    outputs: Outputs,
+    progress: Progress,
+    iteration: Iteration,
+    clock: PhaseClock,
+    evaluation: Evaluation | None,
 ) -> Progress:
     """Tell every sink of the iteration, and say where the run stands now."""
     metrics = measure(
@@ -124,6 +128,4 @@ def report(
 def held_out(parts: Parts, settings: Settings, schedule: Schedule) -> Evaluation:
     """Success on held-out problems with the engines' present weights."""
     seed = derive(settings.seed, "evaluation")
-    return evaluate(
-        parts.actors, parts.task, parts.task.evaluation, schedule.evaluation, schedule.evaluation_samples, seed
-    )
+    return evaluate(parts.actors, parts.task, parts.task.evaluation, schedule.evaluation, seed)

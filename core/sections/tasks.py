@@ -83,6 +83,10 @@ class TaskConfig(Section):
     problems: int = Field(
         4096, ge=1, description="Generated tasks: training problems to make; others: at most this many rows are used."
     )
+    sampling: Literal["uniform", "hard"] = Field(
+        "uniform",
+        description="Fresh problems: each once per epoch, or hard: by their running success rate, unsolved ones up to 5 times as often as solved ones.",
+    )
     reward: str = Field(
         "",
         description="Your own reward, 'module:function' (importable from the working directory): takes (reference answer, response text), returns a number, a bool or a core.records.Verdict; empty: the task's verifier.",

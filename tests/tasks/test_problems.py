@@ -1,31 +1,22 @@
-"""From rows to problems: columns, template, filters, held-out split, sampler."""
+"""From rows to problems: columns, template, filters, held-out split."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from core.config import Columns, TaskConfig
-from core.errors import CheckpointError, ConfigError, DataError
-from core.records import Problem
+from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
 from tasks.mathematics import read_gsm8k
-from tasks.problems import Item, ProblemSampler, encode, load_items, render, split_items
+from tasks.problems import Item, encode, load_items, render, split_items
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 
 
 def items(count: int) -> list[Item]:
     return [Item(f"question {i}", str(i), solution=f"#### {i}") for i in range(count)]
-
-
-def problems(count: int) -> list[Problem]:
-    return [Problem(str(i), np.array([i], np.int32), "") for i in range(count)]
 
 
 def test_held_out_prompts_do_not_depend_on_the_order_and_never_train() -> None:
@@ -36,6 +27,13 @@ def test_held_out_prompts_do_not_depend_on_the_order_and_never_train() -> None:
     assert {item.prompt for item in evaluation} == {item.prompt for item in evaluation_again}
     assert {item.prompt for item in train} == {item.prompt for item in again}
     assert not {item.prompt for item in train} & {item.prompt for item in evaluation}
+
+
+def test_a_held_out_prompt_in_another_layout_is_not_trained_on() -> None:
+    evaluation = [Item("How many apples?", "3")]
+    rows = [Item("how many\n  APPLES?", "3"), Item("How many pears?", "3"), Item("How  many pears?", "3")]
+    train, held, duplicates = split_items(TaskConfig(name="gsm8k", path="x", eval_path="y"), rows, evaluation)
+    assert ([item.prompt for item in train], held, duplicates) == (["How many pears?"], evaluation, 1)
 
 
 def test_training_rows_that_are_evaluation_prompts_are_dropped() -> None:
@@ -112,24 +110,3 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     assert "row 1: column 'question' (task.columns.prompt) is list, not text" in message({**good, "question": ["a"]})
     assert "row 2: column 'answer' has no number after '####'" in message(good, {**good, "answer": "#### many"})
     assert "row 1 has no column 'answer'" in message({"question": "1+1?", "answers": "#### 2"})
-
-
-@given(st.integers(1, 9), st.lists(st.integers(0, 12), max_size=6), st.integers(0, 3))
-def test_the_cursor_resumes_exactly_and_every_epoch_has_every_problem_once(
-    size: int, draws: list[int], seed: int
-) -> None:
-    whole, first = ProblemSampler(problems(size), seed), ProblemSampler(problems(size), seed)
-    drawn = [problem.id for count in draws for problem in whole.sample(count)]
-    half = len(draws) // 2
-    begun = [problem.id for count in draws[:half] for problem in first.sample(count)]
-    second = ProblemSampler(problems(size), seed)
-    second.restore(json.loads(json.dumps(first.state())))
-    assert drawn == begun + [problem.id for count in draws[half:] for problem in second.sample(count)]
-    for epoch in range(len(drawn) // size):
-        assert Counter(drawn[epoch * size : (epoch + 1) * size]) == Counter(str(i) for i in range(size))
-
-
-def test_a_cursor_of_other_data_is_refused() -> None:
-    sampler = ProblemSampler(problems(3), 0)
-    with pytest.raises(CheckpointError, match="belongs to 4 training problems, this task has 3"):
-        sampler.restore(ProblemSampler(problems(4), 0).state())

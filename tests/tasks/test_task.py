@@ -130,3 +130,14 @@ def test_a_reward_that_is_not_there_is_found_when_the_task_is_built(tokenizer: T
     config = SMALL.model_copy(update={"reward": "no_such_module:reward"})
     with pytest.raises(ConfigError, match=r"task\.reward: judge cannot start: verifier 'no_such_module:reward'"):
         build_task(config, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+
+
+def test_a_start_from_an_evaluation_problem_is_refused_by_its_text(task: Task, tokenizer: Tokenizer) -> None:
+    def start(problem_id: str, text: str) -> Start:
+        return Start("1.f0", problem_id, np.array(tokenizer(text)["input_ids"], np.int32), np.zeros(0, np.int32), 1, 0)
+
+    task.check_starts([start(problem.id, task.decode(problem.prompt_ids)) for problem in task.train])
+    text = task.decode(task.evaluation[0].prompt_ids)
+    for leaked in (text, f"\n{text}\n"):  # another id and other white space: the same question
+        with pytest.raises(DataError, match="its prompt is that of evaluation problem arithmetic-"):
+            task.check_starts([start("harmless", leaked)])

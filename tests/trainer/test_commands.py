@@ -12,7 +12,7 @@ from core.config import Config
 from core.errors import CheckpointError, ConfigError, StoreError
 from core.load import dump_config, load_config, override
 from core.records import Problem
-from trainer import commands
+from trainer import commands, evaluation
 from trainer.rundir import RunDirectory
 
 
@@ -48,28 +48,34 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Path) -> None:
     folder = run.checkpoints / "000010"
     for target in (run.path, folder, folder / "policy"):
-        assert commands.run_of(target) == run
-        assert commands.model_of(target) == str(folder / "policy")
-    assert commands.run_of(tmp_path) is None
-    assert commands.run_of(Path("someone/model")) is None
-    assert commands.model_of(Path("someone/model")) == "someone/model"
+        assert evaluation.run_of(target) == run
+        assert evaluation.model_of(target) == str(folder / "policy")
+    assert evaluation.run_of(tmp_path) is None
+    assert evaluation.run_of(Path("someone/model")) is None
+    assert evaluation.model_of(Path("someone/model")) == "someone/model"
     with pytest.raises(CheckpointError, match="neither a run"):
-        commands.model_of(run.checkpoints)
+        evaluation.model_of(run.checkpoints)
     run.policy.mkdir()
-    assert commands.model_of(run.path) == str(run.policy)  # the final policy, when there is one
+    assert evaluation.model_of(run.path) == str(run.policy)  # the final policy, when there is one
 
 
 def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Config, str]] = []
-    monkeypatch.setattr(commands, "evaluate", recorder(asked))
+    asked: list[tuple[Config, str, str, Path | None]] = []
+    monkeypatch.setattr(evaluation, "run", recorder(asked))
     policy = str(run.checkpoints / "000010" / "policy")
     assert launch.main(["evaluate", policy, "--evaluation.samples", "8"]) == 0
-    config, target = asked.pop()
+    config, target, against, responses = asked.pop()
     assert (config.run.iterations, config.evaluation.samples, target) == (7, 8, policy)
+    assert (against, responses) == ("", None)
+    options = ["--checkpoint", policy, "--task", "lock", "--against", "b", "--responses", "r.parquet"]
+    assert launch.main(["evaluate", *options]) == 0
+    config, target, against, responses = asked.pop()
+    assert (config.run.iterations, config.task.name, target) == (7, "lock", policy)
+    assert (against, responses) == ("b", Path("r.parquet"))
     assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
-    config, target = asked.pop()
+    config, target, *_ = asked.pop()
     assert (config, target) == (override(load_config(launch.DEFAULT), ["--evaluation.samples=8"]), "")
     recipe = tmp_path / "other.yaml"
     recipe.write_text("run:\n  iterations: 3\n")
@@ -120,7 +126,7 @@ def test_only_training_can_be_resumed(
     def stop(*_: Any, **__: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, command, stop)
+    monkeypatch.setattr(*((evaluation, "run") if command == "evaluate" else (commands, command)), stop)
     assert launch.main([command]) == launch.INTERRUPTED
     assert ("--resume RUN" in capsys.readouterr().err) == hint
 

@@ -33,7 +33,7 @@ def measured(stats: UpdateStats) -> IterationMetrics:
     iteration = Iteration(
         1, [START], [scored(START, 3, True), scored(START, 10, False)], stats, BroadcastReport(1, "", 1e-6, 0.1)
     )
-    return measure(iteration, SECONDS, EMPTY, erroneous=math.nan, restarts=0, tokens_before=7, evaluation=math.nan)
+    return measure(iteration, SECONDS, EMPTY, erroneous=math.nan, restarts=0, tokens_before=7, evaluation=None)
 
 
 def test_shares_and_sums_by_hand() -> None:

@@ -12,13 +12,15 @@ from core.sampling import Sampling
 from tests.trainer.examples import iteration as example
 from trainer import checkpoint, session
 from trainer.checkpoint import Progress
+from trainer.evaluate import EvaluationPlan
 from trainer.loop import Parts, Settings
 from trainer.metrics import PhaseClock
 from trainer.rundir import RunDirectory, write_atomically
 from trainer.session import Outputs, Schedule
 
+GREEDY = Sampling(0.0, 1.0, 8)
 SCHEDULE = Schedule(
-    4, checkpoint_every=2, keep_checkpoints=2, evaluate_every=3, evaluation=Sampling(0.0, 1.0, 8), evaluation_samples=1
+    4, checkpoint_every=2, keep_checkpoints=2, evaluate_every=3, evaluation=EvaluationPlan(GREEDY, GREEDY, 0)
 )
 
 

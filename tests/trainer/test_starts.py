@@ -1,7 +1,6 @@
 """What joins problems, store and rollouts: numbers by hand."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from core.records import (
     Trajectory,
     Verdict,
 )
-from trainer.evaluate import drop_evaluations, summarise
 from trainer.starts import (
     candidates,
     canonical_rollouts,
@@ -118,16 +116,6 @@ def test_erroneous_share_counts_replayed_starts_only() -> None:
     assert math.isnan(erroneous_share(fresh, {"p": PROBLEM}, correct, decode))
 
 
-def test_evaluation_averages_samples_within_problems() -> None:
-    problems = [Problem("a", ids(1), "", level="easy"), Problem("b", ids(2), "", level="hard")]
-    starts = fresh_starts(problems, 2, 0, 0)
-    verdicts = [(starts[0], True), (starts[0], True), (starts[1], True), (starts[1], False)]
-    result = summarise([judged(start, ids(9), right) for start, right in verdicts], problems, samples=2, seed=0)
-    assert result.success == 0.75  # (2/2 + 1/2) / 2
-    assert {level.level: level.success for level in result.levels} == {"easy": 1.0, "hard": 0.5}
-    assert 0.5 <= result.low <= 0.75 <= result.high <= 1.0
-
-
 def test_what_is_not_finite_is_not_offered() -> None:
     start = fresh_starts([PROBLEM], 1, 0, 1)[0]
     item = judged(start, ids(8, 9, 10), correct=True)
@@ -138,13 +126,3 @@ def test_what_is_not_finite_is_not_offered() -> None:
     assert found.values.tolist() == [np.float32(0.3)]
     spoilt = Judged(item.trajectory, Verdict(math.nan, False))
     assert candidates([Scored(spoilt, values, np.zeros(3, np.float32), None)], lambda _: ids(2), version=1) == []
-
-
-def test_a_resumed_run_drops_the_evaluations_that_it_repeats(tmp_path: Path) -> None:
-    path = tmp_path / "evaluations.jsonl"
-    drop_evaluations(path, 2)
-    assert not path.exists()
-    lines = [f'{{"iteration": {number}}}\n' for number in (0, 2, 4)]
-    path.write_text("".join(lines) + '{"iterat')  # the kill tore the last line
-    drop_evaluations(path, 2)
-    assert path.read_text() == "".join(lines[:2])

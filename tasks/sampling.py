@@ -1,0 +1,148 @@
+"""Which training problems an iteration starts from: all alike, or the hard ones more often.
+
+Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: what is drawn is a function of the seed
+and of the cursor, so a sampler restored from its cursor goes on exactly as the one that was saved.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from core.errors import CheckpointError
+from core.records import Judged, Problem
+from core.seeds import generator
+
+MEMORY = 0.5
+"""What the success so far counts for against that of the newest rollouts of a problem."""
+EASY = 0.2
+"""How often a problem that is always solved is drawn, relative to one that never is."""
+
+
+class ProblemSampler(Protocol):
+    """A source of training problems."""
+
+    def sample(self, n: int) -> list[Problem]:
+        """The next n problems."""
+        ...
+
+    def record(self, judged: Iterable[Judged]) -> None:
+        """Learn what became of an iteration's rollouts."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as plain data."""
+        ...
+
+    def restore(self, cursor: Mapping[str, Any]) -> None:
+        """Go to a cursor of `state`."""
+        ...
+
+
+def problem_sampler(how: Literal["uniform", "hard"], problems: Sequence[Problem], seed: int) -> ProblemSampler:
+    """The sampler of `task.sampling`."""
+    return HardSampler(problems, seed) if how == "hard" else UniformSampler(problems, seed)
+
+
+def check_cursor(cursor: Mapping[str, Any], problems: int) -> None:
+    """Raises CheckpointError when a cursor belongs to another number of problems."""
+    if cursor["problems"] != problems:
+        raise CheckpointError(
+            f"the data cursor belongs to {cursor['problems']} training problems, this task has {problems}; "
+            f"resume with the data and task settings that the run was started with"
+        )
+
+
+class UniformSampler:
+    """Draws training problems alike: a new permutation every epoch, each problem once per epoch.
+
+    Its cursor (epoch, position) resumes it exactly: the permutations come from the seed, not from a running generator.
+    """
+
+    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+        self._problems = list(problems)
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order = self._permutation(0)
+
+    def _permutation(self, epoch: int) -> list[int]:
+        return [int(i) for i in generator(self._seed, "problems", epoch).permutation(len(self._problems))]
+
+    def sample(self, n: int) -> list[Problem]:
+        """The next n problems; goes on into the next epoch when this one is used up."""
+        drawn: list[Problem] = []
+        while len(drawn) < n:
+            if self._position == len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._permutation(self._epoch)
+            step = min(n - len(drawn), len(self._order) - self._position)
+            drawn += [self._problems[i] for i in self._order[self._position : self._position + step]]
+            self._position += step
+        return drawn
+
+    def record(self, judged: Iterable[Judged]) -> None:
+        """What became of the rollouts changes nothing here."""
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as plain data."""
+        return {"problems": len(self._problems), "epoch": self._epoch, "position": self._position}
+
+    def restore(self, cursor: Mapping[str, Any]) -> None:
+        """Go to a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
+        check_cursor(cursor, len(self._problems))
+        self._epoch, self._position = cursor["epoch"], cursor["position"]
+        self._order = self._permutation(self._epoch)
+
+
+class HardSampler:
+    """Draws problems with a chance that falls with their running success rate from the root.
+
+    The weight of a problem with rate r is EASY + (1 - EASY) (1 - r): hard problems come up to 1 / EASY times as often as solved
+    ones, which still come, so that what was learnt is kept and noticed when it is lost. A problem that was never seen counts
+    as hard: first of all, all are tried. No problem comes twice in a draw of up to their number.
+    """
+
+    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+        self._problems = list(problems)
+        self._index = {problem.id: at for at, problem in enumerate(self._problems)}
+        self._rates = np.zeros(len(self._problems))
+        self._seen = np.zeros(len(self._problems), dtype=bool)
+        self._seed = seed
+        self._draws = 0
+
+    def sample(self, n: int) -> list[Problem]:
+        """The next n problems; each at most once more than any other."""
+        rng = generator(self._seed, "hard problems", self._draws)
+        self._draws += 1
+        drawn: list[int] = []
+        while len(drawn) < n:
+            # weighted draw without replacement: the largest log w + Gumbel (Efraimidis and Spirakis, 2006)
+            keys = np.log(EASY + (1.0 - EASY) * (1.0 - self._rates)) + rng.gumbel(size=len(self._problems))
+            drawn += np.argsort(-keys, kind="stable")[: n - len(drawn)].tolist()
+        return [self._problems[at] for at in drawn]
+
+    def record(self, judged: Iterable[Judged]) -> None:
+        """Blend the share of correct rollouts from the root into the rates of their problems."""
+        results: dict[int, list[bool]] = {}
+        for item in judged:
+            start = item.trajectory.start
+            if not start.replayed:
+                results.setdefault(self._index[start.problem_id], []).append(item.verdict.correct)
+        for at, correct in results.items():
+            newest = sum(correct) / len(correct)
+            self._rates[at] = MEMORY * self._rates[at] + (1.0 - MEMORY) * newest if self._seen[at] else newest
+            self._seen[at] = True
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as plain data: number of draws, and the rates of the problems seen."""
+        rates = {str(at): float(self._rates[at]) for at in np.flatnonzero(self._seen)}
+        return {"problems": len(self._problems), "draws": self._draws, "rates": rates}
+
+    def restore(self, cursor: Mapping[str, Any]) -> None:
+        """Go to a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
+        check_cursor(cursor, len(self._problems))
+        self._draws = cursor["draws"]
+        self._rates[:], self._seen[:] = 0.0, False
+        for at, rate in cursor["rates"].items():
+            self._rates[int(at)], self._seen[int(at)] = rate, True

@@ -1,0 +1,85 @@
+"""Drawing training problems: every epoch whole, hard ones more often, and exactly resumable."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import CheckpointError
+from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
+from tasks.sampling import HardSampler, UniformSampler, problem_sampler
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(str(i), np.array([i], np.int32), "") for i in range(count)]
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 12), max_size=6), st.integers(0, 3))
+def test_the_cursor_resumes_exactly_and_every_epoch_has_every_problem_once(
+    size: int, draws: list[int], seed: int
+) -> None:
+    whole, first = UniformSampler(problems(size), seed), UniformSampler(problems(size), seed)
+    drawn = [problem.id for count in draws for problem in whole.sample(count)]
+    half = len(draws) // 2
+    begun = [problem.id for count in draws[:half] for problem in first.sample(count)]
+    second = UniformSampler(problems(size), seed)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert drawn == begun + [problem.id for count in draws[half:] for problem in second.sample(count)]
+    for epoch in range(len(drawn) // size):
+        assert Counter(drawn[epoch * size : (epoch + 1) * size]) == Counter(str(i) for i in range(size))
+
+
+def rollouts(drawn: list[Problem], solved: set[str], replayed: bool = False) -> list[Judged]:
+    """One rollout per problem, correct for the solved ones."""
+    empty = np.zeros(0, np.int32)
+    starts = [Start(p.id, p.id, p.prompt_ids, empty, 1, 0, state_key=1 if replayed else None) for p in drawn]
+    token, logprob = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    return [
+        Judged(Trajectory(start, 0, token, logprob, token, Finish.STOP), Verdict(0.0, start.problem_id in solved))
+        for start in starts
+    ]
+
+
+def test_hard_problems_come_five_times_as_often_as_solved_ones() -> None:
+    given_problems = problems(1000)
+    sampler = HardSampler(given_problems, 0)
+    solved = {str(i) for i in range(500)}
+    assert len({problem.id for problem in sampler.sample(1000)}) == 1000  # no problem twice
+    sampler.record(rollouts(given_problems, solved))
+    drawn = [problem.id in solved for _ in range(200) for problem in sampler.sample(20)]
+    # 4000 draws, chance 0.2 / (0.2 + 1) = 1/6 (drawing 20 of 1000 without replacement shifts it little): 667, deviation 24
+    assert 560 < sum(drawn) < 780
+    sampler.record(rollouts(given_problems, set(), replayed=True))  # replayed starts say nothing about the root
+    sampler.record(rollouts(given_problems[:500], set()))  # failed once: rate 1/2, weight 0.6
+    drawn = [problem.id in solved for _ in range(200) for problem in sampler.sample(20)]
+    assert 1380 < sum(drawn) < 1620  # 4000 x 0.6 / 1.6 = 1500, deviation 31
+
+
+@given(st.lists(st.integers(0, 12), max_size=6), st.integers(0, 3), st.integers(1, 9))
+def test_a_hard_sampler_resumes_exactly(draws: list[int], seed: int, size: int) -> None:
+    whole, first = HardSampler(problems(size), seed), HardSampler(problems(size), seed)
+
+    def go(sampler: HardSampler, counts: list[int]) -> list[str]:
+        ids = []
+        for count in counts:
+            drawn = sampler.sample(count)
+            sampler.record(rollouts(drawn, {"0", "1", "2"}))
+            ids += [problem.id for problem in drawn]
+        return ids
+
+    half = len(draws) // 2
+    expected = go(whole, draws)
+    begun = go(first, draws[:half])
+    second = HardSampler(problems(size), seed)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert expected == begun + go(second, draws[half:])
+
+
+def test_a_cursor_of_other_data_is_refused() -> None:
+    for how in ("uniform", "hard"):
+        sampler, other = (problem_sampler(how, problems(count), 0) for count in (3, 4))
+        with pytest.raises(CheckpointError, match="belongs to 4 training problems, this task has 3"):
+            sampler.restore(other.state())

@@ -1,0 +1,124 @@
+"""Estimates of an evaluation, one model against another, and what is written down: numbers by hand."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from core.errors import ConfigError
+from core.records import Finish, Judged, Problem, Trajectory, Verdict
+from tasks.task import BUILDERS, Task
+from trainer.evaluate import Evaluation, append_evaluation, describe, drop_evaluations, powers, record, summarise
+from trainer.evaluation import compare
+from trainer.responses import check_suffix, response_rows, write_rows
+from trainer.starts import fresh_starts
+
+PROBLEMS = [
+    Problem("a", np.array([1], np.int32), "3", level="easy"),
+    Problem("b", np.array([2], np.int32), "4", level="hard"),
+]
+
+
+def judged(rewards: list[list[float]]) -> list[Judged]:
+    """Responses with these rewards, a list per problem; correct when 1."""
+    found = []
+    for start, row in zip(fresh_starts(PROBLEMS, 1, 0, 0), rewards, strict=True):
+        for sample, reward in enumerate(row):
+            zeros = np.zeros(1, np.int32)
+            trajectory = Trajectory(start, sample, zeros + 9, zeros.astype(np.float32), zeros, Finish.STOP)
+            found.append(Judged(trajectory, Verdict(reward, reward == 1)))
+    return found
+
+
+@pytest.fixture
+def result() -> Evaluation:
+    # easy: greedy right, 1 of 4 samples right; hard: greedy wrong, 2 of 4 samples right
+    sampled = judged([[1, 0, 0, 0], [1, 1, 0, 0]])
+    answers = ["3", "5", "5", "6", "4", "4", "7", None]
+    return summarise(PROBLEMS, judged([[1], [0]]), sampled, answers, seed=0)
+
+
+def test_greedy_success_pass_at_k_and_majority(result: Evaluation) -> None:
+    assert result.success == 0.5
+    assert (result.overall.success.low, result.overall.success.high) == (0.0, 1.0)
+    # pass@1: (1/4 + 2/4) / 2. pass@2: 1 - C(3,2)/C(4,2) = 1/2 and 1 - C(2,2)/C(4,2) = 5/6. pass@4: both are solved.
+    assert [(one.k, one.estimate.mean) for one in result.overall.passes] == [
+        (1, 0.375),
+        (2, pytest.approx((1 / 2 + 5 / 6) / 2)),
+        (4, 1.0),
+    ]
+    assert result.overall.majority is not None
+    assert result.overall.majority.mean == 0.5  # easy: 5 has two votes and is wrong; hard: 4 has two and is right
+    assert {level: scores.success.mean for level, scores in result.levels.items()} == {"easy": 1.0, "hard": 0.0}
+    assert describe(result).startswith(
+        "success 50.0 % (95 % interval 0.0 to 100.0) on 2 held-out problems, pass@1 37.5 %"
+    )
+    assert describe(result).endswith("maj@4 50.0 %")
+
+
+def test_without_samples_there_is_greedy_accuracy_alone() -> None:
+    result = summarise(PROBLEMS, judged([[1], [0]]), [], [], seed=0)
+    assert (result.samples, result.overall.passes, result.overall.majority) == (0, (), None)
+    assert summarise(PROBLEMS, judged([[1], [0]]), judged([[1], [1]]), None, seed=0).overall.majority is None
+    assert [powers(n) for n in (0, 1, 3, 8)] == [[], [1], [1, 2, 3], [1, 2, 4, 8]]
+
+
+def test_a_win_is_a_higher_reward_and_a_tie_half_of_one() -> None:
+    first = summarise(PROBLEMS, judged([[1.0], [0.5]]), [], None, seed=0)
+    second = summarise(PROBLEMS, judged([[0.25], [0.5]]), [], None, seed=0)
+    found = compare(first, second, seed=0)
+    assert (found.win_rate.mean, found.ties) == (0.75, 0.5)  # (1 + 1/2) / 2
+    assert found.success.mean == 0.5  # one of two problems more
+    assert compare(second, first, seed=0).win_rate.mean == 0.25
+
+
+def test_answers_are_compared_by_value() -> None:
+    voted = {name: recipe.answer for name, recipe in BUILDERS.items() if recipe.answer}
+    assert {name: answer("+5=12\n#12") for name, answer in voted.items() if name == "arithmetic"} == {
+        "arithmetic": "#12"
+    }
+    assert voted["gsm8k"]("#### 1,080.0") == voted["gsm8k"](r"\boxed{1080}") == "1080"
+    assert voted["math"](r"\boxed{\frac{1}{2}}") == voted["math"](r"\boxed{0.5}") == "1/2"
+    assert voted["math"](r"\boxed{x+1}") == "x+1"
+    assert [answer("nothing") for answer in voted.values()] == [None] * len(voted)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suffix: str) -> None:
+    task = cast(Task, SimpleNamespace(evaluation=PROBLEMS, decode=lambda ids: " ".join(map(str, ids.tolist()))))
+    path = tmp_path / f"deep/r{suffix}"
+    write_rows(path, list(response_rows(result, task, "m")))
+    rows: list[dict[str, Any]] = (
+        pyarrow.parquet.read_table(path).to_pylist()
+        if suffix == ".parquet"
+        else [json.loads(line) for line in path.read_text().splitlines()]
+    )
+    assert [row["kind"] for row in rows] == ["greedy"] * 2 + ["sampled"] * 8
+    assert [row["reward"] for row in rows] == [1, 0, 1, 0, 0, 0, 1, 1, 0, 0]
+    assert (rows[1]["problem"], rows[1]["prompt"], rows[1]["response"], rows[1]["reference"]) == ("b", "2", "9", "4")
+    with pytest.raises(ConfigError, match=r"--responses x\.csv: write to a file that ends with \.jsonl or \.parquet"):
+        check_suffix(Path("x.csv"))
+
+
+def test_the_record_of_an_iteration(tmp_path: Path, result: Evaluation) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    append_evaluation(path, 3, result)
+    line = json.loads(path.read_text())
+    assert line == json.loads(json.dumps({"iteration": 3, **record(result)}))
+    assert (line["success"], line["low"], line["high"], line["problems"]) == (0.5, 0.0, 1.0, 2)
+    assert line["pass"]["4"]["mean"] == 1.0
+    assert [level["level"] for level in line["levels"]] == ["easy", "hard"]
+
+
+def test_a_resumed_run_drops_the_evaluations_that_it_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    drop_evaluations(path, 2)
+    assert not path.exists()
+    lines = [f'{{"iteration": {number}}}\n' for number in (0, 2, 4)]
+    path.write_text("".join(lines) + '{"iterat')  # the kill tore the last line
+    drop_evaluations(path, 2)
+    assert path.read_text() == "".join(lines[:2])

@@ -1,0 +1,150 @@
+"""`launch.py evaluate`: one model, or one against another, on the held-out problems of a recipe.
+
+Called by `launch.py`. Invariant: both models answer the same problems through the same pool and judge; every response is written
+down with its verdict.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.config import Config, Device
+from core.errors import CheckpointError, ConfigError
+from core.plan import batch_plan, evaluation_placement
+from core.seeds import derive, generator
+from tasks.estimators import Estimate, bootstrap, paired_difference
+from trainer import build, checkpoint
+from trainer.evaluate import Evaluation, describe, evaluate, percent, record
+from trainer.preflight import inspect_model, load_tokenizer
+from trainer.responses import check_suffix, response_rows, write_rows
+from trainer.rundir import RunDirectory, write_atomically
+
+if TYPE_CHECKING:
+    from tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One model against another on the same problems, by their greedy responses."""
+
+    win_rate: Estimate  # share of problems on which the first has the higher reward; equal rewards count half
+    ties: float  # share of problems with equal rewards
+    success: Estimate  # first minus second
+
+
+def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
+    """The first against the second. Raises ValueError when they answered different numbers of problems."""
+    rewards = [
+        (mine.verdict.reward, theirs.verdict.reward) for mine, theirs in zip(first.greedy, second.greedy, strict=True)
+    ]
+    wins = [float(mine > theirs) + 0.5 * float(mine == theirs) for mine, theirs in rewards]
+    rng = generator(seed, "comparison")
+    return Comparison(
+        win_rate=bootstrap(wins, rng=rng),
+        ties=sum(mine == theirs for mine, theirs in rewards) / len(rewards),
+        success=paired_difference(
+            [float(item.verdict.correct) for item in second.greedy],
+            [float(item.verdict.correct) for item in first.greedy],
+            rng=rng,
+        ),
+    )
+
+
+def run(config: Config, target: str, against: str = "", responses: Path | None = None) -> int:
+    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it."""
+    from trainer.cluster import connect
+    from trainer.commands import prepare
+
+    if responses is not None:
+        check_suffix(responses)
+    if target:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
+    rival = model_of(Path(against)) if against else ""
+    batch_plan(config)
+    where = responses or config.run.root / "evaluations" / f"{name_of(target or config.model.path)}.jsonl"
+    with prepare(config) as ready:
+        if rival:
+            check_rival(ready.model, rival)
+        with connect(config, f"evaluate-{os.getpid()}", evaluation_placement) as device:
+            result = held_out(config, ready.task, ready.model, device)
+            other = held_out(config, ready.task, rival, device) if rival else None
+        report(ready.model, result)
+        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **record(result)}
+        rows = list(response_rows(result, ready.task, ready.model))
+        if other is not None:
+            comparison = compare(result, other, config.run.seed)
+            report(rival, other)
+            report_comparison(comparison)
+            numbers |= {"against": {"model": rival, **record(other)}, "comparison": asdict(comparison)}
+            rows += response_rows(other, ready.task, rival)
+    write_rows(where, rows)
+    write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
+    print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
+    return 0
+
+
+def held_out(config: Config, task: "Task", model: str, device: Device) -> Evaluation:
+    """A model's evaluation in engines of its own."""
+    with build.rollout_pool(config, model, device) as actors:
+        seed = derive(config.run.seed, "evaluation")
+        return evaluate(actors, task, task.evaluation, build.evaluation_plan(config), seed)
+
+
+def check_rival(model: str, rival: str) -> None:
+    """Raises ConfigError when the two models do not read the same tokens: the problems are tokenized once."""
+    inspect_model(rival)
+    if load_tokenizer(model).get_vocab() != load_tokenizer(rival).get_vocab():
+        raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
+
+
+def report(model: str, result: Evaluation) -> None:
+    """Print the estimates over all and by level."""
+    print(f"{model}: {describe(result)}")
+    print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
+    for one in result.overall.passes:
+        print(f"  pass@{one.k:<15} {percent(one.estimate)}")
+    if result.overall.majority is not None:
+        print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
+    for level, scores in result.levels.items():
+        further = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
+        text = ", ".join([percent(scores.success), *further, f"{scores.success.problems} problems"])
+        print(f"  {level or 'all':<20} {text}")
+
+
+def report_comparison(comparison: Comparison) -> None:
+    """Print the win rate."""
+    print(f"win rate of the first {percent(comparison.win_rate)}, ties {100 * comparison.ties:.1f} %")
+    print(f"  success, first minus second: {percent(comparison.success)}")
+
+
+def name_of(target: str) -> str:
+    """A file name for an evaluation of a model or run, with the date."""
+    return f"{Path(target).name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def run_of(target: Path) -> RunDirectory | None:
+    """The run that `target` is or lies in: a run, or a checkpoint or policy of it."""
+    place = target.expanduser().resolve()
+    for folder in (place, *place.parents[:3]):  # RUN/checkpoints/NNNNNN/policy is the deepest
+        if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+            return RunDirectory.open(folder)
+    return None
+
+
+def model_of(target: Path) -> str:
+    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is taken for a hub model.
+
+    Raises CheckpointError when the path exists and is none of them.
+    """
+    place = target.expanduser().resolve()
+    if (place / "config.yaml").is_file():
+        run = RunDirectory.open(place)
+        return str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy")
+    if (place / "progress.json").is_file():
+        return str(place / "policy")
+    if place.exists() and not (place / "config.json").is_file():
+        raise CheckpointError(f"{target} is neither a run, nor a checkpoint, nor a model directory")
+    return str(place) if place.exists() else str(target)
