@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.engine import VllmEngine
+from actors.engines import build_engine
 from actors.flat import FlatBatch, Job
 from core.config import Device, RolloutConfig
 from core.records import FloatArray, IntArray
@@ -58,7 +58,7 @@ class RolloutActor:
         """Build the engine, load `weights` if there are newer ones than the model directory's, report for duty."""
         import ray
 
-        self._engine = VllmEngine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
+        self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
         if weights is not None:
             self._engine.load_weights(weights)
         return Ready(os.getpid(), ray.get_runtime_context().get_node_id(), self._engine.version)
@@ -70,9 +70,9 @@ class RolloutActor:
         return Turn(batch, self._engine.unfinished)
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights; see `VllmEngine.load_weights`."""
+        """Swap the weights; see `Engine.load_weights`."""
         return self._engine.load_weights(weights)
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        """[sequence][T - 1] at temperature 1; see `VllmEngine.sequence_logprobs`."""
+        """[sequence][T - 1] at temperature 1; see `Engine.sequence_logprobs`."""
         return self._engine.sequence_logprobs(sequences)

@@ -1,8 +1,7 @@
 """A vLLM engine inside this process: token in, token out, stepped by one thread.
 
-Owned by `actors/actor.py` (one per Ray actor); usable without Ray. Invariants: nothing happens in the middle of an engine
-step, so weights change between steps only; a token's log-probability is that of the distribution it was drawn from, and
-its version names the weights that drew it. vLLM turns `torch.set_num_threads` off in its process: share it with nothing.
+Made by `actors/engines.py`; what it promises stands in `actors/base.py`. vLLM turns `torch.set_num_threads` off in its process
+and seeds torch anew: whoever shares the process (`trainer/local.py`) sets its threads before.
 """
 
 import os

@@ -49,6 +49,11 @@ def check_algorithm(config: Config) -> None:
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
             f"raise rollout.samples to at least 2"
         )
+    if config.rollout.engine == "hf" and config.rollout.tensor_parallel > 1:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: the engine 'hf' uses one device; set it to 1, or "
+            f"rollout.engine to vllm"
+        )
     if config.learner.offload and config.learner.zero_stage == 0:
         raise ConfigError(
             "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"

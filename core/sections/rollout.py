@@ -1,14 +1,19 @@
 """Generation."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from core.sections.base import Section
 
 
 class RolloutConfig(Section):
-    """Generation on vLLM."""
+    """Generation."""
 
-    actors: int = Field(1, ge=1, description="Rollout actors, each with a vLLM engine of its own.")
+    engine: Literal["vllm", "hf"] = Field(
+        "vllm", description="vllm; or hf: plain transformers generation, slow, for machines that vLLM does not support."
+    )
+    actors: int = Field(1, ge=1, description="Rollout actors, each with an engine of its own.")
     starts: int = Field(128, ge=1, description="Starts per iteration (fresh and replayed).")
     samples: int = Field(4, ge=1, description="Continuations per start.")
     max_prompt_tokens: int = Field(32, ge=1, description="Longest prompt, in tokens; longer problems are left out.")

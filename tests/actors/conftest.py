@@ -28,18 +28,37 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Pat
 
 
 @pytest.fixture(scope="session")
-def engines(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator[dict[bool, Any]]:
-    """A rollout actor for tied and one for untied embeddings, started side by side."""
+def vllm_engines(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator[dict[bool, Any]]:
+    """vLLM in a rollout actor for tied and in one for untied embeddings."""
+    yield from start(tiny_model, "vllm")
+
+
+@pytest.fixture(scope="session")
+def hf_engines(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator[dict[bool, Any]]:
+    """The same with plain transformers."""
+    yield from start(tiny_model, "hf")
+
+
+@pytest.fixture(params=["vllm", "hf"])
+def engines(request: pytest.FixtureRequest) -> dict[bool, Any]:
+    """The rollout actors of either engine: what holds for one holds for the other."""
+    found: dict[bool, Any] = request.getfixturevalue(f"{request.param}_engines")
+    return found
+
+
+def start(tiny_model: Callable[[bool], Path], engine: str) -> Iterator[dict[bool, Any]]:
+    """Rollout actors for tied and for untied embeddings, started side by side."""
     import ray
 
     from actors.slot import EngineRecipe
 
+    config = CONFIG.model_copy(update={"engine": engine})
     actors, ready = {}, []
     for tied in (True, False):
-        recipe = EngineRecipe(str(tiny_model(tied)), CONFIG, "float32", "cpu", seed=0, cpus=0.5)
-        actors[tied] = recipe.create(f"engine-{tied}")
+        recipe = EngineRecipe(str(tiny_model(tied)), config, "float32", "cpu", seed=0, cpus=0.25)
+        actors[tied] = recipe.create(f"{engine}-{tied}")
         ready.append(recipe.start(actors[tied], None))
-    ray.get(ready, timeout=120)
+    ray.get(ready, timeout=300)
     yield actors
     for actor in actors.values():
         ray.kill(actor)

@@ -1,0 +1,237 @@
+"""Generation by plain `transformers`, for machines that vLLM does not support and for breakpoints inside the model.
+
+Chosen by `rollout.engine: hf`; keeps the contract of `actors/base.py` (see there). It decodes a wave of samples one token per
+step; samples of one start share the reading of their context, and those that wait begin when the wave has ended or the
+weights change. Invariant: the cache of a wave was computed by the weights in use.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.engine import stop_tokens
+from actors.flat import Continuation, FlatBatch, Job, pack
+from core.config import Device, RolloutConfig
+from core.errors import ModelError, WeightError, first_line
+from core.records import Finish, FloatArray, IntArray
+from core.sampling import Sampling
+from core.seeds import derive
+from core.weights import Acknowledgement, Weights, digest, unflatten
+
+
+@dataclass(slots=True)
+class Sample:
+    """One continuation under way."""
+
+    start_id: str
+    number: int
+    context: list[int]
+    budget: int  # tokens
+    sampling: Sampling
+    dice: torch.Generator
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        """Context and what was generated."""
+        return self.context + self.tokens
+
+    def finished(self, finish: Finish) -> Continuation:
+        """The record of a continuation that has ended."""
+        return Continuation(
+            start_id=self.start_id,
+            sample=self.number,
+            tokens=np.array(self.tokens, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            versions=np.array(self.versions, np.int32),
+            finish=finish,
+        )
+
+
+@dataclass(slots=True)
+class Wave:
+    """Samples that are decoded together: rows of one padded batch."""
+
+    samples: list[Sample]
+    logits: Tensor  # [B, V] of the next token
+    mask: Tensor  # [B, L] 1 where a token was read, 0 for the padding on the left
+    cache: Any
+
+
+class HfEngine:
+    """One `transformers` model and what is in flight in it.
+
+    Raises ModelError when the model directory cannot be used.
+    """
+
+    def __init__(
+        self, model_path: str, config: RolloutConfig, *, dtype: str, device: Device, name: str = "engine"
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.name = name
+        self.version = 0
+        self._stop = frozenset(stop_tokens(model_path))
+        self._max_running = config.max_running
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ModelError(f"model.path = {model_path}: transformers cannot load it: {first_line(error)}") from error
+        self._model = model.to(device).eval()
+        self._device = torch.device(device)
+        self._waiting: deque[Sample] = deque()
+        self._wave: Wave | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Samples in flight."""
+        return len(self._waiting) + (len(self._wave.samples) if self._wave else 0)
+
+    def add(self, jobs: Iterable[Job], sampling: Sampling) -> None:
+        """Take up the samples of `jobs`; sample i of a start draws with `derive(start.seed, i)` and nothing else."""
+        for job in jobs:
+            start = job.start
+            context = start.context_ids.tolist()
+            budget = sampling.max_response_tokens - len(start.prefix_ids)
+            for number in job.samples:
+                dice = torch.Generator(self._device).manual_seed(derive(start.seed, number))
+                self._waiting.append(Sample(start.id, number, context, budget, sampling, dice))
+
+    def run(self, seconds: float, refill: int = 0) -> FlatBatch:
+        """Step for about `seconds`, or until only `refill` samples are left in flight; returns what finished."""
+        end = time.monotonic() + seconds
+        done: list[Continuation] = []
+        while self.unfinished > refill and time.monotonic() < end:
+            done += self.step()
+        return pack(done)
+
+    def generate(self, jobs: Iterable[Job], sampling: Sampling) -> FlatBatch:
+        """All samples of `jobs`, to their ends."""
+        self.add(jobs, sampling)
+        return self.run(float("inf"))
+
+    @torch.no_grad()
+    def step(self) -> list[Continuation]:
+        """One token for every sample of the wave; returns those that ended by it."""
+        wave = self._wave or self._begin()
+        done, going = [], []
+        for row, (sample, (token, logprob)) in enumerate(
+            zip(wave.samples, draw(wave.logits, wave.samples), strict=True)
+        ):
+            sample.tokens.append(token)
+            sample.logprobs.append(logprob)
+            sample.versions.append(self.version)
+            if token in self._stop:
+                done.append(sample.finished(Finish.STOP))
+            elif len(sample.tokens) == sample.budget:
+                done.append(sample.finished(Finish.LENGTH))
+            else:
+                going.append(row)
+        self._wave = self._advance(wave, going) if going else None
+        return done
+
+    @torch.no_grad()
+    def load_weights(self, weights: Weights) -> Acknowledgement:
+        """Swap the weights between two steps; samples in flight are read again by the new ones.
+
+        Raises WeightError when a parameter is missing.
+        """
+        parameters = dict(self._model.named_parameters())
+        given = dict(unflatten(weights))
+        missing = sorted(parameters.keys() - given.keys())
+        if missing:
+            raise WeightError(
+                f"weights of version {weights.manifest.version} lack {missing[0]} ({len(missing)} parameters)"
+            )
+        for name, parameter in parameters.items():
+            parameter.copy_(given[name])
+        self.version = weights.manifest.version
+        if self._wave:
+            self._waiting.extendleft(reversed(self._wave.samples))
+            self._wave = None
+        return Acknowledgement(self.name, self.version, digest(weights.manifest.tensors, weights.buffers))
+
+    @torch.no_grad()
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""
+        found = []
+        for sequence in sequences:
+            ids = torch.from_numpy(np.array(sequence, np.int64)).to(self._device)
+            table = torch.log_softmax(self._model(input_ids=ids[None, :-1]).logits[0].float(), -1)
+            found.append(table.gather(1, ids[1:, None])[:, 0].cpu().numpy())
+        return found
+
+    def _begin(self) -> Wave:
+        """Read the contexts of the next samples, each different context once."""
+        from transformers import DynamicCache
+
+        samples = [self._waiting.popleft() for _ in range(min(self._max_running, len(self._waiting)))]
+        rows: dict[tuple[int, ...], int] = {}
+        where = [rows.setdefault(tuple(sample.ids), len(rows)) for sample in samples]
+        length = max(map(len, rows))
+        ids = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self._device)
+        mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows], device=self._device)
+        output = self._read(ids, mask, DynamicCache(config=self._model.config))
+        index = torch.tensor(where, device=self._device)
+        output.past_key_values.batch_select_indices(index)
+        return Wave(samples, output.logits[index, -1].float(), mask[index], output.past_key_values)
+
+    def _advance(self, wave: Wave, going: list[int]) -> Wave:
+        """Read the newest token of the samples that go on."""
+        samples = [wave.samples[row] for row in going]
+        mask = wave.mask
+        if len(going) < len(wave.samples):
+            index = torch.tensor(going, device=self._device)
+            wave.cache.batch_select_indices(index)
+            mask = mask[index]
+        mask = torch.cat([mask, mask.new_ones(len(going), 1)], 1)
+        newest = torch.tensor([[sample.tokens[-1]] for sample in samples], device=self._device)
+        output = self._read(newest, mask, wave.cache)
+        return Wave(samples, output.logits[:, -1].float(), mask, output.past_key_values)
+
+    def _read(self, ids: Tensor, mask: Tensor, cache: Any) -> Any:
+        """Read tokens [B, T] at the end of `mask` [B, L]; positions are counted without the padding."""
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        return self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+
+
+def draw(logits: Tensor, samples: Sequence[Sample]) -> list[tuple[int, float]]:
+    """A token and its log-probability for every row [B, V]: from softmax(logits / temperature) cut to `top_p`.
+
+    The most likely of p / e, e exponential, is a draw from p; every sample throws its own dice. With temperature 0 it is the
+    most likely token, with its log-probability at temperature 1.
+    """
+    from transformers import TopPLogitsWarper
+
+    found: dict[int, tuple[int, float]] = {}
+    rows: dict[Sampling, list[int]] = {}
+    for row, sample in enumerate(samples):
+        rows.setdefault(sample.sampling, []).append(row)
+    for sampling, members in rows.items():
+        part = logits[members]
+        if sampling.temperature:
+            part = part / sampling.temperature
+            if sampling.top_p < 1:
+                part = TopPLogitsWarper(sampling.top_p)(torch.empty(0), part)  # type: ignore[arg-type]
+            noise = [torch.empty_like(part[0]).exponential_(generator=samples[row].dice) for row in members]
+            tokens = (part - torch.stack(noise).log()).argmax(-1)
+        else:
+            tokens = part.argmax(-1)
+        chosen = torch.log_softmax(part, -1).gather(1, tokens[:, None])[:, 0]
+        found |= dict(zip(members, zip(tokens.tolist(), chosen.tolist(), strict=True), strict=True))
+    return [found[row] for row in range(len(samples))]

@@ -1,0 +1,44 @@
+"""The pool's place when a run has one process and no Ray (`launch.py train --local`): one engine, called directly.
+
+Made by `trainer/build.py`. Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of
+engines, in the same order; an error of the engine reaches the caller as itself, so that a debugger stops where it arose.
+"""
+
+from collections.abc import Sequence
+
+from actors.base import Engine
+from actors.ledger import Ledger, check_room
+from core.config import RolloutConfig
+from core.records import FloatArray, IntArray, Start, Trajectory
+from core.sampling import Sampling
+from core.weights import Acknowledgement, Weights
+
+NAME = "rollout-0"
+
+
+class LocalPool:
+    """One engine in this process."""
+
+    def __init__(self, engine: Engine, config: RolloutConfig) -> None:
+        self.restarts = 0  # an engine in this process cannot be lost without it
+        self._engine = engine
+        self._max_prompt_tokens = config.max_prompt_tokens
+        self._max_response_tokens = config.max_response_tokens
+
+    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
+        """All samples of all starts, ordered by start and sample. Raises ConfigError when a start does not fit."""
+        check_room(starts, sampling, self._max_prompt_tokens, self._max_response_tokens)
+        ledger = Ledger(starts, sampling.max_response_tokens)
+        ledger.accept(self._engine.generate(ledger.take(NAME, ledger.total), sampling))
+        return ledger.trajectories()
+
+    def load_weights(self, handle: Weights) -> list[Acknowledgement]:
+        """Swap the engine's weights. Raises WeightError for unfit ones."""
+        return [self._engine.load_weights(handle)]
+
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
+        """[1][sequence][T - 1]: log-probability of tokens 1..T-1 of each sequence at temperature 1."""
+        return [self._engine.sequence_logprobs(sequences)]
+
+    def close(self) -> None:
+        """The engine ends with the process."""
