@@ -80,22 +80,36 @@ def options() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(add_help=False, allow_abbrev=False)
 
 
+def running_options() -> argparse.ArgumentParser:
+    """The options of the commands that start engines."""
+    own = options()
+    own.add_argument("--local", action="store_true", help="everything in this one process, without Ray (debugging)")
+    own.add_argument("--engine", default=None, choices=("vllm", "hf"), help="short for --rollout.engine")
+    return own
+
+
+def with_engine(engine: str | None, fields: list[str]) -> list[str]:
+    """Options of single fields, with --engine among them under its whole name."""
+    return fields if engine is None else [*fields, "--rollout.engine", engine]
+
+
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe, or resume a run."""
     from trainer import commands
 
-    own = options()
+    own = running_options()
     own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
     own.add_argument(
         "--salvage", action="store_true", help="with --resume: drop what cannot be read of a damaged store"
     )
     known, fields = parse(own, arguments)
+    fields = with_engine(known.engine, fields)
     if known.resume is not None:
         if known.config is not None:
             raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")
-        return commands.resume(known.resume, fields, known.salvage)
+        return commands.resume(known.resume, fields, known.salvage, known.local)
     recipe = known.config or DEFAULT
-    return commands.train(resolve("train", recipe, fields, own), recipe.stem)
+    return commands.train(resolve("train", recipe, fields, own), recipe.stem, known.local)
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -107,7 +121,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     given = bool(arguments) and not arguments[0].startswith("-")
     target = arguments[0] if given else ""
-    own = options()
+    own = running_options()
     own.add_argument("--checkpoint", default="", metavar="PATH", help="the same as the first argument")
     own.add_argument("--task", default=None, metavar="NAME", help="short for --task.name")
     own.add_argument("--against", default="", metavar="PATH", help="run, checkpoint or model to compare with: win rate")
@@ -121,8 +135,9 @@ def evaluate(arguments: Sequence[str]) -> int:
     run = evaluation.run_of(Path(target)) if target else None
     base = known.config or (run.config if run else DEFAULT)
     named = [] if known.task is None else ["--task.name", known.task]
+    fields = with_engine(known.engine, fields)
     config = resolve("evaluate", base, [*named, *fields], own)
-    return evaluation.run(config, target, known.against, known.responses)
+    return evaluation.run(config, target, known.against, known.responses, known.local)
 
 
 def check(arguments: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ from core.seeds import derive, generator
 from core.weights import WeightReceiver
 from learner.batch import Row, padding_share
 from learner.cutting import Cut, inputs, scatter, train_batches
+from learner.local import LocalRanks
 from learner.losses import adapted_coefficient
 from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan
 from learner.prepare import Prepared, prepare, spoilt
@@ -46,6 +47,7 @@ class LearnerGroup:
         seed: int,
         cpus: float = 1.0,
         gpus: float = 1.0,
+        local: bool = False,
     ) -> None:
         """Start the ranks and load the models.
 
@@ -60,6 +62,7 @@ class LearnerGroup:
             seed: the run's seed.
             cpus: CPUs that a rank reserves.
             gpus: GPUs that a rank reserves on device "cuda".
+            local: keep the one rank in this process instead of a Ray actor (debugging).
 
         Raises:
             ModelError: the model cannot be used. ActorError: a rank did not come up.
@@ -70,12 +73,16 @@ class LearnerGroup:
         self._total_steps = total_steps
         self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
         self._progress = Progress(ranks=config.ranks, kl_coefficient=algorithm.kl_coefficient)
-        self._ranks = Ranks(
-            config.ranks, device=device, cpus=cpus, gpus=gpus, threads=config.threads, deadline=config.deadline
-        )
-        ranks = range(config.ranks)
+        self._ranks: Ranks | LocalRanks
+        if local:
+            self._ranks = LocalRanks()
+        else:
+            self._ranks = Ranks(
+                config.ranks, device=device, cpus=cpus, gpus=gpus, threads=config.threads, deadline=config.deadline
+            )
+        ranks = range(len(self._ranks))
         address = self._ranks.call_first(RankWorker.address)
-        self._all(RankWorker.join, list(ranks), config.ranks, address, device, config.deadline)
+        self._all(RankWorker.join, list(ranks), len(ranks), address, device, config.deadline)
         self._all(RankWorker.load, str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
 
     @property

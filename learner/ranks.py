@@ -36,7 +36,7 @@ class Ranks:
                 num_cpus=cpus,
                 num_gpus=gpus if device == "cuda" else 0,
                 runtime_env={"env_vars": rank_environment(device, threads)},
-            ).remote()
+            ).remote(ray.put)
             for rank in range(count)
         ]
 

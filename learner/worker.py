@@ -7,7 +7,7 @@ backward and step before the other is touched.
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError
 from core.records import FloatArray
-from core.weights import NamedTensor, WeightHandle, flatten
+from core.weights import NamedTensor, WeightHandle, Weights, flatten
 from learner.batch import MicroBatch, TokenTargets, TrainBatch
 from learner.engine import TrainEngine, join_ranks
 from learner.models import PolicyModel, load_policy, load_value, recompute_activations
@@ -56,6 +56,10 @@ class ScoreColumns:
 
 class RankWorker:
     """See the module. Lifecycle: `address` (rank 0) -> `join` -> `load` -> score / update / export_weights / save ..."""
+
+    def __init__(self, publish: Callable[[Weights], WeightHandle]) -> None:
+        """`publish` makes the handle by which engines get the weights: `ray.put`, or the weights themselves."""
+        self._publish = publish
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 listens: this node's address and a free port."""
@@ -162,10 +166,10 @@ class RankWorker:
         return float(loss)
 
     def export_weights(self, version: int) -> list[tuple[WeightHandle, str]]:
-        """The policy's weights in the object store: handle and digest from rank 0, nothing from the others."""
+        """The published weights of the policy: handle and digest from rank 0, nothing from the others."""
         if self._rank == 0:
             weights = flatten(self._hf_tensors(), version)
-            return [(ray.put(weights), weights.manifest.digest)]
+            return [(self._publish(weights), weights.manifest.digest)]
         for _ in self._policy.named_tensors():
             pass
         return []

@@ -14,6 +14,7 @@ from core.errors import ConfigError, DataError
 from core.records import IntArray, Judged, Problem, Start, Trajectory
 from tasks import arithmetic, countdown, lock
 from tasks.judge import JudgePool
+from tasks.judge_local import LocalJudge
 from tasks.mathematics import gsm8k_answer, math_answer, read_gsm8k, read_math
 from tasks.problems import Item, LeftOut, Read, Tokenizer, digest, encode, load_items, split_items
 from tasks.synthetic import Puzzle, items
@@ -53,7 +54,7 @@ class Task:
         prefix_correct: PrefixCheck | None,
         answer: Answer | None,
         tokenizer: Tokenizer,
-        judges: JudgePool,
+        judges: JudgePool | LocalJudge,
         fingerprint: str,
     ) -> None:
         self.train = train
@@ -114,12 +115,7 @@ def build_task(
         max_prompt_tokens=max_prompt_tokens,
         max_response_tokens=max_response_tokens,
     )
-    judges = JudgePool(
-        config.reward or recipe.verifier,
-        workers=config.judge_workers,
-        limit=config.judge_timeout,
-        memory_gib=0.0 if config.reward else JUDGE_MEMORY_GIB,
-    )
+    judges = _judges(config, config.reward or recipe.verifier)
     if config.reward:  # the user's code: find out now, not after the first rollouts
         try:
             judges.wait_until_ready()
@@ -136,6 +132,13 @@ def build_task(
         judges=judges,
         fingerprint=fingerprint(config.name, split.train, tokenizer),
     )
+
+
+def _judges(config: TaskConfig, verifier: str) -> JudgePool | LocalJudge:
+    if not config.judge_workers:
+        return LocalJudge(verifier)
+    memory_gib = 0.0 if config.reward else JUDGE_MEMORY_GIB
+    return JudgePool(verifier, workers=config.judge_workers, limit=config.judge_timeout, memory_gib=memory_gib)
 
 
 def fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenizer) -> str:

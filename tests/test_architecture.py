@@ -27,6 +27,7 @@ ADAPTERS = {
     "actors/transfer.py",
     "learner/engine.py",
     "learner/group.py",
+    "learner/local.py",
     "learner/ranks.py",
     "learner/worker.py",
     "replay/store.py",

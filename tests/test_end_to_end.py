@@ -129,6 +129,30 @@ def test_a_killed_and_resumed_run_ends_with_the_same_numbers_and_weights(straigh
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+def test_one_process_without_ray_gives_the_same_numbers_and_weights(
+    roots: tuple[Path, list[str]], straight: Path
+) -> None:
+    root, options = roots
+    text = run("train", *options, "--run.name", "here", "--local")
+    assert "dashboard" not in text
+    assert metrics(root / "here") == metrics(straight)
+    left, right = (load_file(root / name / "policy" / "model.safetensors") for name in ("here", "straight"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_transformers_generation_trains_and_agrees_with_the_learner(
+    roots: tuple[Path, list[str]], straight: Path
+) -> None:
+    root, options = roots
+    run("train", *options, "--run.name", "plain", "--run.iterations", "2", "--local", "--engine", "hf")
+    lines = metrics(root / "plain")
+    assert [line["weight_version"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["behaviour_gap_max"] < 1e-3
+        assert line["logprob_gap"] < 1e-3
+
+
 def test_training_changed_the_policy_and_it_loads_as_any_model(straight: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

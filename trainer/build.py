@@ -20,6 +20,7 @@ from trainer.preflight import inspect_model
 from trainer.rundir import RunDirectory
 
 if TYPE_CHECKING:
+    from actors.local import LocalPool
     from actors.pool import RolloutPool
     from learner.group import LearnerGroup
     from tasks.task import Task
@@ -65,11 +66,22 @@ def settings(config: Config, plan: BatchPlan) -> Settings:
 
 
 @contextmanager
-def rollout_pool(config: Config, model: str, device: Device) -> Iterator["RolloutPool"]:
-    """The engines alone, as evaluation needs them."""
+def rollout_pool(
+    config: Config, model: str, device: Device, local: bool = False
+) -> Iterator["RolloutPool | LocalPool"]:
+    """The engines alone, as evaluation needs them. `local`: one, in this process."""
+    pool = local_pool(config, model, device) if local else ray_pool(config, model, device)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def ray_pool(config: Config, model: str, device: Device) -> "RolloutPool":
+    """Engines in Ray actors."""
     from actors.pool import RolloutPool
 
-    pool = RolloutPool(
+    return RolloutPool(
         model,
         config.rollout,
         dtype=config.model.dtype,
@@ -77,15 +89,23 @@ def rollout_pool(config: Config, model: str, device: Device) -> Iterator["Rollou
         seed=derive(config.run.seed, "engine"),
         cpus=config.cluster.rollout_cpus,
     )
-    try:
-        yield pool
-    finally:
-        pool.close()
+
+
+def local_pool(config: Config, model: str, device: Device) -> "LocalPool":
+    """One engine in this process."""
+    from actors.engines import build_engine
+    from actors.local import NAME, LocalPool
+
+    seed = derive(config.run.seed, "engine")
+    engine = build_engine(model, config.rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
+    return LocalPool(engine, config.rollout)
 
 
 @contextmanager
-def learner_group(config: Config, model: str, device: Device, plan: BatchPlan) -> Iterator["LearnerGroup"]:
-    """The DeepSpeed learner."""
+def learner_group(
+    config: Config, model: str, device: Device, plan: BatchPlan, local: bool = False
+) -> Iterator["LearnerGroup"]:
+    """The DeepSpeed learner. `local`: one rank, in this process."""
     from learner.group import LearnerGroup
 
     group = LearnerGroup(
@@ -99,6 +119,7 @@ def learner_group(config: Config, model: str, device: Device, plan: BatchPlan) -
         seed=derive(config.run.seed, "learner"),
         cpus=config.cluster.learner_cpus,
         gpus=config.cluster.learner_gpus,
+        local=local,
     )
     try:
         yield group
@@ -106,11 +127,35 @@ def learner_group(config: Config, model: str, device: Device, plan: BatchPlan) -
         group.close()
 
 
+def engines_and_learner(
+    config: Config, plan: BatchPlan, model: str, device: Device, local: bool, stack: ExitStack
+) -> "tuple[RolloutPool | LocalPool, LearnerGroup]":
+    """Both, side by side: each spends most of its time importing. In one process the learner must come first: it sets the
+    number of threads and the process group, which vLLM would not let it do later.
+    """
+    pool, group = rollout_pool(config, model, device, local), learner_group(config, model, device, plan, local)
+    if local:
+        learner = stack.enter_context(group)
+        return stack.enter_context(pool), learner
+    with ThreadPoolExecutor(2) as starters:
+        pool_starting = starters.submit(stack.enter_context, pool)
+        group_starting = starters.submit(stack.enter_context, group)
+    return pool_starting.result(), group_starting.result()
+
+
 @contextmanager
 def parts(
-    config: Config, plan: BatchPlan, run: RunDirectory, task: "Task", model: str, device: Device, salvage: bool = False
+    config: Config,
+    plan: BatchPlan,
+    run: RunDirectory,
+    task: "Task",
+    model: str,
+    device: Device,
+    *,
+    salvage: bool = False,
+    local: bool = False,
 ) -> Iterator[Parts]:
-    """All parts of a training run. Engines and learner start side by side: each spends most of its time importing."""
+    """All parts of a training run; `local`: all of them in this process."""
     from replay.boundaries import TokenTable, boundaries
     from replay.store import ReplayStore
     from tasks.sampling import problem_sampler
@@ -122,14 +167,12 @@ def parts(
             directory=store_directory(config.replay.storage, run),
             fingerprint=task.fingerprint,
             salvage=salvage,
+            local=local,
         )
         stack.callback(store.close)
         for line in store.dropped:
             print(f"salvaged: {line}", flush=True)
-        with ThreadPoolExecutor(2) as starters:
-            pool_starting = starters.submit(stack.enter_context, rollout_pool(config, model, device))
-            group_starting = starters.submit(stack.enter_context, learner_group(config, model, device, plan))
-        actors, learner = pool_starting.result(), group_starting.result()
+        actors, learner = engines_and_learner(config, plan, model, device, local, stack)
         yield Parts(
             task=task,
             problems=problem_sampler(config.task.sampling, task.train, derive(config.run.seed, "problems")),

@@ -3,8 +3,8 @@
 Invariant: no actor starts before configuration, resources, model and data have been found good.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from core.config import Config
+from core.config import Config, Device
 from core.errors import ConfigError, DivergenceError, StoreError
 from core.load import dump_config, field_names, load_config, override
-from core.plan import BatchPlan, batch_plan
+from core.plan import BatchPlan, Bundle, batch_plan, placement
 from core.records import Problem
 from trainer import build, checkpoint
 from trainer.checkpoint import Progress
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tasks.task import Task
 
 
+Needs = Callable[[Config, str], tuple[Bundle, ...]]
+"""The processes to have room for, of configuration and device."""
 LASTING = ("model.", "task.", "starter.", "run.seed", "learner.ranks", "replay.shards")
 """Fields that the weights, random draws and files of a run rest on: a resumed run cannot change them."""
 
@@ -69,8 +71,8 @@ def check_canonical(config: Config, problems: Sequence[Problem]) -> None:
         )
 
 
-def train(config: Config, recipe: str) -> int:
-    """A new run."""
+def train(config: Config, recipe: str, local: bool = False) -> int:
+    """A new run; `local`: all in this process, without Ray."""
     plan = batch_plan(config)
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with run.hold():
@@ -78,7 +80,7 @@ def train(config: Config, recipe: str) -> int:
         if config.replay.storage:
             refuse_used(build.store_directory(config.replay.storage, run))
         write_atomically(run.config, dump_config(config))
-        return session(config, plan, run, resumed=None)
+        return session(config, plan, run, resumed=None, local=local)
 
 
 def refuse_used(directory: str) -> None:
@@ -92,10 +94,10 @@ def refuse_used(directory: str) -> None:
         )
 
 
-def resume(path: Path, options: Sequence[str], salvage: bool) -> int:
+def resume(path: Path, options: Sequence[str], salvage: bool, local: bool = False) -> int:
     """Go on with a run from its last checkpoint, with single fields changed by `options`.
 
-    `salvage`: drop what cannot be read of a damaged replay log. Raises ConfigError for a field that a run cannot change.
+    `salvage`: drop what cannot be read of a damaged replay log. `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change.
     """
     run = RunDirectory.open(path)
     with run.hold():
@@ -105,7 +107,7 @@ def resume(path: Path, options: Sequence[str], salvage: bool) -> int:
         plan, resumed = batch_plan(config), checkpoint.latest(run)
         if config != before:
             write_atomically(run.config, dump_config(config))
-        return session(config, plan, run, resumed, salvage)
+        return session(config, plan, run, resumed, salvage, local)
 
 
 def check_changes(before: Config, after: Config) -> None:
@@ -118,16 +120,22 @@ def check_changes(before: Config, after: Config) -> None:
             )
 
 
-def session(config: Config, plan: BatchPlan, run: RunDirectory, resumed: Path | None, salvage: bool = False) -> int:
+def session(
+    config: Config,
+    plan: BatchPlan,
+    run: RunDirectory,
+    resumed: Path | None,
+    salvage: bool = False,
+    local: bool = False,
+) -> int:
     """Connect, start the parts, train, report. The parts stop before the report is written."""
-    from trainer.cluster import connect, dashboard_url
-
     open_log(run)
-    with prepare(config) as ready, connect(config, run.name) as device:
+    config = settled(config, local)
+    with prepare(config) as ready, connected(config, run.name, local) as device:
         write_versions(run)
         print(f"starting engines and learner on {device} ...", flush=True)
-        with build.parts(config, plan, run, ready.task, ready.model, device, salvage) as parts:
-            run_session(config, plan, run, parts, resumed, dashboard_url())
+        with build.parts(config, plan, run, ready.task, ready.model, device, salvage=salvage, local=local) as parts:
+            run_session(config, plan, run, parts, resumed, local)
             parts.learner.export(run.policy)
     metrics = read_metrics(run.metrics)
     curves(metrics, run.curves, title=run.name, before=success_before(run))
@@ -135,12 +143,41 @@ def session(config: Config, plan: BatchPlan, run: RunDirectory, resumed: Path | 
     return 0
 
 
-def run_session(
-    config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, dashboard: str
-) -> None:
-    """Restore or begin, then train with every sink open."""
+def settled(config: Config, local: bool) -> Config:
+    """The configuration as it can be run here: with `local` by one process, which is made ready for it."""
+    if not local:
+        return config
+    from trainer.local import settle
+
+    return settle(config)
+
+
+def connected(config: Config, name: str, local: bool, needs: Needs = placement) -> AbstractContextManager[Device]:
+    """A connected Ray with what the run `name` needs, or with `local` nothing of the kind; gives the device."""
+    if local:
+        from trainer.local import here
+
+        return here(config)
+    from trainer.cluster import connect
+
+    return connect(config, name, needs)
+
+
+def watchers(run: RunDirectory, local: bool) -> tuple[list[MetricSink], list[str]]:
+    """Ray's gauges and what the console says of the dashboard; neither without Ray."""
+    if local:
+        return [], []
+    from trainer.cluster import dashboard_url
     from trainer.ray_metrics import RayGaugeSink
 
+    dashboard = dashboard_url()
+    return [RayGaugeSink(run.name)], [f"dashboard {dashboard}"] if dashboard else []
+
+
+def run_session(
+    config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, local: bool
+) -> None:
+    """Restore or begin, then train with every sink open."""
     settings = build.settings(config, plan)
     schedule = Schedule(
         iterations=config.run.iterations,
@@ -155,12 +192,12 @@ def run_session(
         parts.learner.version -= 1  # the engines get the saved version again, as if the run had never stopped
         parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])
     drop_evaluations(run.evaluations, progress.iteration)
+    gauges, hints = watchers(run, local)
     sinks: list[MetricSink] = [
         JsonlSink(run.metrics, last=progress.iteration),
         TensorBoardSink(run.tensorboard, last=progress.iteration, config=dump_config(config)),
-        RayGaugeSink(run.name),
+        *gauges,
     ]
-    hints = [f"dashboard {dashboard}"] if dashboard else []
     hints.append(f"tensorboard --logdir {run.tensorboard}")
     earlier = read_metrics(run.metrics)
     with open_console(run.name, config.run.iterations, earlier=earlier, hints=hints) as console:

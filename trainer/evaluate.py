@@ -22,6 +22,7 @@ from trainer.rundir import write_atomically
 from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
+    from actors.local import LocalPool
     from actors.pool import RolloutPool
     from tasks.task import Answer, Task
 
@@ -83,7 +84,7 @@ class _Row:
 
 
 def evaluate(
-    actors: "RolloutPool", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
+    actors: "RolloutPool | LocalPool", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
 ) -> Evaluation:
     """Generate, judge and summarise."""
     greedy = task.judge(actors.generate(fresh_starts(problems, 1, seed, iteration=0), plan.greedy))

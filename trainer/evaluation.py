@@ -53,10 +53,12 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     )
 
 
-def run(config: Config, target: str, against: str = "", responses: Path | None = None) -> int:
-    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it."""
-    from trainer.cluster import connect
-    from trainer.commands import prepare
+def run(config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False) -> int:
+    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it.
+
+    `local`: in this process, without Ray.
+    """
+    from trainer.commands import connected, prepare, settled
 
     if responses is not None:
         check_suffix(responses)
@@ -65,12 +67,13 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
     rival = model_of(Path(against)) if against else ""
     batch_plan(config)
     where = responses or config.run.root / "evaluations" / f"{name_of(target or config.model.path)}.jsonl"
+    config = settled(config, local)
     with prepare(config) as ready:
         if rival:
             check_rival(ready.model, rival)
-        with connect(config, f"evaluate-{os.getpid()}", evaluation_placement) as device:
-            result = held_out(config, ready.task, ready.model, device)
-            other = held_out(config, ready.task, rival, device) if rival else None
+        with connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
+            result = held_out(config, ready.task, ready.model, device, local)
+            other = held_out(config, ready.task, rival, device, local) if rival else None
         report(ready.model, result)
         numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **record(result)}
         rows = list(response_rows(result, ready.task, ready.model))
@@ -86,9 +89,9 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
     return 0
 
 
-def held_out(config: Config, task: "Task", model: str, device: Device) -> Evaluation:
+def held_out(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
     """A model's evaluation in engines of its own."""
-    with build.rollout_pool(config, model, device) as actors:
+    with build.rollout_pool(config, model, device, local) as actors:
         seed = derive(config.run.seed, "evaluation")
         return evaluate(actors, task, task.evaluation, build.evaluation_plan(config), seed)
 

@@ -26,6 +26,7 @@ from trainer.metrics import PhaseClock
 from trainer.starts import candidates, canonical_rollouts, fresh_starts, outcomes, replayed_starts, value_queries
 
 if TYPE_CHECKING:
+    from actors.local import LocalPool
     from actors.pool import RolloutPool
     from learner.group import LearnerGroup
     from learner.stats import BroadcastReport, UpdateStats
@@ -42,7 +43,7 @@ class Parts:
     problems: "ProblemSampler"
     by_id: Mapping[str, Problem]  # the training problems
     replay: "ReplayStore"
-    actors: "RolloutPool"
+    actors: "RolloutPool | LocalPool"
     learner: "LearnerGroup"
     cut: Callable[[IntArray], IntArray]  # boundaries of a response
 

@@ -91,5 +91,9 @@ class TaskConfig(Section):
         "",
         description="Your own reward, 'module:function' (importable from the working directory): takes (reference answer, response text), returns a number, a bool or a core.records.Verdict; empty: the task's verifier.",
     )
-    judge_workers: int = Field(1, ge=1, description="Processes that judge responses.")
+    judge_workers: int = Field(
+        1,
+        ge=0,
+        description="Processes that judge responses; 0: judge in the driver's own process, without limits (debugging).",
+    )
     judge_timeout: float = Field(5.0, gt=0, description="Seconds that one verdict may take before it counts as wrong.")

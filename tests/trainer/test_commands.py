@@ -62,21 +62,24 @@ def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Pat
 def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Config, str, str, Path | None]] = []
+    asked: list[tuple[Config, str, str, Path | None, bool]] = []
     monkeypatch.setattr(evaluation, "run", recorder(asked))
     policy = str(run.checkpoints / "000010" / "policy")
     assert launch.main(["evaluate", policy, "--evaluation.samples", "8"]) == 0
-    config, target, against, responses = asked.pop()
+    config, target, against, responses, local = asked.pop()
     assert (config.run.iterations, config.evaluation.samples, target) == (7, 8, policy)
-    assert (against, responses) == ("", None)
+    assert (against, responses, local) == ("", None, False)
     options = ["--checkpoint", policy, "--task", "lock", "--against", "b", "--responses", "r.parquet"]
     assert launch.main(["evaluate", *options]) == 0
-    config, target, against, responses = asked.pop()
+    config, target, against, responses, local = asked.pop()
     assert (config.run.iterations, config.task.name, target) == (7, "lock", policy)
     assert (against, responses) == ("b", Path("r.parquet"))
     assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
     config, target, *_ = asked.pop()
     assert (config, target) == (override(load_config(launch.DEFAULT), ["--evaluation.samples=8"]), "")
+    assert launch.main(["evaluate", "--local", "--engine", "hf"]) == 0
+    config, *_, local = asked.pop()
+    assert (config.rollout.engine, local) == ("hf", True)
     recipe = tmp_path / "other.yaml"
     recipe.write_text("run:\n  iterations: 3\n")
     assert launch.main(["evaluate", policy, "--config", str(recipe)]) == 0
@@ -90,11 +93,11 @@ def test_a_resumed_run_keeps_changed_fields(
     calls: list[Any] = []
     monkeypatch.setattr(commands, "session", recorder(calls))
     arguments = [part.format(run.path) for part in form]
-    assert launch.main(["train", *arguments, "--run.iterations", "9", "--salvage"]) == 0
-    config, plan, where, resumed, salvage = calls.pop()
+    assert launch.main(["train", *arguments, "--run.iterations", "9", "--salvage", "--local"]) == 0
+    config, plan, where, resumed, salvage, local = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 9
     assert plan.total_steps == 9 * plan.steps_per_iteration
-    assert (where, resumed, salvage) == (run, run.checkpoints / "000010", True)
+    assert (where, resumed, salvage, local) == (run, run.checkpoints / "000010", True, True)
 
 
 @pytest.mark.parametrize(

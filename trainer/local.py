@@ -1,0 +1,56 @@
+"""A run in this one process, without Ray: `launch.py train --local`, `launch.py evaluate --local`.
+
+Called by `trainer/commands.py` in place of `trainer/cluster.py`. The same loop, engine classes, learner and store; only nothing
+is an actor, so that a breakpoint works anywhere. Invariants: a run gives the same numbers as with one engine and one rank on
+Ray with the same threads (bit for bit on CPU); what a part raises ends the run as itself, for nothing is restarted.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from core.config import Config, Device
+
+SINGLE: dict[str, dict[str, Any]] = {
+    "rollout": {"actors": 1, "tensor_parallel": 1},
+    "learner": {"ranks": 1},
+    "task": {"judge_workers": 0},
+}
+"""What one process allows, by section."""
+
+
+def settle(config: Config) -> Config:
+    """The configuration as one process can run it, and this process made ready for it.
+
+    Must be called before torch's compiler and vLLM are imported: they read their environment then.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads it with torch's import below
+    from actors.engine import environment
+
+    device = choose_device(config)
+    os.environ.update(environment(device, config.rollout.threads))
+    from learner.ranks import rank_environment
+
+    threads = max(config.rollout.threads, config.learner.threads)  # the rank sets them for the whole process
+    os.environ.update(rank_environment(device, threads))
+    fields = SINGLE | {"cluster": {"device": device}}
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in fields.items()}
+    )
+
+
+def choose_device(config: Config) -> Device:
+    """The configured device; 'auto' means a GPU where torch sees one."""
+    if config.cluster.device != "auto":
+        return config.cluster.device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def here(config: Config) -> Iterator[Device]:
+    """In place of `trainer.cluster.connect`, for a configuration that `settle` returned: there is nothing to connect to."""
+    assert config.cluster.device != "auto"
+    yield config.cluster.device
