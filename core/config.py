@@ -14,11 +14,12 @@ from core.sections.base import Section
 from core.sections.learner import LearnerConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
-from core.sections.tasks import Columns, StarterConfig, TaskConfig
+from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
 
 __all__ = [
     "AlgorithmConfig",
     "ClusterConfig",
+    "CodeConfig",
     "Columns",
     "Config",
     "Device",
@@ -28,6 +29,7 @@ __all__ = [
     "ReplayConfig",
     "RolloutConfig",
     "RunConfig",
+    "SandboxMode",
     "Section",
     "StarterConfig",
     "TaskConfig",

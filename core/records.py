@@ -102,6 +102,7 @@ class Verdict:
     reward: float
     correct: bool
     detail: str = ""  # why, for a person: "no answer found", "judge timed out"
+    judge_failed: bool = False  # no opinion could be had: the judge raised, hung, crashed or returned no number
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Called by `tasks/task.py` with the texts of an iteration's responses. Invariants: one verdict per item in the order of the
 items; nothing a verifier does (raise, hang, crash its process, print, exhaust memory) raises here or takes more than its
-limit: it becomes a verdict of 0 with its reason. Only a verifier that cannot even be imported is an error, at the start.
+limit: it becomes a verdict of `failed_reward` with its reason. Only a verifier that cannot even be imported is an error, at the start.
 """
 
 import json
@@ -34,10 +34,10 @@ class _WorkerEnded(Exception):
 class _Worker:
     """One judging process and its two pipes."""
 
-    def __init__(self, verifier: str, limit: float, memory_gib: float) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         paths = [str(ROOT), *(path for path in sys.path if path), os.getcwd()]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.judge_worker", verifier, str(limit), str(memory_gib)],
+            [sys.executable, "-m", "tasks.judge_worker", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"},
@@ -79,8 +79,8 @@ class _Worker:
 
     def receive(self, limit: float) -> Verdict:
         """The next verdict. Raises TimeoutError after `limit` seconds, _WorkerEnded when the process is gone."""
-        reward, correct, detail = json.loads(self._line(limit))
-        return Verdict(reward, correct, detail)
+        reward, correct, detail, judge_failed = json.loads(self._line(limit))
+        return Verdict(reward, correct, detail, judge_failed)
 
     def _line(self, limit: float) -> str:
         deadline = time.monotonic() + limit
@@ -111,17 +111,33 @@ class _Worker:
 class JudgePool:
     """Worker processes that run one verifier, named by its import path 'module:function'."""
 
-    def __init__(self, verifier: str, *, workers: int, limit: float, memory_gib: float) -> None:
-        """`limit`: seconds per verdict. `memory_gib`: address space of a worker, 0 for no bound."""
-        self._verifier = verifier
+    def __init__(
+        self,
+        verifier: str,
+        *,
+        workers: int,
+        limit: float,
+        memory_gib: float,
+        failed_reward: float = 0.0,
+        settings: str | None = None,
+    ) -> None:
+        """`limit`: seconds per verdict. `memory_gib`: address space of a worker, 0 for no bound.
+
+        `failed_reward`: of an item that the verifier fails on. `settings`: when given, the function makes the verifier of them.
+        """
         self._limit = limit
-        self._memory_gib = memory_gib
+        self._failed_reward = failed_reward
+        self._command = [verifier, str(limit), str(memory_gib), str(failed_reward)]
+        self._command += [] if settings is None else [settings]
         self._workers = [self._start() for _ in range(workers)]  # they import side by side, and beside the caller
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
         self.replaced = 0  # workers killed or lost so far
 
     def _start(self) -> _Worker:
-        return _Worker(self._verifier, self._limit, self._memory_gib)
+        return _Worker(self._command)
+
+    def _failed(self, detail: str) -> Verdict:
+        return Verdict(self._failed_reward, False, detail, judge_failed=True)
 
     def wait_until_ready(self) -> None:
         """Return when every worker has imported the verifier. Raises ConfigError when it cannot be imported."""
@@ -157,10 +173,10 @@ class JudgePool:
                 while len(done) < len(items):
                     done.append(worker.receive(self._limit))
             except TimeoutError:
-                done.append(Verdict(0.0, False, f"judge timed out after {self._limit:g} s"))
+                done.append(self._failed(f"judge timed out after {self._limit:g} s"))
                 self._replace(slot)
             except _WorkerEnded as ended:
-                done.append(Verdict(0.0, False, f"judge crashed: {ended}"))
+                done.append(self._failed(f"judge crashed: {ended}"))
                 self._replace(slot)
         return done
 

@@ -1,8 +1,9 @@
 """The process that judges: reads chunks of (reference, response) on its input, writes one verdict per line.
 
-Started by `tasks/judge.py` as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS GIB` (a fresh interpreter: nothing of the
-driver is forked or imported again). Lines are JSON in both directions: `[[reference, response], ...]` in, `[reward,
-correct, detail]` out, after a first line `ready` (or `cannot start: ...`). What the verifier prints goes to the error stream.
+Started by `tasks/judge.py` as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS GIB FAILED_REWARD [SETTINGS]` (a fresh
+interpreter: nothing of the driver is forked or imported again). With SETTINGS the function makes the verifier of them. Lines
+are JSON in both directions: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed]` out, after a first
+line `ready` (or `cannot start: ...`). What the verifier prints goes to the error stream.
 
 Invariant: a verdict is written for every item, whatever the verifier raises or returns; only a hang or a crash of the
 interpreter is left to the driver, and a hang outlives a killed driver by no more than one time limit.
@@ -28,8 +29,8 @@ GRACE = 2.0
 """Seconds over the limit after which a worker ends itself: the driver, which should have ended it, must be gone."""
 
 
-def load_verifier(path: str) -> Verify:
-    """The function at an import path 'module:function'. Raises ConfigError."""
+def load_verifier(path: str, settings: str | None = None) -> Verify:
+    """The function at an import path 'module:function', or with settings what it makes of them. Raises ConfigError."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -39,42 +40,50 @@ def load_verifier(path: str) -> Verify:
         ) from error
     if not callable(found):
         raise ConfigError(f"verifier {path!r}: {type(found).__name__} cannot be called; name a function")
-    verify: Verify = found
+    verify: Verify = found if settings is None else found(settings)
     return verify
 
 
-def judge_one(verify: Verify, reference: str, response: str) -> Verdict:
-    """The verdict, or one of 0 with its reason when the verifier raises or returns no finite reward.
+def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:
+    """The verdict, or one of `failed_reward` with its reason when the verifier raises or returns no finite reward.
 
     A verifier may return a Verdict, a bool or a number (correct when above 0).
     """
+
+    def failed(detail: str) -> Verdict:
+        return Verdict(failed_reward, False, detail[:300], judge_failed=True)
+
     try:
         result: object = verify(reference, response)
     except (Exception, SystemExit) as error:
-        return Verdict(0.0, False, f"judge raised {type(error).__name__}: {error}"[:300])
+        return failed(f"judge raised {type(error).__name__}: {error}")
     if isinstance(result, bool | int | float):
         result = Verdict(float(result), result > 0)
     if not isinstance(result, Verdict):
-        return Verdict(0.0, False, f"judge returned {type(result).__name__}, expected a number or a Verdict")
+        return failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
+    if not isinstance(result.reward, bool | int | float):
+        return failed(f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number")
     if not math.isfinite(result.reward):
-        return Verdict(0.0, False, f"judge returned a reward of {result.reward}")
+        return failed(f"judge returned a reward of {result.reward}")
     return result
 
 
-def serve(verify: Verify, source: TextIO, sink: TextIO, limit: float) -> None:
+def serve(verify: Verify, source: TextIO, sink: TextIO, limit: float, failed_reward: float) -> None:
     """Judge chunks until the input ends."""
     for line in source:
         for reference, response in json.loads(line):
             signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
-            verdict = judge_one(verify, reference, response)
-            sink.write(json.dumps([float(verdict.reward), bool(verdict.correct), str(verdict.detail)]) + "\n")
+            verdict = judge_one(verify, reference, response, failed_reward)
+            told = [float(verdict.reward), bool(verdict.correct), str(verdict.detail), bool(verdict.judge_failed)]
+            sink.write(json.dumps(told) + "\n")
             sink.flush()  # per verdict: the driver must know which item hangs
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main() -> None:
     """Command line of the worker."""
-    path, limit, gib = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    path, (limit, gib, failed_reward) = sys.argv[1], map(float, sys.argv[2:5])
+    settings = sys.argv[5] if len(sys.argv) > 5 else None
     sink = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # prints of the verifier must not reach the protocol
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the default ends the process even inside one long C call
@@ -82,14 +91,14 @@ def main() -> None:
     if gib:
         resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30), int(gib * 2**30)))
     try:
-        verify = load_verifier(path)
+        verify = load_verifier(path, settings)
     except ConfigError as error:
         sink.write(f"cannot start: {' '.join(str(error).split())}\n")
         sink.flush()
         return
     sink.write("ready\n")
     sink.flush()
-    serve(verify, sys.stdin, sink, limit)
+    serve(verify, sys.stdin, sink, limit, failed_reward)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ def load_items(config: TaskConfig, read: Read, path: str, split: str) -> list[It
     """Items of the data set at `path`. Raises DataError as `load_rows`, and for missing columns and bad rows."""
     rows = load_rows(path, split)
     columns = config.columns
-    wanted = {"prompt": columns.prompt, "answer": columns.answer, "solution": columns.solution, "level": columns.level}
+    wanted = columns.model_dump()
+    if columns.tests is not None:
+        del wanted["answer"]
     require_columns(rows, [(field, name) for field, name in wanted.items() if name is not None], path)
     return [read(row, columns, f"{path}: row {number}") for number, row in enumerate(rows, 1)]
 

@@ -150,4 +150,5 @@ CORPORA: Mapping[str, Callable[[StarterConfig, TaskConfig, int], Corpus]] = {
     **dict.fromkeys(PUZZLES, _synthetic),
     "gsm8k": _text,
     "math": _text,
+    "mbpp": _text,
 }

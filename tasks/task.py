@@ -13,10 +13,12 @@ from core.config import TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import IntArray, Judged, Problem, Start, Trajectory
 from tasks import arithmetic, countdown, lock
+from tasks.code import limits_of, read_mbpp
 from tasks.judge import JudgePool
 from tasks.judge_local import LocalJudge
 from tasks.mathematics import gsm8k_answer, math_answer, read_gsm8k, read_math
 from tasks.problems import Item, LeftOut, Read, Tokenizer, digest, encode, load_items, split_items
+from tasks.sandbox import START_LIMIT, check_sandbox
 from tasks.synthetic import Puzzle, items
 
 PrefixCheck = Callable[[Problem, str], bool]
@@ -25,18 +27,16 @@ PrefixCheck = Callable[[Problem, str], bool]
 Answer = Callable[[str], str | None]
 """The final answer in a response, written so that equal answers are equal texts; None where there is none."""
 
-JUDGE_MEMORY_GIB = 8.0
-"""Address space of a judging process (the user's own reward has no bound, for it may load models): a response like 9^(9^9) must not take the machine's memory before its time is up."""
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a kind of task needs: its items (train, evaluation, duplicates dropped), verifier and prefix checker."""
 
     items: Callable[[TaskConfig, int], tuple[list[Item], list[Item], int]]
-    verifier: str  # import path of a `tasks.judge_worker.Verify`
+    verifier: str  # import path of a `tasks.judge_worker.Verify`; of what makes one, when the verifier runs programs
     prefix_correct: PrefixCheck | None = None
     answer: Answer | None = None  # where responses end in short answers that can be voted on
+    runs_programs: bool = False  # of the model, in a sandbox
 
 
 class Task:
@@ -105,7 +105,7 @@ def build_task(
 ) -> Task:
     """The task of a config, with its judging processes started. Raises DataError, ConfigError."""
     recipe = BUILDERS[config.name]
-    train, evaluation, duplicates = recipe.items(config, seed)
+    train, evaluation, duplicates = task_items(config, seed)
     split = encode(
         config,
         tokenizer,
@@ -115,13 +115,7 @@ def build_task(
         max_prompt_tokens=max_prompt_tokens,
         max_response_tokens=max_response_tokens,
     )
-    judges = _judges(config, config.reward or recipe.verifier)
-    if config.reward:  # the user's code: find out now, not after the first rollouts
-        try:
-            judges.wait_until_ready()
-        except ConfigError as error:
-            judges.close()
-            raise ConfigError(f"task.reward: {error}") from None
+    judges = start_judges(config)
     return Task(
         split.train,
         split.evaluation,
@@ -134,11 +128,69 @@ def build_task(
     )
 
 
-def _judges(config: TaskConfig, verifier: str) -> JudgePool | LocalJudge:
+def task_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], int]:
+    """Training and evaluation items of any task, and the number of duplicates dropped. Raises DataError."""
+    return BUILDERS[config.name].items(config, seed)
+
+
+PROBED = 4
+"""Problems that `check_judges` has judged."""
+
+
+def check_judges(config: TaskConfig, train: Sequence[Item]) -> None:
+    """Have the first problems judged, with their canonical solution and with nothing for a response.
+
+    Raises ConfigError when the judge has no verdict of them: it raises, hangs, crashes or returns no finite number.
+    """
+    judges = start_judges(config)
+    try:
+        probes = [(item.reference, text) for item in train[:PROBED] for text in {item.solution or "", ""}]
+        failed = next((verdict for verdict in judges.judge(probes) if verdict.judge_failed), None)
+    finally:
+        judges.close()
+    if failed is not None:
+        name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
+        raise ConfigError(f"{name}: {failed.detail} (on one of the first problems); mend the reward function")
+
+
+def start_judges(config: TaskConfig) -> JudgePool | LocalJudge:
+    """The judges of a task. Raises ConfigError when the user's reward cannot be imported or no sandbox can be made."""
+    recipe = BUILDERS[config.name]
+    if config.reward:
+        try:  # the user's code: find out now, not after the first rollouts
+            return _ready(_judges(config, config.reward, config.judge_timeout))
+        except ConfigError as error:
+            raise ConfigError(f"task.reward: {error}") from None
+    if not recipe.runs_programs:
+        return _judges(config, recipe.verifier, config.judge_timeout)
+    limits = limits_of(config)
+    check_sandbox(config.sandbox, limits)
+    patience = 2 * (limits.wall + START_LIMIT)  # a program and its questions; the sandbox keeps the true limits
+    return _judges(config, recipe.verifier, patience, config.code.worst, config.model_dump_json())
+
+
+def _judges(
+    config: TaskConfig, verifier: str, limit: float, failed_reward: float = 0.0, settings: str | None = None
+) -> JudgePool | LocalJudge:
     if not config.judge_workers:
-        return LocalJudge(verifier)
-    memory_gib = 0.0 if config.reward else JUDGE_MEMORY_GIB
-    return JudgePool(verifier, workers=config.judge_workers, limit=config.judge_timeout, memory_gib=memory_gib)
+        return LocalJudge(verifier, failed_reward, settings)
+    return JudgePool(
+        verifier,
+        workers=config.judge_workers,
+        limit=limit,
+        memory_gib=config.judge_memory_gib,
+        failed_reward=failed_reward,
+        settings=settings,
+    )
+
+
+def _ready(judges: JudgePool | LocalJudge) -> JudgePool | LocalJudge:
+    try:
+        judges.wait_until_ready()
+    except ConfigError:
+        judges.close()
+        raise
+    return judges
 
 
 def fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenizer) -> str:
@@ -182,7 +234,7 @@ def _prefix_check(prefix_correct: Callable[[str, str], bool]) -> PrefixCheck:
 
 PUZZLES: Mapping[str, Puzzle] = {puzzle.name: puzzle for puzzle in (arithmetic.PUZZLE, lock.PUZZLE, countdown.PUZZLE)}
 
-READERS: Mapping[str, Read] = {"gsm8k": read_gsm8k, "math": read_math}
+READERS: Mapping[str, Read] = {"gsm8k": read_gsm8k, "math": read_math, "mbpp": read_mbpp}
 
 BUILDERS: Mapping[str, Recipe] = {
     "arithmetic": Recipe(
@@ -192,4 +244,5 @@ BUILDERS: Mapping[str, Recipe] = {
     "countdown": Recipe(_synthetic_items, "tasks.countdown:verify", _prefix_check(countdown.prefix_correct)),
     "gsm8k": Recipe(_text_items, "tasks.mathematics:verify_gsm8k", answer=gsm8k_answer),
     "math": Recipe(_text_items, "tasks.mathematics:verify_math", answer=math_answer),
+    "mbpp": Recipe(_text_items, "tasks.code:verifier", runs_programs=True),
 }

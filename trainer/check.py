@@ -8,6 +8,7 @@ import os
 from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_resources, demand, placement
+from core.seeds import derive
 from trainer.preflight import load_task
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
@@ -59,17 +60,18 @@ def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
 def check_model_and_data(config: Config) -> str:
     """Read model and data as training would. With a starter model only the data file is read: its tokenizer is not built yet."""
     from tasks.problems import check_template
-    from tasks.task import READERS, text_items
+    from tasks.task import check_judges, task_items
 
     if config.model.path == "starter":
         check_template(config.task.template)
-        data = "generated"
-        if config.task.name in READERS:
-            train, evaluation, _ = text_items(config.task)
-            data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
+        train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
+        check_judges(config.task, train)
+        data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
         return f"model: starter, built at the first training run\ndata: {data}"
     task, info = load_task(config, config.model.path)
     task.close()
+    train, _, _ = task_items(config.task, derive(config.run.seed, "task"))
+    check_judges(config.task, train)
     size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
     return (
         f"model: {info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}\n"

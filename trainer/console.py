@@ -218,7 +218,11 @@ def plain_line(metrics: IterationMetrics, iterations: int, remaining: str) -> st
 
 def _trouble(metrics: IterationMetrics) -> str:
     """What should be 0, when it is not: ", 1 restarts of rollout actors, 2 skipped steps"."""
-    counts = ((metrics.restarts, "restarts of rollout actors"), (metrics.skipped_steps, "skipped steps"))
+    counts = (
+        (metrics.restarts, "restarts of rollout actors"),
+        (metrics.skipped_steps, "skipped steps"),
+        (metrics.judge_failures, "responses without a verdict"),
+    )
     return "".join(f", {count} {caption}" for count, caption in counts if count)
 
 

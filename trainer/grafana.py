@@ -56,7 +56,7 @@ PANELS = (
     Panel("Replay store: hit rate, mean value", "percentunit", ("store_hit_rate", "store_mean_value")),
     Panel("Replay store: mean age (versions), mean depth (tokens)", "short", ("store_mean_age", "store_mean_depth")),
     Panel("Memory of the replay store", "bytes", ("store_bytes",)),
-    Panel("Trouble: restarts, skipped steps", "short", ("restarts", "skipped_steps")),
+    Panel("Trouble: restarts, skipped steps, failed judges", "short", ("restarts", "skipped_steps", "judge_failures")),
 )
 
 

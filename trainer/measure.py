@@ -43,6 +43,7 @@ def measure(
         reward=sum(item.judged.verdict.reward for item in scored) / len(scored),
         replay_share=sum(start.replayed for start in iteration.starts) / len(iteration.starts),
         erroneous_share=erroneous,
+        judge_failures=sum(item.judged.verdict.judge_failed for item in scored),
         **_of_update(stats),
         logprob_gap=iteration.broadcast.logprob_gap,
         generated_tokens=tokens,

@@ -89,6 +89,10 @@ class IterationMetrics:
         default=math.nan,
     )
 
+    judge_failures: int = _metric(
+        "success", "responses", "Responses without a verdict: the judge raised, hung, crashed or returned no number."
+    )
+
     policy_loss: float = _metric(
         "ppo",
         "1",

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from core.sections.base import Section
 
+SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
+"""What confines a program that a model wrote; fails closed unless told otherwise."""
+
 
 class StarterConfig(Section):
     """The small warm-started model that stands in for a pretrained one (used when model.path is 'starter')."""
@@ -44,17 +47,46 @@ class Columns(Section):
     """Which column of the data set holds what."""
 
     prompt: str = Field("prompt", description="Column of the question.")
-    answer: str = Field("answer", description="Column that the verifier reads the gold answer from.")
+    answer: str = Field(
+        "answer", description="Column that the verifier reads the gold answer from; not read where there are `tests`."
+    )
     solution: str | None = Field(
         None, description="Column of the canonical solution; none: the task has no canonical solutions."
     )
     level: str | None = Field(None, description="Column of the difficulty level, for reports.")
+    tests: str | None = Field(None, description="Column of the unit tests: a list of assert statements (task mbpp).")
+    setup: str | None = Field(
+        None, description="Column of statements that the tests need, run after the program (mbpp)."
+    )
+
+
+class CodeConfig(Section):
+    """What a program earns, and how much memory it gets (task mbpp)."""
+
+    compile_error: float = Field(-1.0, description="Reward of a program that does not compile.")
+    runtime_error: float = Field(
+        -0.6, description="Reward of a program that raises, ends, or takes too much time or memory in any test."
+    )
+    failed: float = Field(-0.3, description="Reward of a program that runs and fails all tests.")
+    passed: float = Field(1.0, description="Reward of a program that passes all tests.")
+    fraction: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="What passing some tests is worth: such a program earns failed + fraction x share passed x (passed - failed).",
+    )
+    memory_mib: int = Field(512, ge=64, description="Memory of a program, in MiB.")
+
+    @property
+    def worst(self) -> float:
+        """What a response earns that could not be judged: nothing is gained by breaking the judge."""
+        return min(self.compile_error, self.runtime_error, self.failed, self.passed)
 
 
 class TaskConfig(Section):
     """What is trained on."""
 
-    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math"] = Field(
+    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math", "mbpp"] = Field(
         "arithmetic", description="Task: how prompts are put and answers are judged."
     )
     path: str = Field(
@@ -96,4 +128,18 @@ class TaskConfig(Section):
         ge=0,
         description="Processes that judge responses; 0: judge in the driver's own process, without limits (debugging).",
     )
-    judge_timeout: float = Field(5.0, gt=0, description="Seconds that one verdict may take before it counts as wrong.")
+    judge_timeout: float = Field(
+        5.0,
+        gt=0,
+        description="Seconds that one verdict may take before it counts as wrong (mbpp: of processor time, and three times that by the clock).",
+    )
+    judge_memory_gib: float = Field(
+        8.0,
+        ge=0,
+        description="Address space of a judging process, in GiB; 0: no bound, for a reward that loads a model.",
+    )
+    sandbox: SandboxMode = Field(
+        "bubblewrap",
+        description="What programs that the model wrote run in. unsafe-subprocess needs no bubblewrap and protects nothing but time and memory: such a program can do all that you can.",
+    )
+    code: CodeConfig = CodeConfig()

@@ -8,7 +8,7 @@ from core.config import TaskConfig
 from core.errors import ConfigError
 from tasks.judge import JudgePool
 from tasks.judge_local import LocalJudge
-from tasks.task import _judges
+from tasks.task import start_judges
 
 ITEMS = [("3", "so it is 3\n#### 3"), ("3", "#### 4"), ("3", "nothing")]
 
@@ -16,7 +16,7 @@ ITEMS = [("3", "so it is 3\n#### 3"), ("3", "#### 4"), ("3", "nothing")]
 def test_the_verdicts_are_those_of_a_judging_process() -> None:
     verifier = "tasks.mathematics:verify_gsm8k"
     pool = JudgePool(verifier, workers=1, limit=5.0, memory_gib=0.0)
-    local = _judges(TaskConfig(judge_workers=0), verifier)
+    local = start_judges(TaskConfig(name="gsm8k", judge_workers=0))
     assert isinstance(local, LocalJudge)
     found = local.judge(ITEMS)
     assert found == pool.judge(ITEMS)

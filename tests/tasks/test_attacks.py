@@ -1,0 +1,242 @@
+"""Attacks on the judging of programs: no forged pass, no way out, no bomb that reaches further than its own sandbox."""
+
+import ctypes
+import json
+import os
+import secrets
+import site
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tasks.code
+from core.config import CodeConfig
+from core.records import Verdict
+from tasks.code import CodeJudge
+from tasks.sandbox import DRIVER, Limits, Sandbox
+from tests.tasks.bombs import BOMBS
+from tests.tasks.escapes import ESCAPES
+from tests.tasks.forgeries import FORGERIES, NAIVE
+
+PATIENT = Limits(seconds=10.0, memory_mib=512)
+SHORT = Limits(seconds=0.7, memory_mib=256)  # for what uses its time up: 2.1 s by the clock
+
+
+def reference(*tests: str) -> str:
+    return json.dumps({"setup": "", "tests": tests})
+
+
+def judge_in(sandbox: Sandbox, program: str, *tests: str) -> Verdict:
+    return CodeJudge(sandbox, CodeConfig())(reference(*tests), program)
+
+
+@pytest.fixture(scope="module")
+def confined() -> Iterator[Sandbox]:
+    sandbox = Sandbox("bubblewrap", PATIENT)
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def short() -> Iterator[Sandbox]:
+    sandbox = Sandbox("bubblewrap", SHORT)
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def unconfined() -> Iterator[Sandbox]:
+    """The mode that protects nothing: the attacks on it are harmless, and show that they work."""
+    sandbox = Sandbox("unsafe-subprocess", PATIENT)
+    yield sandbox
+    sandbox.close()
+
+
+def fools_a_naive_judge(program: str, test: str, folder: Path) -> bool:
+    """By its exit status or by what it prints."""
+    (folder / "judge.py").write_text(NAIVE)
+    (folder / "job.json").write_text(json.dumps({"program": program, "tests": [test]}))
+    command = [sys.executable, "-S", str(folder / "judge.py"), str(folder / "job.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode == 0 or "PASSED" in done.stdout
+
+
+def test_there_are_enough_attacks() -> None:
+    assert len(FORGERIES) + len(ESCAPES) + len(BOMBS) >= 40
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_no_pass_is_forged(name: str, confined: Sandbox, tmp_path: Path) -> None:
+    secret = "s" + secrets.token_hex(8)
+    test = f"assert answer() == '{secret}'"
+    assert fools_a_naive_judge(FORGERIES[name], test, tmp_path), "the attack itself does not work"
+    verdict = judge_in(confined, FORGERIES[name], test, test)
+    assert not verdict.correct
+    assert verdict.reward == CodeConfig().runtime_error or verdict.detail.startswith("passed 0 of 2 tests")
+    honest = judge_in(confined, f"def answer(): return '{secret}'", test, test)
+    assert honest == Verdict(1.0, True)
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What there is to reach outside the sandbox."""
+    folder, token = tmp_path_factory.mktemp("outside"), f"t{secrets.token_hex(8)}"
+    (folder / "canary").write_text("canary")
+    shared = Path("/dev/shm") / token
+    shared.write_text("canary")
+    key = 0x5EC00000 + os.getpid() % 0xFFFFF
+    segment = ctypes.CDLL(None).shmget(key, 4096, 0o1600)
+    assert segment >= 0
+    tcp = socket.create_server(("127.0.0.1", 0), backlog=16)
+    named, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    named.bind(str(folder / "socket"))
+    abstract.bind(f"\0{token}")
+    named.listen(16)
+    abstract.listen(16)
+    with (folder / "canary").open() as held:
+        yield {
+            "CANARY": str(folder / "canary"),
+            "FOLDER": str(folder),
+            "TOKEN": token,
+            "SOURCE": str(Path(tasks.code.__file__)),
+            "PACKAGES": site.getsitepackages()[0],
+            "PARENT": str(os.getpid()),
+            "DESCRIPTOR": str(held.fileno()),
+            "TCP": str(tcp.getsockname()[1]),
+            "SHARED": str(key),
+            "HOST": os.uname().nodename,
+        }
+    for each in (tcp, named, abstract):
+        each.close()
+    ctypes.CDLL(None).shmctl(segment, 0, None)  # IPC_RMID
+    shared.unlink()
+
+
+def filled(program: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        program = program.replace(f"@{name}@", value)
+    return program
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_nothing_outside_is_reached(name: str, confined: Sandbox, unconfined: Sandbox, outside: dict[str, str]) -> None:
+    program, test = filled(ESCAPES[name], outside), "assert attack() == True"
+    assert not judge_in(confined, program, test).correct
+    assert not (Path(outside["FOLDER"]) / "written").exists()
+    assert judge_in(unconfined, program, test).correct, "the attack itself does not work"
+    (Path(outside["FOLDER"]) / "written").unlink(missing_ok=True)
+
+
+LEAVING = """
+import os, sys
+def attack():
+    left = 0
+    for folder in ["/tmp", ".", "/", "/dev", *sys.path, os.path.dirname(os.__file__), "/usr/lib"]:
+        for name in ("@TOKEN@", "sitecustomize.py", "usercustomize.py", "@TOKEN@.pth"):
+            try:
+                open(os.path.join(folder, name), "x").write("raise SystemExit")
+                left += 1
+            except OSError:
+                pass
+    return left
+"""
+
+
+def test_nothing_is_left_for_the_next_program(confined: Sandbox) -> None:
+    """It can write into /tmp, which is also its working directory; the next program finds that as empty as it did."""
+    program = filled(LEAVING, {"TOKEN": secrets.token_hex(8)})
+    for _ in range(2):
+        assert judge_in(confined, program, "assert attack() == 4").correct
+
+
+def test_what_is_inside(confined: Sandbox) -> None:
+    """Who and where a program is: nobody, without capabilities to gain, in an almost empty environment and file system."""
+    program = """
+import os, ctypes
+def inside(): return (os.getuid(), os.getgid(), os.getcwd(), dict(os.environ))
+def root(): return set(os.listdir("/")) - {"bin", "lib", "lib32", "lib64", "@TOP@"}
+def no_new_privileges(): return ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)
+def capabilities(): return sum(ctypes.CDLL(None).prctl(23, i, 0, 0, 0) == 1 for i in range(40))
+def descriptors():
+    found = 0
+    for fd in range(64):
+        try: os.fstat(fd)
+        except OSError: continue
+        found += 1
+    return found
+"""
+    verdict = judge_in(
+        confined,
+        program.replace("@TOP@", Path(sys.base_prefix).resolve().parts[1]),
+        "assert inside() == (65534, 65534, '/tmp', {'PWD': '/tmp', 'PYTHONHASHSEED': '0', 'LC_CTYPE': 'C.UTF-8'})",
+        "assert root() == {'usr', 'tmp', 'dev', 'driver.py'}",
+        "assert no_new_privileges() == 1",
+        "assert capabilities() == 0",  # not even in the bounding set
+        "assert descriptors() == 4",  # /dev/null three times and the output
+    )
+    assert verdict.correct, verdict
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_reaches_no_further_than_its_sandbox(name: str, short: Sandbox) -> None:
+    begun = time.monotonic()
+    verdict = judge_in(short, BOMBS[name], "assert attack() == 'nothing'")
+    assert not verdict.correct
+    assert verdict.reward in (CodeConfig().runtime_error, CodeConfig().compile_error, CodeConfig().failed)
+    assert "no sandbox" not in verdict.detail
+    assert time.monotonic() - begun < 120  # the sandbox stops it after 2.1 s, and the machine may be busy
+    assert judge_in(short, "def attack(): return 'nothing'", "assert attack() == 'nothing'").correct
+
+
+def sandboxes() -> list[psutil.Process]:
+    """Processes of this test's sandboxes, by the driver's name on their command lines."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if "/driver.py" in line and str(DRIVER) not in line[:1]:
+            found.append(process)
+    return found
+
+
+def test_nothing_outlives_its_verdict() -> None:
+    """Threads, processes that left the session, and those whose parent's death would not end them."""
+    marked = Limits(seconds=0.7, memory_mib=257)  # the number is on the command line: other sandboxes may be running
+    sandbox = Sandbox("bubblewrap", marked)
+    lingering = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\ndef attack(): return 1"
+    )
+    assert judge_in(sandbox, lingering, "assert attack() == 1").correct
+    for name in ("no death with the parent", "stop", "everything closed"):
+        assert not judge_in(sandbox, BOMBS[name], "assert attack() == 1").correct
+    sandbox.close()
+    deadline = time.monotonic() + 60
+    while left := [process for process in sandboxes() if "257" in process.cmdline()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_a_judge_that_is_killed_takes_its_sandbox_along() -> None:
+    code = (
+        "import sys\nfrom tasks.sandbox import *\nsandbox = Sandbox('bubblewrap', Limits(300.0, 258))\n"
+        "print('begun', flush=True)\nsandbox.run(Job('import time\\ntime.sleep(10000)', ['1']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as judge:
+        assert judge.stdout
+        assert judge.stdout.readline() == "begun\n"
+        deadline = time.monotonic() + 60
+        while not [process for process in sandboxes() if "258" in process.cmdline()]:
+            assert time.monotonic() < deadline, "no sandbox came up"
+            time.sleep(0.05)
+        judge.kill()
+    while left := [process for process in sandboxes() if "258" in process.cmdline()]:
+        assert time.monotonic() < deadline + 60, left
+        time.sleep(0.05)

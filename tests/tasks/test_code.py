@@ -1,0 +1,287 @@
+"""Programs judged by unit tests: MBPP's own solutions, what a test may be, what equals what, what is earned."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from core.config import CodeConfig, Columns, TaskConfig
+from core.errors import ConfigError, DataError
+from core.records import Verdict
+from tasks.code import CodeJudge, equal, limits_of, parse_reference, program_of, read_mbpp
+from tasks.judge import JudgePool
+from tasks.problems import Item, load_items
+from tasks.sandbox import DRIVER, Limits, Sandbox, check_sandbox
+from tasks.sandbox_driver import decode, encode
+from tasks.task import build_task, check_judges, start_judges
+from tasks.unit_tests import TestError, split_test
+
+MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
+REWARDS = CodeConfig()
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[CodeJudge]:
+    sandbox = Sandbox("bubblewrap", Limits(10.0, 512))
+    yield CodeJudge(sandbox, REWARDS)
+    sandbox.close()
+
+
+class Pair(NamedTuple):
+    x: int
+    y: int
+
+
+def reference(*tests: str, setup: str = "") -> str:
+    return json.dumps({"setup": setup, "tests": tests})
+
+
+def mbpp(shared_data: Path) -> list[Item]:
+    file = str(shared_data / "mbpp" / "mbpp.jsonl")
+    return load_items(TaskConfig(name="mbpp", path=file, columns=MBPP), read_mbpp, file, "train")
+
+
+def test_every_canonical_solution_of_mbpp_passes(shared_data: Path, whole_data: bool) -> None:
+    """All 974, without exception; those of the next problem fail: tests are looked at."""
+    items = mbpp(shared_data)
+    assert len(items) == (974 if whole_data else 11)
+    config = TaskConfig(name="mbpp", columns=MBPP, judge_workers=2, judge_timeout=60.0)  # the machine may be busy
+    judges = start_judges(config)
+    verdicts = judges.judge([(item.reference, item.solution or "") for item in items])
+    wrong = judges.judge([(items[i].reference, items[i - 1].solution or "") for i in range(min(len(items), 40))])
+    judges.close()
+    assert [item.prompt for item, verdict in zip(items, verdicts, strict=True) if not verdict.correct] == []
+    assert {verdict.reward for verdict in verdicts} == {1.0}
+    assert not any(verdict.correct or verdict.judge_failed for verdict in wrong)
+
+
+def test_a_wrong_value_in_a_test_fails_it(shared_data: Path, judge: CodeJudge) -> None:
+    """Every test of the first rows with its expected value wrapped in a list: the same program passes none of them."""
+    for item in mbpp(shared_data)[:5]:
+        tests = [test.text for test in parse_reference(item.reference).tests]
+        changed = [f"{test.partition('==')[0]} == [{test.partition('==')[2]}]" for test in tests]
+        verdict = judge(reference(*changed), item.solution or "")
+        assert (verdict.correct, verdict.reward) == (False, REWARDS.failed)
+
+
+@pytest.mark.parametrize(
+    ("test", "holes", "question", "literal"),
+    [
+        ("assert f(1) == 2", ("f(1)",), "h0 == 2", (2,)),
+        ("assert f([1, (2,)], k='x')[0].y == {1: {2}}", ("f([1, (2,)], k='x')[0].y",), "h0 == {1: {2}}", ({1: {2}},)),
+        ("assert 2 == f(1)", ("f(1)",), "2 == h0", None),
+        ("assert f(g(1), root.left) == -1.5, 'why'", ("f(g(1), root.left)",), "h0 == -1.5", (-1.5,)),
+        ("assert not f(1)", ("f(1)",), "not h0", None),
+        ("assert f(1) is None", ("f(1)",), "h0 is None", None),
+        ("assert sorted(f(1)) == [1, 2]", ("f(1)",), "sorted(h0) == [1, 2]", None),
+        ("assert math.isclose(f(1), 2.5, rel_tol=0.01)", ("f(1)",), "math.isclose(h0, 2.5, rel_tol=0.01)", None),
+        ("assert abs(f(1) - g(2)) < 1e-6", ("f(1)", "g(2)"), "abs(h0 - h1) < 1e-06", None),
+        ("assert f((1, 2)) == sys.getsizeof((1, 2))", ("f((1, 2))",), "h0 == sys.getsizeof((1, 2))", None),
+        ("assert sum(1, 2) == 3", ("sum(1, 2)",), "h0 == 3", (3,)),  # no hole else: the program must define it
+        ("assert all(x > 0 for x in f(3)) or f(1)", None, "", None),
+    ],
+)
+def test_assertions_are_taken_apart(
+    test: str, holes: tuple[str, ...] | None, question: str, literal: tuple[object] | None
+) -> None:
+    if holes is None:
+        with pytest.raises(TestError, match="comprehension"):
+            split_test(test)
+        return
+    split = split_test(test)
+    assert (split.holes, split.question, split.literal) == (holes, question, literal)
+
+
+@pytest.mark.parametrize("text", ["f(1) == 2", "assert 1 == 1", "assert f(", "assert f(1); assert f(2)", "", "x = 1"])
+def test_what_is_no_test_is_refused(text: str) -> None:
+    with pytest.raises(TestError):
+        split_test(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, False, 0, -7, 2**53, -(10**4000), 0.1, -0.0, float("inf"), 1 + 2j, "", "\ud800é\n", b"\x00\xff", [], (),
+        [1, (2, [3])], {1, "a"}, frozenset({(1, 2)}), {1: "a", (2,): [None]}, {"k": {"k": {}}}, [[]], [()], {1.5: {2}},
+    ],
+)  # fmt: skip
+def test_plain_values_survive_the_way_out_and_equal_themselves_only(value: object) -> None:
+    found = json.loads(json.dumps(encode(value)))
+    assert decode(found) == value
+    assert equal(value, found)
+    assert not equal([value], found)
+    assert not equal((value,), found)
+    assert not equal({"other": value}, found)
+    assert not equal("other", found)
+
+
+def test_equality_is_that_of_python() -> None:
+    from collections import Counter, OrderedDict
+
+    same = [(1, True), (1.0, 1), ({1: 2}, Counter({1: 2})), ({"a": 1}, OrderedDict(a=1)), ({1, 2}, frozenset({1, 2}))]
+    same += [((1, 2), Pair(1, 2)), (2**60, float(2**60)), ({1}, {1: 2}.keys())]
+    assert [equal(expected, json.loads(json.dumps(encode(found)))) for expected, found in same] == [True] * len(same)
+    different = [([1], (1,)), (1, "1"), (None, 0), ("", None), ({1}, [1]), ({}, []), (0.3, 0.1 + 0.2), ("a", b"a")]
+    different += [([1], object()), ([1], [object()]), ({1: 2}, {1: 2, 3: 4}), ({1, 2}, {1, 3}), ([0], range(1))]
+    assert [equal(expected, json.loads(json.dumps(encode(found)))) for expected, found in different] == [False] * len(
+        different
+    )
+
+
+@pytest.mark.parametrize(
+    "found", [["l"], ["x", 1], [], ["s", 1, 1], ["d", [1]], ["d", 1], ["i", "zz"], {"a": 1}, ["o"]]
+)
+def test_malformed_encodings_equal_nothing(found: object) -> None:
+    for expected in ([1], {1}, {1: 2}, 1, "x", (), None):
+        assert not equal(expected, found)
+
+
+def test_rewards_are_graded(judge: CodeJudge) -> None:
+    tests = reference("assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9")
+    graded = {
+        "def f(x) return x": (-1.0, "does not compile: SyntaxError: expected ':' (<program>, line 1)"),
+        "def f(x): return y": (-0.6, "run-time error: NameError: name 'y' is not defined"),
+        "def f(x): return [x, 4, 9][x - 1] if x < 3 else 1 / 0": (-0.6, "run-time error: ZeroDivisionError"),
+        "1 / 0": (-0.6, "run-time error: ZeroDivisionError: division by zero"),
+        "": (-0.6, "run-time error: NameError: name 'f' is not defined"),
+        "def f(x): return 0": (-0.3, "passed 0 of 3 tests; failed assert f(1) == 1"),
+        "def f(x): return x": (-0.3 + 1.3 / 3, "passed 1 of 3 tests; failed assert f(2) == 4"),
+        "def f(x): return x * x if x < 3 else 0": (-0.3 + 1.3 * 2 / 3, "passed 2 of 3 tests; failed assert f(3) == 9"),
+        "def f(x): return x * x": (1.0, ""),
+    }
+    for program, (reward, detail) in graded.items():
+        verdict = judge(tests, program)
+        assert verdict.reward == pytest.approx(reward), program
+        assert verdict.correct == (reward == 1.0)
+        assert verdict.detail.startswith(detail)
+
+
+def test_every_value_of_the_reward_is_a_setting() -> None:
+    rewards = CodeConfig(compile_error=-9, runtime_error=-8, failed=-4, passed=4, fraction=0.5)
+    judge = CodeJudge(Sandbox("bubblewrap", Limits(10.0, 512)), rewards)
+    tests = reference("assert f(1) == 1", "assert f(2) == 4")
+    programs = ("def f(x)", "def f(x): 1 / 0", "def f(x): return 0", "def f(x): return 1", "def f(x): return x * x")
+    assert [judge(tests, program).reward for program in programs] == [-9, -8, -4, -4 + 0.5 * 0.5 * 8, 4]
+    assert rewards.worst == -9
+
+
+def test_questions_are_asked_of_plain_values(judge: CodeJudge) -> None:
+    tests = reference(
+        "assert sorted(f(3)) == [0, 1, 2]", "assert math.isclose(g(2), 0.6667, rel_tol=0.001)", "assert not f(0)",
+        "assert set(f(2)) == {0, 1} and len(f(2)) == 2", "assert isinstance(f(1), list)", "assert g(3) is not None",
+    )  # fmt: skip
+    assert judge(tests, "def f(n): return list(range(n))[::-1]\ndef g(x): return x / 3").correct
+    lazy = judge(
+        tests, "def f(n): return range(n)\ndef g(x): return x / 3"
+    )  # ranges are not plain: what asks for one fails
+    assert lazy.detail.startswith("passed 2 of 6 tests")
+
+
+def test_setup_and_classes_of_the_program(judge: CodeJudge) -> None:
+    program = "class Node:\n    def __init__(self, x): self.x, self.next = x, None\ndef total(n): return n.x + (total(n.next) if n.next else 0)"
+    tests = reference("assert total(root) == 3", "assert root.next.x == 2", setup="root = Node(1)\nroot.next = Node(2)")
+    assert judge(tests, program) == Verdict(1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("def f(): pass", "def f(): pass"),
+        ("Sure:\n```python\ndef f(): pass\n```\nDone.", "def f(): pass\n"),
+        ("```\nx = 1\n```\nor\n```py\nx = 2\n```", "x = 2\n"),
+        ("```python\nx = 1", "x = 1"),
+        ("", ""),
+    ],
+)
+def test_the_program_in_a_response(response: str, program: str) -> None:
+    assert program_of(response) == program
+
+
+def test_bad_rows_are_named(tmp_path: Path) -> None:
+    good = {"text": "Add.", "test_list": ["assert f(1) == 2"], "test_setup_code": "", "code": "def f(x): return x + 1"}
+
+    def message(**changed: object) -> str:
+        file = tmp_path / "rows.jsonl"
+        file.write_text(json.dumps({**good, **changed}) + "\n")
+        config = TaskConfig(name="mbpp", path=str(file), columns=MBPP)
+        with pytest.raises(DataError) as caught:
+            load_items(config, read_mbpp, str(file), "train")
+        return str(caught.value)
+
+    assert "row 1: column 'test_list' (task.columns.tests) holds no list of asserts" in message(test_list=[])
+    assert "holds no list of asserts" in message(test_list=None)
+    assert "holds no list of asserts" in message(test_list=[1])
+    assert "test 2 cannot be used: it is not one assert" in message(test_list=["assert f(1)", "f(1)"])
+    assert "test 1 cannot be used: it asks nothing of the program" in message(test_list=["assert 1 == 1"])
+    assert "it is not Python" in message(test_list="assert f(")
+    assert "column 'text' (task.columns.prompt) is empty" in message(text=" ")
+    with pytest.raises(ConfigError, match=r"task\.columns\.tests is empty"):
+        read_mbpp(good, Columns(prompt="text"), "row 1")
+
+
+def test_rows_become_items() -> None:
+    row = {"text": "Add. ", "tests": "assert f(1) == 2\nassert f(2) == 3", "code": "def f(x):\r\n  return x + 1\r\n"}
+    item = read_mbpp(row, Columns(prompt="text", tests="tests", solution="code"), "row 1")
+    assert item.prompt == "Add.\nFor example: assert f(1) == 2"  # the second test is hidden
+    assert item.solution == "def f(x):\n  return x + 1"
+    assert [test.text for test in parse_reference(item.reference).tests] == ["assert f(1) == 2", "assert f(2) == 3"]
+
+
+def test_the_sandbox_fails_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without bubblewrap, or with one that cannot make namespaces, nothing starts; the unsafe mode does and says so."""
+    limits = limits_of(TaskConfig())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"task\.sandbox = bubblewrap: bubblewrap \(bwrap\) is not installed; install it"
+    ):
+        check_sandbox("bubblewrap", limits)
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"bwrap: No permissions to create new namespace; install it"):
+        check_sandbox("bubblewrap", limits)
+    judged = CodeJudge(Sandbox("bubblewrap", limits), REWARDS)(reference("assert f(1) == 1"), "def f(x): return 1")
+    assert judged == Verdict(-1.0, False, "no sandbox: bwrap: No permissions to create new namespace")
+    config = TaskConfig(name="mbpp", path="unused", columns=MBPP)
+    with pytest.raises(ConfigError, match=r"task\.sandbox"):
+        check_judges(config, [])
+    check_sandbox("unsafe-subprocess", limits)
+    assert "can read and change your files, use the network" in capfd.readouterr().err
+
+
+def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
+    pool = JudgePool("tests.tasks.verifiers:misbehave", workers=1, limit=5.0, memory_gib=0.0, failed_reward=-1.0)
+    verdicts = pool.judge([("", "raise"), ("", "die"), ("", "say 1")])
+    pool.close()
+    assert [(verdict.reward, verdict.judge_failed) for verdict in verdicts] == [
+        (-1.0, True),
+        (-1.0, True),
+        (1.0, False),
+    ]
+
+
+def test_the_driver_stands_alone() -> None:
+    """It runs where nothing of the project is."""
+    assert "from tasks" not in DRIVER.read_text()
+    assert "from core" not in DRIVER.read_text()
+
+
+def test_the_task_is_built_and_judged(shared_data: Path) -> None:
+    from tasks.corpus import character_tokenizer
+    from tests.tasks.test_task import trajectory
+
+    file = shared_data / "mbpp" / "mbpp.jsonl"
+    config = TaskConfig(name="mbpp", path=str(file), columns=MBPP, eval_problems=3, problems=5, judge_timeout=30.0)
+    tokenizer = character_tokenizer("".join(chr(code) for code in range(32, 127)) + "\n\t\r")
+    task = build_task(config, tokenizer, max_prompt_tokens=2000, max_response_tokens=4000, seed=0)
+    problem = task.train[0]
+    assert problem.solution_ids is not None
+    good = trajectory(problem, [], problem.solution_ids.tolist())
+    bad = trajectory(problem, [], [*tokenizer("def")["input_ids"], tokenizer.eos_token_id])
+    verdicts = [one.verdict for one in task.judge([good, bad])]
+    task.close()
+    assert [verdict.reward for verdict in verdicts] == [1.0, -1.0]
