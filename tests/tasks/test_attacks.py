@@ -19,7 +19,7 @@ import tasks.code
 from core.config import CodeConfig
 from core.records import Verdict
 from tasks.code import CodeJudge
-from tasks.sandbox import DRIVER, Limits, Sandbox
+from tasks.sandbox import Limits, Sandbox
 from tests.tasks.bombs import BOMBS
 from tests.tasks.escapes import ESCAPES
 from tests.tasks.forgeries import FORGERIES, NAIVE
@@ -184,42 +184,42 @@ def descriptors():
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_reaches_no_further_than_its_sandbox(name: str, short: Sandbox) -> None:
+def test_a_bomb_reaches_no_further_than_its_sandbox(name: str, short: Sandbox, confined: Sandbox) -> None:
     begun = time.monotonic()
     verdict = judge_in(short, BOMBS[name], "assert attack() == 'nothing'")
     assert not verdict.correct
     assert verdict.reward in (CodeConfig().runtime_error, CodeConfig().compile_error, CodeConfig().failed)
     assert "no sandbox" not in verdict.detail
     assert time.monotonic() - begun < 120  # the sandbox stops it after 2.1 s, and the machine may be busy
-    assert judge_in(short, "def attack(): return 'nothing'", "assert attack() == 'nothing'").correct
+    assert judge_in(confined, "def attack(): return 'nothing'", "assert attack() == 'nothing'").correct
 
 
-def sandboxes() -> list[psutil.Process]:
-    """Processes of this test's sandboxes, by the driver's name on their command lines."""
+def sandboxes(mebibytes: int) -> list[int]:
+    """Process ids of the sandboxes with this much memory, which is on their command lines: others may be running."""
     found = []
     for process in psutil.process_iter():
         try:
             line = process.cmdline()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+        except psutil.Error:  # it is just ending
             continue
-        if "/driver.py" in line and str(DRIVER) not in line[:1]:
-            found.append(process)
+        if "/driver.py" in line and str(mebibytes) in line:
+            found.append(process.pid)
     return found
 
 
 def test_nothing_outlives_its_verdict() -> None:
     """Threads, processes that left the session, and those whose parent's death would not end them."""
-    marked = Limits(seconds=0.7, memory_mib=257)  # the number is on the command line: other sandboxes may be running
-    sandbox = Sandbox("bubblewrap", marked)
+    patient, hasty = (Sandbox("bubblewrap", Limits(seconds, memory_mib=257)) for seconds in (10.0, 0.7))
     lingering = (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\ndef attack(): return 1"
     )
-    assert judge_in(sandbox, lingering, "assert attack() == 1").correct
+    assert judge_in(patient, lingering, "assert attack() == 1").correct
     for name in ("no death with the parent", "stop", "everything closed"):
-        assert not judge_in(sandbox, BOMBS[name], "assert attack() == 1").correct
-    sandbox.close()
+        assert not judge_in(hasty, BOMBS[name], "assert attack() == 1").correct
+    patient.close()
+    hasty.close()
     deadline = time.monotonic() + 60
-    while left := [process for process in sandboxes() if "257" in process.cmdline()]:
+    while left := sandboxes(257):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
 
@@ -233,10 +233,10 @@ def test_a_judge_that_is_killed_takes_its_sandbox_along() -> None:
         assert judge.stdout
         assert judge.stdout.readline() == "begun\n"
         deadline = time.monotonic() + 60
-        while not [process for process in sandboxes() if "258" in process.cmdline()]:
+        while not sandboxes(258):
             assert time.monotonic() < deadline, "no sandbox came up"
             time.sleep(0.05)
         judge.kill()
-    while left := [process for process in sandboxes() if "258" in process.cmdline()]:
+    while left := sandboxes(258):
         assert time.monotonic() < deadline + 60, left
         time.sleep(0.05)
