@@ -54,7 +54,11 @@ PANELS = (
         "States in the replay store", "short", ("store_states", "store_replayable", "store_evictions", "lost_outcomes")
     ),
     Panel("Replay store: hit rate, mean value", "percentunit", ("store_hit_rate", "store_mean_value")),
-    Panel("Replay store: mean age (versions), mean depth (tokens)", "short", ("store_mean_age", "store_mean_depth")),
+    Panel(
+        "Replay store: age of values (mean, oldest; versions), mean depth (tokens)",
+        "short",
+        ("store_mean_age", "store_max_age", "store_mean_depth"),
+    ),
     Panel("Memory of the replay store", "bytes", ("store_bytes",)),
     Panel("Trouble: restarts, skipped steps, failed judges", "short", ("restarts", "skipped_steps", "judge_failures")),
 )
