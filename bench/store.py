@@ -22,7 +22,7 @@ from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
 from replay.server import Identity, ReplayShard
 from replay.shard import Shard
-from replay.store import ReplayStore, unpack
+from replay.store import ReplayStore
 
 VOCABULARY, WIDTH, STATES = 32_000, 512, 10  # states per trajectory
 BATCH = 512  # trajectories of one iteration: 128 starts x 4 samples
@@ -66,8 +66,8 @@ def draw(shard: Shard, seed: int) -> list[Any]:
     rng, masses = np.random.default_rng(seed), shard.masses()[0]
     ends = np.cumsum(masses)
     groups = np.searchsorted(ends, rng.random(DRAWN + DRAWN // 4 + 8) * ends[-1], side="right")
-    found = unpack(shard.select(shard.draw(0, groups, rng.random(len(groups)))))
-    return list({drawn.state.key: drawn.state for drawn in found}.values())[:DRAWN]
+    found = shard.select(shard.draw(0, groups, rng.random(len(groups))))
+    return found.take(np.sort(np.unique(found.keys, return_index=True)[1])[:DRAWN]).states()
 
 
 def compare(trajectories: int, peers: dict[str, Peer]) -> tuple[Timings, Shard]:

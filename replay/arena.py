@@ -67,7 +67,10 @@ class Arena:
 
     def gather(self, addresses: Rows, lengths: Ints) -> Tokens:
         """The first `lengths[i]` tokens of each trajectory, one after the other."""
-        parts = [self.read(a, n) for a, n in zip(addresses.tolist(), lengths.tolist(), strict=True)]
+        chunks = self._chunks
+        ends = ((addresses & _MASK) + lengths).tolist()
+        places = zip((addresses >> _SHIFT).tolist(), (addresses & _MASK).tolist(), ends, strict=True)
+        parts = [chunks[name][start:end] for name, start, end in places]
         return np.concatenate(parts) if parts else np.zeros(0, self._dtype)
 
     def release(self, tokens: int) -> None:

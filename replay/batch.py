@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import StoreError
-from core.records import Candidate, Outcome, Provenance
+from core.records import Candidate, IntArray, Outcome, Provenance
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Ints = npt.NDArray[np.int32]
-_PROVENANCES = frozenset(Provenance)
+_PROVENANCES = [int(p) for p in Provenance]
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -57,26 +57,34 @@ def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
 
 def pack(candidates: Sequence[Candidate], vocabulary: int) -> Batch:
     """Columns of the candidates; StoreError names the problem and the state for anything out of range."""
-    for candidate in candidates:
-        _check_shapes(candidate)
-    sizes = np.array([len(c.response_ids) for c in candidates], np.int32)
-    counts = np.array([len(c.lengths) for c in candidates], np.int32)
+    many = len(candidates)
+    problem_ids = [c.problem_id for c in candidates]
+    sizes = np.fromiter((len(c.response_ids) for c in candidates), np.int32, many)
+    counts = np.fromiter((len(c.lengths) for c in candidates), np.int32, many)
+    valued = np.fromiter((len(c.values) for c in candidates), np.int32, many)
+    provenance = np.fromiter((c.provenance for c in candidates), np.int64, many)
+    reward = np.fromiter((c.reward for c in candidates), np.float32, many)
+    version = np.fromiter((c.version for c in candidates), np.int32, many)
+    sound = (counts == valued) & (version >= 0) & np.isfinite(reward) & np.isin(provenance, _PROVENANCES)
+    if not (sound.all() and all(problem_ids)):
+        for candidate in candidates:
+            _check_shapes(candidate)
     lengths = _join([c.lengths for c in candidates], np.int32)
     values = _join([c.values for c in candidates], np.float32)
-    tokens = _join([c.response_ids for c in candidates], np.int64)
+    tokens = np.concatenate([c.response_ids for c in candidates]) if many else np.zeros(0, np.int32)  # wider ids stay
     _check_values(candidates, sizes, counts, lengths, values)
     _check_tokens(candidates, sizes, tokens, vocabulary)
     return Batch(
-        problem_ids=[c.problem_id for c in candidates],
+        problem_ids=problem_ids,
         tokens=tokens.astype(token_type(vocabulary)),
         sizes=sizes,
         counts=counts,
         lengths=lengths,
         values=values,
-        provenance=np.array([int(c.provenance) for c in candidates], np.uint8),
-        reward=np.array([c.reward for c in candidates], np.float32),
-        version=np.array([c.version for c in candidates], np.int32),
-        parent=np.array([c.parent or 0 for c in candidates], np.uint64),
+        provenance=provenance.astype(np.uint8),
+        reward=reward,
+        version=version,
+        parent=np.fromiter((c.parent or 0 for c in candidates), np.uint64, many),
     )
 
 
@@ -137,7 +145,7 @@ def _check_values(
         )
 
 
-def _check_tokens(candidates: Sequence[Candidate], sizes: Ints, tokens: npt.NDArray[np.int64], vocabulary: int) -> None:
+def _check_tokens(candidates: Sequence[Candidate], sizes: Ints, tokens: IntArray, vocabulary: int) -> None:
     if tokens.size and (tokens.min() < 0 or tokens.max() >= vocabulary):
         at = int(np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[0])
         owner = int(np.searchsorted(np.cumsum(sizes), at, side="right"))

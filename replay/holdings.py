@@ -8,17 +8,18 @@ import copy
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from core.errors import StoreError
 from core.records import Provenance
+from replay import kernels
 from replay.arena import Arena
 from replay.batch import Batch, Tokens, token_type
 from replay.keys import GROUPS, Reals, Rows, problem_hash, ragged
 from replay.masses import Masses
-from replay.merging import Mask
 from replay.ranking import weights
 from replay.records import Counters
-from replay.table import STATE, TRAJECTORY, Blocks, Growing, Members, Table, put
+from replay.table import STATE, TRAJECTORY, Blocks, Growing, Table, put
 
 
 class Holdings:
@@ -72,9 +73,9 @@ class Holdings:
         trajectories["address"] = self.arena.append(tokens, trajectories["size"])
         self.trajectories.rows[base:] = trajectories
         rows["trajectory"] += base
-        self._replace(numbers, self.blocks.gather(numbers), rows, owner)
+        self._replace(numbers, rows, np.bincount(owner, minlength=len(numbers)))
 
-    def pool_of(self, rows: Table) -> Mask:
+    def pool_of(self, rows: Table) -> npt.NDArray[np.bool_]:
         """[S] whether a state is in the second pool."""
         second = rows["provenance"] == Provenance.OWN_FAILED if self._pools == 2 else np.zeros(len(rows), np.bool_)
         return np.asarray(second)
@@ -93,8 +94,9 @@ class Holdings:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of states, trajectories, problems and tokens (the names of the problems apart)."""
-        return self.blocks.nbytes + self.trajectories.nbytes + self.references.nbytes + self.arena.nbytes
+        """Bytes of states, trajectories, problems, masses and tokens (the names of the problems apart)."""
+        masses = sum(masses.nbytes for masses in self.pools)
+        return self.blocks.nbytes + self.trajectories.nbytes + self.references.nbytes + self.arena.nbytes + masses
 
     def _copy_content(self, other: "Holdings") -> None:
         other.blocks, other.trajectories = self.blocks.copy(), self.trajectories.copy()
@@ -126,20 +128,28 @@ class Holdings:
         final[used] = numbers
         rows["trajectory"][mine] = final[local]
 
-    def _replace(self, touched: Rows, old: Members, rows: Table, owner: Rows) -> None:
-        """Let `rows` (sorted by `owner`) be all states of the touched problems instead of `old`; renew what depends."""
-        references, before = self.references.rows, np.ascontiguousarray(old.rows["trajectory"]).astype(np.int64)
-        np.add.at(references, rows["trajectory"].astype(np.int64), np.int32(1))  # a plain 1 takes the slow path
-        np.subtract.at(references, before, np.int32(1))
-        self.blocks.write(touched, rows, np.bincount(owner, minlength=len(touched)))
-        self.states += len(rows) - len(old.rows)
+    def _replace(self, touched: Rows, rows: Table, counts: Rows) -> None:
+        """Let `rows`, counts[i] for problem i, be all states of the touched problems; renew what depends on them."""
+        spans = self.blocks.spans(touched)
+        self.replayable -= self._live(touched)
+        dead = kernels.refer(self.references.rows, self.blocks.states.rows, *spans, rows)
+        self.states += len(rows) - int(spans[1].sum())
+        self.blocks.write(touched, rows, counts)
+        self._weigh(touched, rows, np.repeat(np.arange(len(touched)), counts))
+        self._forget(dead)
+
+    def _live(self, touched: Rows) -> Rows:
+        """[pools] states of the touched problems that may be drawn."""
+        found = kernels.replayable(self.blocks.states.rows, *self.blocks.spans(touched), int(Provenance.OWN_FAILED))
+        return np.asarray(found if self._pools == 2 else found.sum(keepdims=True))
+
+    def _weigh(self, touched: Rows, rows: Table, owner: Rows) -> None:
+        """Count and weigh the states of the touched problems, which are `rows` now."""
         mass, second = weights(rows["promise"], self._temperature), self.pool_of(rows)
-        gone, gone_second = ~np.isneginf(old.rows["promise"]), self.pool_of(old.rows)
         for pool, masses in enumerate(self.pools):
-            inside = (second == pool) & (mass > 0)
-            self.replayable[pool] += inside.sum() - (gone & (gone_second == pool)).sum()
-            masses.assign(touched, np.bincount(owner[inside], mass[inside], len(touched)).astype(np.float64))
-        self._forget(before[references[before] == 0])
+            inside = np.where(second == pool, mass, 0.0) if self._pools == 2 else mass
+            self.replayable[pool] += np.count_nonzero(inside)
+            masses.assign(touched, np.bincount(owner, inside, len(touched)).astype(np.float64))
 
     def _forget(self, dead: Rows) -> None:
         """Free trajectories that no state refers to (named once or more), and the tokens of many of them at once."""

@@ -4,13 +4,14 @@ Used by the shard and the driver. Invariant: every number here depends only on i
 shards, the process or the order of calls, which is what makes samples independent of placement.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from core.records import IntArray
+from replay.kernels import prefix_keys
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -46,32 +47,21 @@ def shard_of_group(shards: int) -> npt.NDArray[np.int64]:
     return owner
 
 
-def state_keys(problem_ids: Sequence[str], tokens: npt.NDArray[np.uint32], spans: IntArray, lengths: IntArray) -> Keys:
+def state_keys(hashes: Keys, tokens: npt.NDArray[Any], sizes: IntArray, counts: IntArray, lengths: IntArray) -> Keys:
     """Keys of the states of several trajectories, [S in total].
 
-    `tokens` holds the responses one after the other. `spans` is [trajectories, 3]: first token, and the range of the
-    trajectory's entries in `lengths` (increasing within one trajectory). The key of a state is xxh3_64 over the problem
-    id, a zero byte and the prefix as little-endian uint32.
+    `hashes` are those of the trajectories' problems, [T]. `tokens` holds the responses one after the other, `sizes` [T] of
+    them each; trajectory t has the next counts[t] entries of `lengths`, increasing. With f the finaliser of splitmix64 and
+    g = 2^64 / golden ratio the key of (x_1 ... x_n) is f(hash + sum over i of f(x_i + 1 + i g)), modulo 2^64: a sum, so that
+    each token is read once and several at a time, and two prefixes meet with probability 2^-64.
 
-    >>> spans = np.array([[0, 0, 2]], np.int32)
-    >>> a = state_keys(["p"], np.array([5, 6, 7], np.uint32), spans, np.array([1, 2], np.int32))
-    >>> int(a[1]) == xxhash.xxh3_64_intdigest(b"p\\x00" + np.array([5, 6], "<u4").tobytes())
-    True
+    >>> two = np.array([2], np.int32), np.array([2], np.int32), np.array([1, 2], np.int32)
+    >>> state_keys(np.array([7], np.uint64), np.array([5, 6], np.uint8), *two).tolist()
+    [10510012226568145507, 5147822675897080089]
     """
-    raw = memoryview(np.ascontiguousarray(tokens, "<u4").tobytes())
-    counts = spans[:, 2] - spans[:, 1]
-    stops = 4 * (np.repeat(spans[:, 0], counts).astype(np.int64) + lengths)  # bytes
-    begins = np.concatenate([stops[:1], stops[:-1]])
-    begins[spans[counts > 0, 1]] = 4 * spans[counts > 0, 0]
-    pieces = list(zip(begins.tolist(), stops.tolist(), strict=True))
-    found: list[int] = []
-    for problem_id, (_, begin, end) in zip(problem_ids, spans.tolist(), strict=True):
-        state = xxhash.xxh3_64(problem_id.encode() + b"\0")
-        update, digest = state.update, state.intdigest
-        for start, stop in pieces[begin:end]:
-            update(raw[start:stop])
-            found.append(digest())
-    return np.array(found, np.uint64)
+    whole = (column.astype(np.int64) for column in (sizes, counts, lengths))
+    found: Keys = prefix_keys(hashes, tokens.astype(np.uint32), *whole)
+    return found
 
 
 def mix(keys: Keys, seed: int) -> Keys:

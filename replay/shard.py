@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from core.config import ReplayConfig
 from core.records import Provenance
+from replay import kernels
+from replay.arena import ends_of
 from replay.batch import Batch, Ints, OutcomeBatch
 from replay.columns import Columns, RankSettings, rank_settings
 from replay.holdings import Holdings, shallow
 from replay.keys import Keys, Reals, Rows, gumbels, state_keys
-from replay.masses import padded, pick
-from replay.merging import find, merge, within_quota
 from replay.ranking import RANKINGS, Ranking, standing, weights
 from replay.records import Selected
-from replay.table import STATE, Table
+from replay.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,67 +54,73 @@ class Shard(Holdings):
         """Store the states of a batch; see `Batch`."""
         problems = self.enter(batch.problem_ids)
         touched, place = np.unique(problems, return_inverse=True)
-        old = self.blocks.gather(touched)
-        kept_rows = old.rows.copy()
-        self._age(touched, place, batch.version, kept_rows, old.owner)
+        self._age(touched, place, batch.version)
         self._count_roots(batch, touched, place)
         base = self.trajectories.used  # batch trajectories are numbered from here until it is known which are kept
-        fresh, trajectory = _new_rows(batch, base)
-        rows, owner = np.concatenate([kept_rows, fresh]), np.concatenate([old.owner, place[trajectory]])
-        is_old = np.arange(len(rows)) < len(old.rows)
-        remain = merge(rows)
-        order = np.flatnonzero(remain)
-        order = order[np.argsort(owner[order], kind="stable")]
-        rows, owner, is_old = rows.take(order), owner[order], is_old[order]
-        self._rank(rows, owner, touched, base, batch.sizes)
-        stays = within_quota(rows, owner, len(touched), self._quota)
-        self.counters.offered += len(fresh)
-        self.counters.merged += int((~remain).sum())
-        self.counters.evicted += int((is_old & ~stays).sum())
-        self.counters.rejected += int((~is_old & ~stays).sum())
-        rows, owner = rows.take(np.flatnonzero(stays)), owner[stays]
+        rows, counts, held, merged = self._join(batch, problems, touched, place, base)
+        self._rank(rows, np.repeat(np.arange(len(touched)), counts), touched, base, batch.sizes)
+        offered = len(batch.lengths)
+        if counts.max(initial=0) > self._quota:
+            stays = kernels.best(standing(rows["worth"], rows["version"], rows["key"]), counts, self._quota)
+            owner = np.repeat(np.arange(len(touched)), counts)
+            was = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owner] < held[owner]
+            self.counters.evicted += int((was & ~stays).sum())
+            self.counters.rejected += int((~was & ~stays).sum())
+            rows, counts = rows.take(np.flatnonzero(stays)), np.bincount(owner[stays], minlength=len(touched))
+        self.counters.offered += offered
+        self.counters.merged += merged
         self._store_trajectories(batch, problems, rows, base)
-        self._replace(touched, old, rows, owner)
+        self._replace(touched, rows, counts)
+
+    def _join(
+        self, batch: Batch, problems: Rows, touched: Rows, place: Rows, base: int
+    ) -> tuple[Table, Rows, Rows, int]:
+        """Rows of the touched problems with the batch's states, how many of each, how many before, how many were merged."""
+        counts, lengths = batch.counts.astype(np.int64), batch.lengths.astype(np.int32)
+        hashes = self.blocks.problems.rows["hash"][problems]
+        keys = state_keys(hashes, batch.tokens, batch.sizes, batch.counts, batch.lengths)
+        states, (starts, held) = self.blocks.states.rows, self.blocks.spans(touched)
+        target, after, fresh = kernels.join(states, starts, held, place, counts, keys)
+        given = lengths, batch.values.astype(np.float32), counts, batch.version.astype(np.int32)
+        origin = batch.provenance.astype(np.uint8)
+        rows = kernels.merge(states, starts, held, after, target, fresh, keys, *given, origin, base)
+        return rows, after, held, len(keys) - int(fresh.sum())
 
     def record(self, batch: OutcomeBatch) -> None:
         """Count outcomes of replayed states; those of states that were evicted meanwhile are counted as lost."""
-        touched, place = np.unique(self.known(batch.problem_ids), return_inverse=True)
-        old = self.blocks.gather(touched)
-        rows = old.rows.copy()
-        self._age(touched, place, batch.version, rows, old.owner)
-        at, found = find(rows["key"], batch.keys)
-        tried = np.bincount(at[found], minlength=len(rows))
-        solved = np.bincount(at[found & batch.correct], minlength=len(rows))
-        rows["wins"] += solved
-        rows["losses"] += tried - solved
-        rows["tried"] = np.minimum(rows["tried"] + tried, 65535)
-        rows["solved"] = np.minimum(rows["solved"] + solved, 65535)
-        self._rank(rows, old.owner, touched)
-        self._replace(touched, old, rows, old.owner)
+        problems = self.known(batch.problem_ids)
+        touched, place = np.unique(problems, return_inverse=True)
+        self._age(touched, place, batch.version)
+        states = self.blocks.states.rows
+        at = kernels.locate(states, *self.blocks.spans(problems), batch.keys.astype(np.uint64))
+        self.counters.lost_outcomes += kernels.tally(states, at, batch.correct.astype(np.bool_))
         self.counters.outcomes += len(batch.keys)
         self.counters.solved += int(batch.correct.sum())
-        self.counters.lost_outcomes += int((~found).sum())
+        self._rerank(touched)
 
     def revalue(self, batch: Revaluation) -> None:
         """Take new values where they are not older than what is held; unknown states are passed over."""
-        touched = np.unique(self.known(batch.problem_ids))
-        old = self.blocks.gather(touched)
-        rows = old.rows.copy()
-        at, found = find(rows["key"], batch.keys)
-        found &= batch.version >= rows["version"][at] if len(rows) else False
-        rows["value"][at[found]], rows["version"][at[found]] = batch.values[found], batch.version[found]
-        self._rank(rows, old.owner, touched)
-        self._replace(touched, old, rows, old.owner)
+        problems = self.known(batch.problem_ids)
+        states = self.blocks.states.rows
+        at = kernels.locate(states, *self.blocks.spans(problems), batch.keys.astype(np.uint64))
+        newer = (at >= 0) & (batch.version >= states["version"][at])
+        states["value"][at[newer]], states["version"][at[newer]] = batch.values[newer], batch.version[newer]
+        self._rerank(np.unique(problems))
 
     def trust(self, gate: float) -> None:
         """Set the trust in the critic and rank everything anew."""
         self.settings = replace(self.settings, gate=gate)
         for first in range(0, len(self.names), 4096):
-            touched = np.arange(first, min(first + 4096, len(self.names)))
-            old = self.blocks.gather(touched)
-            rows = old.rows.copy()
-            self._rank(rows, old.owner, touched)
-            self._replace(touched, old, rows, old.owner)
+            self._rerank(np.arange(first, min(first + 4096, len(self.names))))
+
+    def _rerank(self, touched: Rows) -> None:
+        """Rank the states of problems anew after their columns have changed."""
+        self.replayable -= self._live(touched)
+        members = self.blocks.gather(touched)
+        self._rank(members.rows, members.owner, touched)
+        for field in ("promise", "worth"):
+            self.blocks.states.rows[field][members.where] = members.rows[field]
+        self._weigh(touched, members.rows, members.owner)
 
     def evict(self, count: int) -> None:
         """Remove the `count` states of the least standing and rank the rest of their problems anew."""
@@ -125,7 +131,7 @@ class Shard(Holdings):
         stays = ~np.isin(old.where, doomed)
         rows, owner = old.rows.take(np.flatnonzero(stays)), old.owner[stays]
         self._rank(rows, owner, touched)
-        self._replace(touched, old, rows, owner)
+        self._replace(touched, rows, np.bincount(owner, minlength=len(touched)))
         self.counters.evicted += len(doomed)
 
     # -- reads
@@ -138,14 +144,10 @@ class Shard(Holdings):
     def draw(self, pool: int, groups: Rows, fractions: Reals) -> Rows:
         """Row numbers of the states at the given fractions [m] in [0, 1) of the mass of the given groups [m]."""
         problems, fractions = self.pools[pool].draw(groups, fractions)
-        table = self.blocks.problems.rows
-        starts, counts = table["start"][problems], table["count"][problems].astype(np.int64)
-        promise = padded(self.blocks.states.rows["promise"], starts, counts, fill=-np.inf)
-        if self._pools == 2:
-            owned = padded(self.blocks.states.rows["provenance"], starts, counts, fill=-1.0) == Provenance.OWN_FAILED
-            promise = np.where(owned == pool, promise, -np.inf)
-        index, _ = pick(weights(promise, self._temperature), fractions)
-        return starts + index
+        which = pool if self._pools == 2 else -1
+        given = fractions, self._temperature, which, int(Provenance.OWN_FAILED)
+        rows: Rows = kernels.choose(self.blocks.states.rows, *self.blocks.spans(problems), *given)
+        return rows
 
     def race(self, pool: int, count: int, seed: int, excluded: Keys) -> tuple[Rows, Reals]:
         """Row numbers and scores of the `count` best of log weight + Gumbel noise of (seed, key), excluded ones apart."""
@@ -174,6 +176,7 @@ class Shard(Holdings):
             keys=rows["key"].copy(),
             problem_ids=[self.names[i] for i in trajectories["problem"].tolist()],
             tokens=self.arena.gather(trajectories["address"], rows["length"]),
+            starts=ends_of(rows["length"])[:-1],
             lengths=rows["length"].copy(),
             values=rows["value"].copy(),
             provenance=rows["provenance"].copy(),
@@ -184,8 +187,8 @@ class Shard(Holdings):
 
     # -- inside
 
-    def _age(self, touched: Rows, place: Rows, version: Ints, rows: Table, owner: Rows) -> None:
-        """Decay the outcomes of the touched problems and of their states (in `rows`) up to the versions of a write.
+    def _age(self, touched: Rows, place: Rows, version: Ints) -> None:
+        """Decay the outcomes of the touched problems and of their states up to the versions of a write.
 
         Each problem by the versions of its own entries alone: the shard's newest version would depend on placement.
         """
@@ -198,7 +201,7 @@ class Shard(Holdings):
         table["touched"][touched] = now
         for field in ("wins", "losses"):
             table[field][touched] *= factor
-            rows[field] *= factor[owner]
+        kernels.fade(self.blocks.states.rows, *self.blocks.spans(touched), factor)
 
     def _count_roots(self, batch: Batch, touched: Rows, place: Rows) -> None:
         """Outcomes of rollouts from the root: own trajectories without a parent."""
@@ -247,17 +250,3 @@ class Shard(Holdings):
             live, ranks = live[below], ranks[below]
         chosen: Rows = live[np.lexsort((rows["key"][live], ranks))[:count]]
         return chosen
-
-
-def _new_rows(batch: Batch, base: int) -> tuple[Table, Rows]:
-    """Rows of all states of a batch and the batch's trajectory of each; trajectories are numbered from `base` on."""
-    trajectory = np.repeat(np.arange(len(batch.counts)), batch.counts)
-    rows = np.zeros(len(trajectory), STATE)
-    counts, sizes = batch.counts.astype(np.int64), batch.sizes.astype(np.int64)
-    spans = np.stack([np.cumsum(sizes) - sizes, np.cumsum(counts) - counts, np.cumsum(counts)], axis=1)
-    rows["key"] = state_keys(batch.problem_ids, batch.tokens.astype(np.uint32), spans, batch.lengths)
-    rows["trajectory"] = base + trajectory
-    rows["length"], rows["value"] = batch.lengths, batch.values
-    rows["version"] = batch.version[trajectory]
-    rows["provenance"] = batch.provenance[trajectory]
-    return rows, trajectory

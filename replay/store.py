@@ -8,8 +8,7 @@ is repeated until the deadline, and counts once.
 import os
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
@@ -17,14 +16,14 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
-from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
+from core.records import Candidate, FloatArray, Outcome, ReplayedState
 from core.seeds import derive, generator
 from replay.batch import pack, pack_outcomes
 from replay.keys import GROUPS, Reals, group_of, shard_of_group
 from replay.ops import Evict, Operation, Trust
 from replay.posterior import SHORTLIST, belief, critic_gate, thompson
 from replay.ranking import RANKINGS, Ranking
-from replay.records import Selected
+from replay.records import Selected, joined
 from replay.server import DIRECTORY, Extent, Identity, ReplayShard
 from replay.shard import Revaluation
 from replay.stats import StoreStats, combine
@@ -36,15 +35,6 @@ WINDOW = 2048
 """Newest outcomes that the critic's calibration is measured on."""
 ROUNDS = 4
 """Rounds of draws with replacement before the rest is drawn by a race over all states."""
-_PROVENANCE = {int(p): p for p in Provenance}
-
-
-class Drawn(NamedTuple):
-    """A state and its decayed outcomes."""
-
-    state: ReplayedState
-    wins: float
-    losses: float
 
 
 class ReplayStore:
@@ -114,26 +104,26 @@ class ReplayStore:
         """
         self._requested += n
         if self._top:
-            states = _best(self._all("top", n, None), n)
+            drawn = _best(self._all("top", n, None), n)
         elif self._ranking.thompson:
-            states = self._thompson(self._draw(0, SHORTLIST * n, seed), n, seed)
+            drawn = self._thompson(self._draw(0, SHORTLIST * n, seed), n, seed)
         elif self._ranking.explores:
             exploring = self._draw(1, int(self._explore * n), derive(seed, "explore"))
-            states = [*self._draw(0, n - len(exploring), seed), *exploring]
+            drawn = joined([self._draw(0, n - len(exploring.keys), seed), exploring])
         else:
-            states = self._draw(0, n, seed)
-        self._sampled += len(states)
+            drawn = self._draw(0, n, seed)
+        self._sampled += len(drawn.keys)
         if self._ranking.uses_gate:
-            self._handed |= {drawn.state.key: drawn.state.value for drawn in states}
+            self._handed |= dict(zip(drawn.keys.tolist(), drawn.values.tolist(), strict=True))
             self._handed = dict(list(self._handed.items())[-32 * WINDOW :])  # some are never heard of again
-        return [drawn.state for drawn in states]
+        return drawn.states()
 
     def top(self, n: int, older_than: int | None = None) -> list[ReplayedState]:
         """The n most promising replayable states, best first; of those valued before version `older_than`, if given.
 
         With `older_than` they are the states whose stale values matter most: have the critic value them, `revalue`.
         """
-        return [drawn.state for drawn in _best(self._all("top", n, older_than), n)]
+        return _best(self._all("top", n, older_than), n).states()
 
     def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
         """New values [S] of states from a critic of this weight version."""
@@ -255,18 +245,13 @@ class ReplayStore:
             self._write(dict.fromkeys(range(self._shards), Trust(gate)))
             self._gate = gate
 
-    def _thompson(self, drawn: list[Drawn], n: int, seed: int) -> list[Drawn]:
+    def _thompson(self, drawn: Selected, n: int, seed: int) -> Selected:
         """The n of the drawn states whose Thompson draws are the most learnable."""
-        if not drawn:
-            return []
-        columns = np.array([(d.wins, d.losses, d.state.value) for d in drawn], np.float32)
-        keys = np.array([d.state.key for d in drawn], np.uint64)
-        scores = thompson(
-            keys, *belief(columns[:, 0], columns[:, 1], columns[:, 2], self._gate), derive(seed, "thompson")
-        )
-        return [drawn[i] for i in np.lexsort((keys, scores))[::-1][:n].tolist()]
+        beliefs = belief(drawn.wins, drawn.losses, drawn.values, self._gate)
+        scores = thompson(drawn.keys, *beliefs, derive(seed, "thompson"))
+        return drawn.take(np.lexsort((drawn.keys, scores))[::-1][:n])
 
-    def _draw(self, pool: int, n: int, seed: int) -> list[Drawn]:
+    def _draw(self, pool: int, n: int, seed: int) -> Selected:
         """n distinct states of a pool in proportion to their weights.
 
         Successive draws with replacement, repeats ignored, are draws without replacement. When repeats are many (small
@@ -274,22 +259,22 @@ class ReplayStore:
         """
         total = int(sum(extent.replayable[pool] for extent in self._extents))
         wanted = min(n, total)
-        chosen: dict[int, Drawn] = {}
+        chosen: list[Selected] = []
+        missing = wanted
         masses = np.sum([extent.masses[pool] for extent in self._extents], axis=0)
         for turn in range(ROUNDS if 4 * wanted < total and masses.sum() > 0 else 0):
-            missing = wanted - len(chosen)
-            if missing <= 0:
+            if not missing:
                 break
-            for drawn in self._at(pool, masses, generator(seed, "replay", turn).random(missing + missing // 4 + 8)):
-                if len(chosen) < wanted:
-                    chosen.setdefault(drawn.state.key, drawn)
-        if len(chosen) < wanted:
-            excluded = np.array(list(chosen), np.uint64)
-            found = self._all("race", pool, wanted - len(chosen), derive(seed, "replay-race"), excluded)
-            chosen |= {drawn.state.key: drawn for drawn in _best(found, wanted - len(chosen))}
-        return list(chosen.values())
+            fractions = generator(seed, "replay", turn).random(missing + missing // 4 + 8)
+            chosen = [_distinct(joined([*chosen, self._at(pool, masses, fractions)]), wanted)]
+            missing = wanted - len(chosen[0].keys)
+        if missing or not chosen:
+            excluded = chosen[0].keys if chosen else np.zeros(0, np.uint64)
+            found = self._all("race", pool, missing, derive(seed, "replay-race"), excluded)
+            chosen.append(_best(found, missing))
+        return joined(chosen)
 
-    def _at(self, pool: int, masses: Reals, fractions: Reals) -> list[Drawn]:
+    def _at(self, pool: int, masses: Reals, fractions: Reals) -> Selected:
         """States at fractions of the whole mass, in the order of the fractions."""
         ends = np.cumsum(masses)
         target = fractions * ends[-1]
@@ -299,8 +284,7 @@ class ReplayStore:
         mine = {int(shard): np.flatnonzero(owner == shard) for shard in np.unique(owner)}
         found = self._call("draw", {shard: (pool, groups[at], inside[at]) for shard, at in mine.items()})
         order = np.argsort(np.concatenate(list(mine.values())))
-        states = [drawn for shard in mine for drawn in unpack(found[shard])]
-        return [states[i] for i in order.tolist()]
+        return joined([found[shard] for shard in mine]).take(order)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         found = self._call(method, dict.fromkeys(range(self._shards), arguments))
@@ -377,23 +361,14 @@ def _taken(name: str) -> bool:
     return True
 
 
-def unpack(found: Selected) -> list[Drawn]:
-    """Records of selected states."""
-    ends = [0, *np.cumsum(found.lengths).tolist()]
-    tokens = found.tokens.astype(np.int32)
-    prefixes = [tokens[a:b] for a, b in pairwise(ends)]
-    columns = (found.keys, found.values, found.provenance, found.versions, found.wins, found.losses)
-    return [
-        Drawn(ReplayedState(key, problem_id, prefix, value, _PROVENANCE[provenance], version), wins, losses)
-        for problem_id, prefix, key, value, provenance, version, wins, losses in zip(
-            found.problem_ids, prefixes, *(column.tolist() for column in columns), strict=True
-        )
-    ]
+def _distinct(found: Selected, count: int) -> Selected:
+    """The first `count` different states."""
+    first = np.unique(found.keys, return_index=True)[1]
+    return found.take(np.sort(first)[:count])
 
 
-def _best(found: list[tuple[Selected, Any]], count: int) -> list[Drawn]:
-    """The states of the highest scores over all shards; ties by key."""
-    states = [drawn for selected, _ in found for drawn in unpack(selected)]
+def _best(found: list[tuple[Selected, Any]], count: int) -> Selected:
+    """The states of the highest scores over all shards, best first; ties by key."""
+    states = joined([selected for selected, _ in found])
     scores = np.concatenate([scores for _, scores in found])
-    keys = np.array([drawn.state.key for drawn in states], np.uint64)
-    return [states[i] for i in np.lexsort((keys, scores))[::-1][:count].tolist()]
+    return states.take(np.lexsort((states.keys, scores))[::-1][:count])

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replay.keys import Keys, Rows, ragged
+from replay import kernels
+from replay.keys import Rows, ragged
 
 Table = npt.NDArray[Any]
 
@@ -119,24 +120,22 @@ class Blocks:
         self.problems = Growing(PROBLEM)
         self._free: dict[int, list[int]] = {}  # rows of a free block -> first rows
 
+    def spans(self, problems: Rows) -> tuple[Rows, Rows]:
+        """First rows and numbers of the states of problems."""
+        table = self.problems.rows
+        return table["start"][problems], table["count"][problems].astype(np.int64)
+
     def gather(self, problems: Rows) -> Members:
         """The live states of distinct problems."""
-        table = self.problems.rows
-        counts = table["count"][problems].astype(np.int64)
-        where = ragged(table["start"][problems], counts)
+        starts, counts = self.spans(problems)
+        where = ragged(starts, counts)
         return Members(self.states.rows.take(where), np.repeat(np.arange(len(problems)), counts), where)
 
     def write(self, problems: Rows, rows: Table, counts: Rows) -> None:
         """Replace the states of distinct problems by `rows`, `counts[i]` for problem i, one after the other."""
         self._reserve(problems, counts)
-        table = self.problems.rows
-        starts, before = table["start"][problems], table["count"][problems].astype(np.int64)
-        shrunk = before > counts
-        if shrunk.any():
-            gone = ragged((starts + counts)[shrunk], (before - counts)[shrunk])
-            put(self.states.rows, gone, np.zeros(len(gone), STATE))
-        put(self.states.rows, ragged(starts, counts), rows)
-        table["count"][problems] = counts
+        kernels.store(self.states.rows, *self.spans(problems), rows, counts)
+        self.problems.rows["count"][problems] = counts
 
     def _reserve(self, problems: Rows, counts: Rows) -> None:
         """Give problems whose block is too small a larger one; the old one's rows are cleared and reused."""
@@ -182,11 +181,3 @@ def _rooms(counts: Rows) -> Rows:
     step = np.maximum(4, 2 ** np.maximum(np.ceil(np.log2(np.maximum(counts, 1))) - 3, 2)).astype(np.int64)
     rooms: Rows = (counts + step - 1) // step * step
     return rooms
-
-
-def group_first(keys: Keys) -> tuple[Rows, Rows]:
-    """Order that brings equal keys together, and the start of each run in it."""
-    order = np.argsort(keys)
-    ordered = keys[order]
-    starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(keys)), bool), ordered[1:] != ordered[:-1]]))
-    return order, starts

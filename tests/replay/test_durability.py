@@ -18,7 +18,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
-from replay.keys import group_of, state_keys
+from replay.keys import group_of, problem_hash, state_keys
 from replay.log import pack_frame, segments
 from replay.ops import Evict, Operation, encode
 from replay.ranking import standing
@@ -48,8 +48,10 @@ def contents(shard: ReplayShard) -> dict[tuple[str, int], tuple[float, int, int,
 
 
 def key_of(problem: str, prefix: list[int]) -> int:
-    spans = np.array([[0, 0, 1]], np.int32)
-    return int(state_keys([problem], np.array(prefix, np.uint32), spans, np.array([len(prefix)], np.int32))[0])
+    one, length = np.array([1], np.int32), np.array([len(prefix)], np.int32)
+    return int(
+        state_keys(np.array([problem_hash(problem)], np.uint64), np.array(prefix, np.uint8), length, one, length)[0]
+    )
 
 
 @st.composite

@@ -9,7 +9,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
-from replay.keys import GROUPS, owned_groups
+from replay.keys import GROUPS, owned_groups, state_keys
 from replay.shard import Shard
 
 TOKENS = np.arange(10, dtype=np.int32)
@@ -131,3 +131,25 @@ def test_bad_candidates_name_their_problem(fields: dict[str, object], message: s
     columns = {name: known.pop(name) for name in ("tokens", "lengths", "values")}
     with pytest.raises(StoreError, match=f"^candidate of problem 'p': {message}"):
         pack([candidate("q", range(3), [1], [0.0]), candidate("p", **columns, **known)], 100)
+
+
+def test_keys_by_their_formula_in_plain_python() -> None:
+    """f(hash + sum of f(x_i + 1 + i g)) modulo 2^64; two trajectories of two problems, the second without a state."""
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def f(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    def key(seed: int, tokens: list[int]) -> int:
+        return f((seed + sum(f((x + 1 + i * golden) & mask) for i, x in enumerate(tokens, 1))) & mask)
+
+    first, second, third = [3, 250, 0, 0, 7], [9, 9], [3, 250, 1]
+    tokens = np.array([*first, *second, *third], np.uint8)
+    sizes, counts, lengths = (np.array(column, np.int32) for column in ([5, 2, 3], [3, 0, 1], [1, 2, 4, 2]))
+    found = state_keys(np.array([2**63 + 5, 1, 2**63 + 5], np.uint64), tokens, sizes, counts, lengths)
+    expected = [key(2**63 + 5, first[:n]) for n in (1, 2, 4)] + [key(2**63 + 5, third[:2])]
+    assert found.tolist() == expected
+    assert found[1] == found[3]  # the same prefix of the same problem
+    assert key(1, [3, 250]) != expected[1]

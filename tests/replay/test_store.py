@@ -243,8 +243,8 @@ def test_the_shares_over_four_shards_are_those_of_the_weights(tmp_path: Path) ->
     drawn = np.zeros(40)
     for seed in range(12):
         masses = np.sum([extent.masses[0] for extent in store._extents], axis=0)
-        for state, *_ in store._at(0, masses, generator(seed, "test").random(1000)):
-            drawn[int(state.problem_id[1:])] += 1
+        for problem in store._at(0, masses, generator(seed, "test").random(1000)).problem_ids:
+            drawn[int(problem[1:])] += 1
     weights = np.exp(np.arange(40) / 100 / 0.2)
     expected = 12_000 * weights / weights.sum()
     assert ((drawn - expected) ** 2 / expected).sum() < 72.1  # 99.9 % quantile of chi-square with 39 degrees of freedom
