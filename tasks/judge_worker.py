@@ -30,10 +30,15 @@ GRACE = 2.0
 
 
 def load_verifier(path: str, settings: str | None = None) -> Verify:
-    """The function at an import path 'module:function', or with settings what it makes of them. Raises ConfigError."""
+    """The function at an import path 'module:function', or with settings what it makes of them. Raises ConfigError.
+
+    A module that defines `prepare_judge()` has it called once: for what should be loaded before the first verdict's time runs.
+    """
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        home = importlib.import_module(module)
+        found = getattr(home, name)
+        getattr(home, "prepare_judge", _nothing)()
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(
             f"verifier {path!r}: {type(error).__name__}: {error}; write it as 'module:function'"
@@ -42,6 +47,10 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
         raise ConfigError(f"verifier {path!r}: {type(found).__name__} cannot be called; name a function")
     verify: Verify = found if settings is None else found(settings)
     return verify
+
+
+def _nothing() -> None:
+    pass
 
 
 def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:

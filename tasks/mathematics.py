@@ -2,7 +2,7 @@ r"""Mathematics: final answers of GSM8K (`#### n`) and MATH (`\boxed{}`), compar
 
 Called by `tasks/task.py` (rows to items) and, in the judging processes, by `tasks/judge_worker.py` (`verify_gsm8k`, `verify_math`).
 Invariants: a response without an answer in the asked form is wrong, with that reason; two answers that are the same text, or
-both plain numbers, are decided here (exactly, in microseconds), everything else by math-verify. No time limits in here:
+both plain numbers, or surely different (`tasks/refute.py`), are decided here, in microseconds, everything else by math-verify. No time limits in here:
 math-verify's own need the main thread, and the judge that calls this ends what takes too long.
 """
 
@@ -17,6 +17,7 @@ from core.config import Columns
 from core.errors import DataError
 from core.records import Verdict
 from tasks.problems import Item, text_of
+from tasks.refute import differ
 from tasks.sources import Row
 
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -27,6 +28,7 @@ _BARE_FRACTION = re.compile(r"\\([dt]?frac)\s*(\\[a-zA-Z]+|[0-9])\s*(\\[a-zA-Z]+
 _FRACTION = re.compile(
     r"(-?)\s*(?:\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*(-?[0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])|([0-9]+)\s*/\s*([0-9]+))"
 )
+_UNIT = re.compile(r"\\(?:text|mbox|mathrm|textrm)\{\s*([a-zA-Z. ]+?)\s*\}\s*\^\{?([0-9])\}?$")
 _MAX_DIGITS = 4000
 """A longer 'number' is refused instead of computed with."""
 
@@ -115,6 +117,11 @@ def same_answer(gold: str, answer: str) -> bool:
     if gold_based and answer_based:  # math-verify takes the base of `42_7` for decoration
         bases = {match[2] or match[3] for match in (gold_based, answer_based)} - {None}
         return gold_based[1] == answer_based[1] and len(bases) < 2
+    units = _UNIT.search(gold), _UNIT.search(answer)
+    if units[0] and units[1] and units[0][1] == units[1][1] and units[0][2] != units[1][2]:
+        return False  # cm^2 and cm^3: math-verify drops units with their exponents
+    if differ(gold, answer):
+        return False
     return _same_by_math_verify(gold, answer)
 
 
@@ -164,6 +171,11 @@ def math_answer(response: str) -> str | None:
 def _by_value(answer: str | None) -> str | None:
     value = None if answer is None else rational(answer)
     return answer if value is None else str(value)
+
+
+def prepare_judge() -> None:
+    """Load math-verify, in a judging process before its first answer."""
+    same_answer("x+x", "2x")
 
 
 def _judge(gold: str, answer: str | None, form: str) -> Verdict:

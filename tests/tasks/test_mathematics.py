@@ -73,6 +73,8 @@ def test_gsm8k_answers(response: str, correct: bool) -> None:
         (r"\frac \pi4 - \sqrt2", r"\frac{\pi}{4} - \sqrt{2}", True),
         (r"\frac \pi4 - \sqrt2", r"\frac \pi4 - \sqrt3", False),
         (r"440\text{ cm}^2", "440", True),
+        (r"440\text{ cm}^2", r"440 \text{cm}^2", True),
+        (r"440\text{ cm}^2", r"440\text{ cm}^3", False),
         (r"575 \text{ students}", "574", False),
     ],
 )
