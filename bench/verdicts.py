@@ -83,7 +83,7 @@ def measure(name: str, folder: Path, workers: int, limit: int) -> list[Check]:
     path, verify, make = TASKS[name]
     pairs = make(folder)[:limit]
     pool = JudgePool(path, workers=workers, limit=5.0, memory_gib=8.0)
-    pool.judge(pairs[:1])  # the workers have started
+    pool.wait_until_ready()
     cold = rate(pool.judge, pairs)
     rates: list[float] = []
     direct: list[float] = []

@@ -145,7 +145,8 @@ def check_judges(config: TaskConfig, train: Sequence[Item]) -> None:
     judges = start_judges(config)
     try:
         probes = [(item.reference, text) for item in train[:PROBED] for text in {item.solution or "", ""}]
-        failed = next((verdict for verdict in judges.judge(probes) if verdict.judge_failed), None)
+        verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one: the first failure is enough
+        failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
     finally:
         judges.close()
     if failed is not None:

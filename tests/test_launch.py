@@ -31,9 +31,9 @@ def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
     )
 
 
-def error_line(*arguments: str) -> str:
+def error_line(*arguments: str, env: dict[str, str] | None = None) -> str:
     """The one line that a mistake must give."""
-    result = launch(*arguments)
+    result = launch(*arguments, env=env)
     assert result.returncode == 2, result.stdout + result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, result.stderr
@@ -96,6 +96,38 @@ def test_missing_column(tmp_path: Path) -> None:
     )
     assert "'answer'" in line
     assert "gold" in line
+
+
+def test_prompts_beyond_the_context() -> None:
+    assert "3000 + 80 = 3080 tokens, but the model's context is 2048" in error_line(
+        "check", "--rollout.max-prompt-tokens", "3000", "--rollout.max-response-tokens", "80"
+    )
+
+
+def test_a_reward_that_returns_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(reference, response): pass\n")
+    line = error_line("check", "--task.reward", "mine:reward", env={"PYTHONPATH": str(tmp_path)})
+    assert "task.reward = mine:reward: judge returned NoneType" in line
+
+
+def test_programs_without_a_sandbox(tmp_path: Path) -> None:
+    """Bubblewrap missing: refused, with the remedy, before anything starts."""
+    options = ["--task.name", "mbpp", "--task.path", "tests/data/mbpp/mbpp.jsonl", "--task.eval-problems", "2"]
+    options += ["--task.columns.prompt", "text", "--task.columns.tests", "test_list"]
+    line = error_line("check", *options, env={"PATH": str(tmp_path)})
+    assert "bubblewrap (bwrap) is not installed; install it" in line
+    result = launch("check", *options, "--task.sandbox", "unsafe-subprocess", env={"PATH": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    assert "they can read and change your files" in result.stderr
+
+
+def test_a_data_file_that_was_cut(tmp_path: Path) -> None:
+    whole = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(3))
+    (tmp_path / "d.jsonl").write_text(whole[:-9])
+    line = error_line(
+        "check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "d.jsonl"), "--task.columns.prompt", "question"
+    )
+    assert "line 3: the file is cut in the middle of this line" in line
 
 
 def test_unreadable_model(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 
 from core.config import ClusterConfig, Config
 from core.load import dump_config
-from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_resources, demand, placement
+from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
 from core.seeds import derive
 from trainer.preflight import load_task
 
@@ -60,10 +60,12 @@ def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
 def check_model_and_data(config: Config) -> str:
     """Read model and data as training would. With a starter model only the data file is read: its tokenizer is not built yet."""
     from tasks.problems import check_template
+    from tasks.starter import CONTEXT
     from tasks.task import check_judges, task_items
 
     if config.model.path == "starter":
         check_template(config.task.template)
+        check_context(config, CONTEXT)
         train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
         check_judges(config.task, train)
         data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"

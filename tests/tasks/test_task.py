@@ -12,7 +12,7 @@ from core.records import Finish, Problem, Start, Trajectory
 from tasks import arithmetic
 from tasks.corpus import character_tokenizer
 from tasks.problems import Tokenizer
-from tasks.task import Task, build_task, fingerprint
+from tasks.task import Task, build_task, check_judges, fingerprint, task_items
 
 SMALL = TaskConfig(problems=40, eval_problems=14)
 
@@ -124,6 +124,31 @@ def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer:
         "judge timed out after 0.5 s",
         "judge raised ValueError: nine",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("raising", "judge raised KeyError: 'weights'"),
+        ("not_a_number", "judge returned a reward of nan"),
+        ("tensor", "judge returned Tensor, expected a number or a Verdict"),
+        ("a_verdict_of_a_tensor", "judge returned a Verdict whose reward is Tensor, expected a number"),
+        ("nothing_returned", "judge returned NoneType, expected a number or a Verdict"),
+        ("hanging", "judge timed out after 1 s"),
+        ("much_memory", "judge raised MemoryError"),
+    ],
+)
+def test_a_reward_that_gives_no_number_is_found_by_check(name: str, why: str) -> None:
+    limit = 1.0 if name == "hanging" else 60.0  # others import torch on a machine that may be busy
+    config = SMALL.model_copy(update={"reward": f"tests.tasks.verifiers:{name}", "judge_timeout": limit})
+    train, _, _ = task_items(config, 0)
+    with pytest.raises(ConfigError, match=rf"task\.reward = tests\.tasks\.verifiers:{name}: {why}"):
+        check_judges(config, train)
+
+
+def test_a_reward_that_gives_numbers_passes_the_check() -> None:
+    config = SMALL.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit"})
+    check_judges(config, task_items(config, 0)[0])
 
 
 def test_a_reward_that_is_not_there_is_found_when_the_task_is_built(tokenizer: Tokenizer) -> None:

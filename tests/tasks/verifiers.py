@@ -29,6 +29,39 @@ def half_for_the_digit(reference: str, response: str) -> float:
     return 0.5 * (response == "7")
 
 
+def raising(reference: str, response: str) -> float:
+    raise KeyError("weights")
+
+
+def not_a_number(reference: str, response: str) -> float:
+    return float("nan") if response else 0.0
+
+
+def tensor(reference: str, response: str) -> object:
+    import torch
+
+    return torch.tensor(1.0)
+
+
+def nothing_returned(reference: str, response: str) -> None:
+    print(reference, response)
+
+
+def hanging(reference: str, response: str) -> float:
+    time.sleep(600)
+    return 1.0
+
+
+def a_verdict_of_a_tensor(reference: str, response: str) -> Verdict:
+    import torch
+
+    return Verdict(torch.tensor(1.0), True)  # type: ignore[arg-type]
+
+
+def much_memory(reference: str, response: str) -> float:
+    return float(len(bytearray(1 << 36)))
+
+
 def _raise() -> object:
     raise ValueError("no")
 

@@ -26,7 +26,7 @@ def scored(start: Start, length: int, correct: bool) -> Scored:
     zeros = np.zeros(length, np.float32)
     finish = Finish.STOP if correct else Finish.LENGTH
     trajectory = Trajectory(start, 0, np.zeros(length, np.int32), zeros, np.zeros(length, np.int32), finish)
-    return Scored(Judged(trajectory, Verdict(float(correct), correct)), zeros, zeros, None)
+    return Scored(Judged(trajectory, Verdict(float(correct), correct, judge_failed=not correct)), zeros, zeros, None)
 
 
 def measured(stats: UpdateStats) -> IterationMetrics:
@@ -40,6 +40,7 @@ def test_shares_and_sums_by_hand() -> None:
     metrics = measured(STATS)
     assert metrics.root_success == metrics.reward == metrics.truncated_share == 0.5  # one of two
     assert math.isnan(metrics.replay_success)
+    assert metrics.judge_failures == 1
     assert (metrics.generated_tokens, metrics.total_tokens) == (13, 20)  # 3 + 10; 7 before
     assert metrics.tokens_per_second == pytest.approx(13 / 6.5)
     assert metrics.store_hit_rate == 0.0  # 0 of 8
