@@ -5,6 +5,8 @@
     python launch.py train --resume RUN                        go on from RUN's last checkpoint (fields may be changed)
     python launch.py evaluate RUN|CHECKPOINT|MODEL             accuracy, pass@k, maj@k on held-out problems
     python launch.py evaluate A --against B                    win rate of one model against another
+    python launch.py sft --config FILE                         supervised fine-tuning: a warm start
+    python launch.py reward-model --config FILE                train a reward model on preference pairs
     python launch.py check --config FILE [--offline]           everything that can be known before training
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
     python launch.py report RUN                                what a run has reached so far; draws its curves.png anew
@@ -31,7 +33,15 @@ INTERRUPTED = 130  # exit status of a program stopped by a signal
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit status: 0 done, 2 an error of the user's, 130 interrupted."""
-    commands = {"train": train, "evaluate": evaluate, "check": check, "replay": replay, "report": report}
+    commands = {
+        "train": train,
+        "evaluate": evaluate,
+        "sft": sft,
+        "reward-model": reward_model,
+        "check": check,
+        "replay": replay,
+        "report": report,
+    }
     if not arguments or arguments[0] not in commands:
         print(__doc__)
         return 0 if arguments[:1] in (["--help"], ["-h"]) else 2
@@ -117,7 +127,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     The configuration is that of --config, or of the run that the checkpoint lies in, or the default recipe.
     """
-    from trainer import evaluation
+    from trainer import evaluation, targets
 
     given = bool(arguments) and not arguments[0].startswith("-")
     target = arguments[0] if given else ""
@@ -132,12 +142,36 @@ def evaluate(arguments: Sequence[str]) -> int:
     if known.checkpoint and target:
         raise ConfigError(f"evaluate: both {target!r} and --checkpoint name what to evaluate; leave one out")
     target = target or known.checkpoint
-    run = evaluation.run_of(Path(target)) if target else None
+    run = targets.run_of(Path(target)) if target else None
     base = known.config or (run.config if run else DEFAULT)
     named = [] if known.task is None else ["--task.name", known.task]
     fields = with_engine(known.engine, fields)
     config = resolve("evaluate", base, [*named, *fields], own)
     return evaluation.run(config, target, known.against, known.responses, known.local)
+
+
+def sft(arguments: Sequence[str]) -> int:
+    """Fine-tune model.path on canonical solutions or dialogues, or resume such a run."""
+    from trainer import sft as command
+
+    own = options()
+    own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
+    known, fields = parse(own, arguments)
+    if known.resume is not None:
+        return command.resume(known.resume, fields)
+    return command.run(resolve("sft", known.config or DEFAULT, fields, own), "sft")
+
+
+def reward_model(arguments: Sequence[str]) -> int:
+    """Train a reward model on preference pairs, or resume such a run."""
+    from trainer import reward_model as command
+
+    own = options()
+    own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
+    known, fields = parse(own, arguments)
+    if known.resume is not None:
+        return command.resume(known.resume, fields)
+    return command.run(resolve("reward-model", known.config or DEFAULT, fields, own), "reward-model")
 
 
 def check(arguments: Sequence[str]) -> int:

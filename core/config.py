@@ -14,6 +14,7 @@ from core.sections.base import Section
 from core.sections.learner import LearnerConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
+from core.sections.supervised import RewardModelConfig, SftConfig, SupervisedConfig
 from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
 
 __all__ = [
@@ -27,11 +28,14 @@ __all__ = [
     "LearnerConfig",
     "ModelConfig",
     "ReplayConfig",
+    "RewardModelConfig",
     "RolloutConfig",
     "RunConfig",
     "SandboxMode",
     "Section",
+    "SftConfig",
     "StarterConfig",
+    "SupervisedConfig",
     "TaskConfig",
 ]
 
@@ -111,4 +115,6 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    sft: SftConfig = SftConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     cluster: ClusterConfig = ClusterConfig()

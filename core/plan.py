@@ -118,12 +118,25 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
             config.cluster.learner_gpus if cuda else 0.0,
         ),
         Bundle("replay shard", config.replay.shards, 0.0, 0.0),
+        *reward_placement(config, device),
     )
 
 
 def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
-    """The processes of an evaluation: the rollout actors alone."""
-    return placement(config, device)[:1]
+    """The processes of an evaluation: the rollout actors, and the reward model if the task has one."""
+    return (*placement(config, device)[:1], *reward_placement(config, device))
+
+
+def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
+    """The actor that serves rewards to the task dialogue."""
+    settings = config.reward_model
+    gpus = settings.gpus if device == "cuda" else 0.0
+    return (Bundle("reward model", 1, settings.cpus, gpus),) if config.task.name == "dialogue" else ()
+
+
+def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
+    """The processes of supervised training: the learner ranks alone."""
+    return placement(config, device)[1:2]
 
 
 def demand(bundles: tuple[Bundle, ...]) -> Resources:

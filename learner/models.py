@@ -90,7 +90,7 @@ def load_policy(path: str | Path, dtype: torch.dtype) -> PolicyModel:
     Raises:
         ModelError: the model cannot be read, or transforms its logits in a way that is not supported.
     """
-    config = _config(path)
+    config = read_config(path)
     try:
         return PolicyModel(AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype))
     except (OSError, ValueError) as error:
@@ -105,7 +105,7 @@ def load_value(path: str | Path, dtype: torch.dtype) -> ValueModel:
     Raises:
         ModelError: the model cannot be read.
     """
-    config = _config(path)
+    config = read_config(path)
     try:
         return ValueModel(AutoModel.from_pretrained(path, config=config, dtype=dtype))
     except (OSError, ValueError) as error:
@@ -119,7 +119,7 @@ def recompute_activations(module: PolicyModel | ValueModel) -> None:
     module.train()
 
 
-def _config(path: str | Path) -> PretrainedConfig:
+def read_config(path: str | Path) -> PretrainedConfig:
     """The model's configuration without dropout (PPO's ratios must compare the same function)."""
     try:
         config = AutoConfig.from_pretrained(path)

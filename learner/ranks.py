@@ -26,10 +26,20 @@ GRACE = 5.0
 class Ranks:
     """The Ray actors "learner-rank-I"."""
 
-    def __init__(self, count: int, *, device: Device, cpus: float, gpus: float, threads: int, deadline: float) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        device: Device,
+        cpus: float,
+        gpus: float,
+        threads: int,
+        deadline: float,
+        worker: type[RankWorker] = RankWorker,
+    ) -> None:
         self._deadline = deadline
         taken = set(ray.util.list_named_actors())
-        actor = ray.remote(RankWorker)
+        actor = ray.remote(worker)
         self._actors = [
             actor.options(
                 name=_free_name(f"learner-rank-{rank}", taken),

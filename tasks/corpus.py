@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from core.config import StarterConfig, TaskConfig
 from core.seeds import generator
-from tasks.problems import Item, Tokenizer, check_template, render, respond
+from tasks.problems import Item, Tokenizer, check_template, render_item, respond
 from tasks.synthetic import Puzzle, careless, held_out
 
 PAD, END = "<|pad|>", "<|endoftext|>"
@@ -62,7 +62,10 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
     """The training problems of a text task that have a canonical solution, in a new order every epoch."""
     check_template(task.template)
     solved = [item for item in items if item.solution is not None]
-    texts = [f"{task.template.replace('{prompt}', item.prompt)}{item.solution}" for item in solved]
+    texts = [
+        f"{item.prompt if item.messages else task.template.replace('{prompt}', item.prompt)}{item.solution}"
+        for item in solved
+    ]
 
     def examples(tokenizer: Tokenizer) -> Iterator[Example]:
         encoded = [_example(item, task.template, tokenizer, whole=True) for item in solved]
@@ -81,7 +84,7 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
 def _example(item: Item, template: str, tokenizer: Tokenizer, *, whole: bool) -> Example:
     """`whole`: the loss covers the prompt too (a text model learns language from both)."""
     assert item.solution is not None
-    prompt = render(template, tokenizer, item.prompt)
+    prompt = render_item(template, tokenizer, item)
     return Example(prompt + respond(tokenizer, item.solution), 1 if whole else len(prompt))
 
 

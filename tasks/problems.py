@@ -14,6 +14,7 @@ import numpy as np
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import IntArray, Problem
+from tasks.chat import Messages, prompt_ids
 from tasks.sources import Row, load_rows, require_columns
 
 Tokenizer = Any
@@ -28,6 +29,7 @@ class Item:
     reference: str  # what the verifier needs
     level: str = ""
     solution: str | None = None  # canonical solution, as a model should answer
+    messages: Messages = ()  # a prompt of several turns, in place of a template around `prompt`
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,15 @@ def text_of(row: Row, column: str, field: str, where: str) -> str:
     return value.strip()
 
 
-def load_items(config: TaskConfig, read: Read, path: str, split: str) -> list[Item]:
-    """Items of the data set at `path`. Raises DataError as `load_rows`, and for missing columns and bad rows."""
+def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
+    """Items of the data set at `path`; `answers`: whether it must have gold answers. Raises DataError as `load_rows`, and for missing columns and bad rows."""
     rows = load_rows(path, split)
     columns = config.columns
     wanted = columns.model_dump()
-    if columns.tests is not None:
+    if columns.tests is not None or not answers:
         del wanted["answer"]
-    require_columns(rows, [(field, name) for field, name in wanted.items() if name is not None], path)
+    named = [(f"task.columns.{field}", name) for field, name in wanted.items() if name is not None]
+    require_columns(rows, named, path)
     return [read(row, columns, f"{path}: row {number}") for number, row in enumerate(rows, 1)]
 
 
@@ -128,6 +131,11 @@ def render(template: str, tokenizer: Tokenizer, prompt: str) -> list[int]:
     return list(tokenizer(text)["input_ids"])
 
 
+def render_item(template: str, tokenizer: Tokenizer, item: Item) -> list[int]:
+    """Token ids of an item's prompt."""
+    return prompt_ids(tokenizer, item.messages) if item.messages else render(template, tokenizer, item.prompt)
+
+
 def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
     """Token ids of a canonical solution as a response: the text and the end-of-sequence token."""
     return [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
@@ -156,8 +164,8 @@ def encode(
     def problems(items: Iterable[Item]) -> list[Problem]:
         found = []
         for item in items:
-            prompt_ids = render(config.template, tokenizer, item.prompt)
-            if not 0 < len(prompt_ids) <= max_prompt_tokens:
+            prompt = render_item(config.template, tokenizer, item)
+            if not 0 < len(prompt) <= max_prompt_tokens:
                 counts["prompt"] += 1
                 continue
             ids = respond(tokenizer, item.solution) if item.solution is not None else None
@@ -166,7 +174,7 @@ def encode(
                 ids = None
             solution = None if ids is None else _tokens(ids)
             name = f"{config.name}-{digest(item.prompt)}"
-            found.append(Problem(name, _tokens(prompt_ids), item.reference, item.level, solution))
+            found.append(Problem(name, _tokens(prompt), item.reference, item.level, solution))
         return found
 
     split = problems(train), problems(evaluation)

@@ -42,7 +42,7 @@ def require_columns(rows: Sequence[Row], wanted: Iterable[tuple[str, str]], sour
         present = list(rows[missing - 1])
         nearest = difflib.get_close_matches(column, present, n=1, cutoff=0.0)
         raise DataError(
-            f"{source}: row {missing} has no column {column!r} (task.columns.{field}); its columns are "
+            f"{source}: row {missing} has no column {column!r} ({field}); its columns are "
             f"{', '.join(present) or 'none'}; the nearest is {nearest[0] if nearest else 'none'!r}"
         )
 

@@ -151,4 +151,5 @@ CORPORA: Mapping[str, Callable[[StarterConfig, TaskConfig, int], Corpus]] = {
     "gsm8k": _text,
     "math": _text,
     "mbpp": _text,
+    "dialogue": _text,
 }

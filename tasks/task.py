@@ -8,16 +8,19 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from core.config import TaskConfig
+from core.config import RewardModelConfig, TaskConfig
 from core.errors import ConfigError, DataError
-from core.records import IntArray, Judged, Problem, Start, Trajectory
+from core.records import IntArray, Judged, Problem, Start, Trajectory, Verdict
 from tasks import arithmetic, countdown, lock
 from tasks.code import limits_of, read_mbpp
+from tasks.dialogue import read_dialogue
 from tasks.judge import JudgePool
 from tasks.judge_local import LocalJudge
 from tasks.mathematics import gsm8k_answer, math_answer, read_gsm8k, read_math
 from tasks.problems import Item, LeftOut, Read, Tokenizer, digest, encode, load_items, split_items
+from tasks.reward_model import LocalRewardJudge
 from tasks.sandbox import START_LIMIT, check_sandbox
 from tasks.synthetic import Puzzle, items
 
@@ -28,12 +31,28 @@ Answer = Callable[[str], str | None]
 """The final answer in a response, written so that equal answers are equal texts; None where there is none."""
 
 
+class Judges(Protocol):
+    """Whoever judges responses, outside the driver or in it."""
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order."""
+        ...
+
+    def wait_until_ready(self) -> None:
+        """Raises ConfigError when they cannot judge."""
+        ...
+
+    def close(self) -> None:
+        """End their processes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a kind of task needs: its items (train, evaluation, duplicates dropped), verifier and prefix checker."""
 
     items: Callable[[TaskConfig, int], tuple[list[Item], list[Item], int]]
-    verifier: str  # import path of a `tasks.judge_worker.Verify`; of what makes one, when the verifier runs programs
+    verifier: str  # import path of a `tasks.judge_worker.Verify`; of what makes one, when the verifier runs programs; empty: the reward model judges
     prefix_correct: PrefixCheck | None = None
     answer: Answer | None = None  # where responses end in short answers that can be voted on
     runs_programs: bool = False  # of the model, in a sandbox
@@ -54,7 +73,7 @@ class Task:
         prefix_correct: PrefixCheck | None,
         answer: Answer | None,
         tokenizer: Tokenizer,
-        judges: JudgePool | LocalJudge,
+        judges: Judges,
         fingerprint: str,
     ) -> None:
         self.train = train
@@ -101,9 +120,18 @@ class Task:
 
 
 def build_task(
-    config: TaskConfig, tokenizer: Tokenizer, *, max_prompt_tokens: int, max_response_tokens: int, seed: int
+    config: TaskConfig,
+    tokenizer: Tokenizer,
+    *,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+    seed: int,
+    reward_model: RewardModelConfig | None = None,
 ) -> Task:
-    """The task of a config, with its judging processes started. Raises DataError, ConfigError."""
+    """The task of a config, with its judging processes started. Raises DataError, ConfigError, ModelError.
+
+    `reward_model` judges tasks that have no verifier (default: none is named).
+    """
     recipe = BUILDERS[config.name]
     train, evaluation, duplicates = task_items(config, seed)
     split = encode(
@@ -115,7 +143,7 @@ def build_task(
         max_prompt_tokens=max_prompt_tokens,
         max_response_tokens=max_response_tokens,
     )
-    judges = start_judges(config)
+    judges = start_judges(config, reward_model)
     return Task(
         split.train,
         split.evaluation,
@@ -137,12 +165,12 @@ PROBED = 4
 """Problems that `check_judges` has judged."""
 
 
-def check_judges(config: TaskConfig, train: Sequence[Item]) -> None:
+def check_judges(config: TaskConfig, train: Sequence[Item], reward_model: RewardModelConfig | None = None) -> None:
     """Have the first problems judged, with their canonical solution and with nothing for a response.
 
     Raises ConfigError when the judge has no verdict of them: it raises, hangs, crashes or returns no finite number.
     """
-    judges = start_judges(config)
+    judges = start_judges(config, reward_model, check=True)
     try:
         probes = [(item.reference, text) for item in train[:PROBED] for text in {item.solution or "", ""}]
         verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one: the first failure is enough
@@ -154,14 +182,16 @@ def check_judges(config: TaskConfig, train: Sequence[Item]) -> None:
         raise ConfigError(f"{name}: {failed.detail} (on one of the first problems); mend the reward function")
 
 
-def start_judges(config: TaskConfig) -> JudgePool | LocalJudge:
-    """The judges of a task. Raises ConfigError when the user's reward cannot be imported or no sandbox can be made."""
+def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:
+    """The judges of a task; `check`: without Ray. Raises ConfigError when the user's reward cannot be imported or no sandbox can be made."""
     recipe = BUILDERS[config.name]
     if config.reward:
         try:  # the user's code: find out now, not after the first rollouts
             return _ready(_judges(config, config.reward, config.judge_timeout))
         except ConfigError as error:
             raise ConfigError(f"task.reward: {error}") from None
+    if not recipe.verifier:
+        return _reward_judge(reward_model or RewardModelConfig(), local=check or not config.judge_workers)
     if not recipe.runs_programs:
         return _judges(config, recipe.verifier, config.judge_timeout)
     limits = limits_of(config)
@@ -170,9 +200,17 @@ def start_judges(config: TaskConfig) -> JudgePool | LocalJudge:
     return _judges(config, recipe.verifier, patience, config.code.worst, config.model_dump_json())
 
 
+def _reward_judge(reward_model: RewardModelConfig, *, local: bool) -> Judges:
+    if local:
+        return LocalRewardJudge(reward_model)
+    from tasks.reward_actor import RewardJudge
+
+    return RewardJudge(reward_model)
+
+
 def _judges(
     config: TaskConfig, verifier: str, limit: float, failed_reward: float = 0.0, settings: str | None = None
-) -> JudgePool | LocalJudge:
+) -> Judges:
     if not config.judge_workers:
         return LocalJudge(verifier, failed_reward, settings)
     return JudgePool(
@@ -185,7 +223,7 @@ def _judges(
     )
 
 
-def _ready(judges: JudgePool | LocalJudge) -> JudgePool | LocalJudge:
+def _ready(judges: Judges) -> Judges:
     try:
         judges.wait_until_ready()
     except ConfigError:
@@ -214,8 +252,11 @@ def text_items(config: TaskConfig) -> tuple[list[Item], list[Item], int]:
         raise DataError(
             f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
         )
-    evaluation = load_items(config, read, config.eval_path, config.eval_split) if config.eval_path else None
-    return split_items(config, load_items(config, read, config.path, config.split), evaluation)
+    answers = config.name not in UNANSWERED
+    evaluation = None
+    if config.eval_path:
+        evaluation = load_items(config, read, config.eval_path, config.eval_split, answers=answers)
+    return split_items(config, load_items(config, read, config.path, config.split, answers=answers), evaluation)
 
 
 def _synthetic_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], int]:
@@ -235,7 +276,9 @@ def _prefix_check(prefix_correct: Callable[[str, str], bool]) -> PrefixCheck:
 
 PUZZLES: Mapping[str, Puzzle] = {puzzle.name: puzzle for puzzle in (arithmetic.PUZZLE, lock.PUZZLE, countdown.PUZZLE)}
 
-READERS: Mapping[str, Read] = {"gsm8k": read_gsm8k, "math": read_math, "mbpp": read_mbpp}
+READERS: Mapping[str, Read] = {"gsm8k": read_gsm8k, "math": read_math, "mbpp": read_mbpp, "dialogue": read_dialogue}
+UNANSWERED = ("dialogue",)
+"""Tasks whose rows have no gold answer."""
 
 BUILDERS: Mapping[str, Recipe] = {
     "arithmetic": Recipe(
@@ -246,4 +289,5 @@ BUILDERS: Mapping[str, Recipe] = {
     "gsm8k": Recipe(_text_items, "tasks.mathematics:verify_gsm8k", answer=gsm8k_answer),
     "math": Recipe(_text_items, "tasks.mathematics:verify_math", answer=math_answer),
     "mbpp": Recipe(_text_items, "tasks.code:verifier", runs_programs=True),
+    "dialogue": Recipe(_text_items, ""),
 }

@@ -31,7 +31,7 @@ def warm_start(
     pad_id: int,
     label: str,
 ) -> float:
-    """Train in place for `steps` optimizer steps; returns the mean loss (nats per token) of the last tenth.
+    """Train in place for `steps` optimizer steps; returns the mean loss (nats per token) of the last tenth (0 without steps).
 
     `pool`: see `batches`.
     """
@@ -54,7 +54,7 @@ def warm_start(
         _progress(label, step + 1, steps, losses[-1], time.monotonic() - begun)
     model.eval()
     last = losses[-max(1, steps // 10) :]
-    return sum(last) / len(last)
+    return sum(last) / max(1, len(last))
 
 
 def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator[list[Example]]:

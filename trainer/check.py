@@ -9,7 +9,7 @@ from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
 from core.seeds import derive
-from trainer.preflight import load_task
+from trainer.preflight import load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
 
@@ -67,13 +67,13 @@ def check_model_and_data(config: Config) -> str:
         check_template(config.task.template)
         check_context(config, CONTEXT)
         train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
-        check_judges(config.task, train)
+        check_judges(config.task, train, located(config.reward_model))
         data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
         return f"model: starter, built at the first training run\ndata: {data}"
     task, info = load_task(config, config.model.path)
     task.close()
     train, _, _ = task_items(config.task, derive(config.run.seed, "task"))
-    check_judges(config.task, train)
+    check_judges(config.task, train, located(config.reward_model))
     size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
     return (
         f"model: {info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}\n"

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.config import Config, Device
-from core.errors import CheckpointError, ConfigError
+from core.errors import ConfigError
 from core.plan import batch_plan, evaluation_placement
 from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap, paired_difference
-from trainer import build, checkpoint
+from trainer import build
 from trainer.evaluate import Evaluation, describe, evaluate, percent, record
 from trainer.preflight import inspect_model, load_tokenizer
 from trainer.responses import check_suffix, response_rows, write_rows
-from trainer.rundir import RunDirectory, write_atomically
+from trainer.rundir import write_atomically
+from trainer.targets import model_of
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -126,28 +127,3 @@ def report_comparison(comparison: Comparison) -> None:
 def name_of(target: str) -> str:
     """A file name for an evaluation of a model or run, with the date."""
     return f"{Path(target).name}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def run_of(target: Path) -> RunDirectory | None:
-    """The run that `target` is or lies in: a run, or a checkpoint or policy of it."""
-    place = target.expanduser().resolve()
-    for folder in (place, *place.parents[:3]):  # RUN/checkpoints/NNNNNN/policy is the deepest
-        if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
-            return RunDirectory.open(folder)
-    return None
-
-
-def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is taken for a hub model.
-
-    Raises CheckpointError when the path exists and is none of them.
-    """
-    place = target.expanduser().resolve()
-    if (place / "config.yaml").is_file():
-        run = RunDirectory.open(place)
-        return str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy")
-    if (place / "progress.json").is_file():
-        return str(place / "policy")
-    if place.exists() and not (place / "config.json").is_file():
-        raise CheckpointError(f"{target} is neither a run, nor a checkpoint, nor a model directory")
-    return str(place) if place.exists() else str(target)

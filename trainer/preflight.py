@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.config import Config
+from core.config import Config, RewardModelConfig
 from core.errors import ModelError, first_line
 from core.plan import check_context
 from core.seeds import derive
+from trainer.targets import model_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,8 +46,15 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         max_response_tokens=config.rollout.max_response_tokens,
         seed=derive(config.run.seed, "task"),
+        reward_model=located(config.reward_model),
     )
     return task, info
+
+
+def located(reward_model: RewardModelConfig) -> RewardModelConfig:
+    """The section with the model's directory in place of a run's."""
+    path = model_of(Path(reward_model.path).expanduser()) if reward_model.path else ""
+    return reward_model.model_copy(update={"path": path})
 
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":

@@ -24,7 +24,9 @@ class StarterConfig(Section):
     vocabulary: int = Field(
         2048, ge=300, description="Tokens of the byte-level BPE (text tasks; synthetic tasks use characters)."
     )
-    steps: int = Field(700, ge=1, description="Optimizer steps of supervised warm-start.")
+    steps: int = Field(
+        700, ge=0, description="Optimizer steps of supervised warm-start; 0: random weights (for `launch.py sft`)."
+    )
     batch_size: int = Field(64, ge=1, description="Solutions per warm-start step.")
     lr: float = Field(2e-3, gt=0, description="Peak learning rate of the warm-start.")
     max_operations: int = Field(
@@ -86,7 +88,7 @@ class CodeConfig(Section):
 class TaskConfig(Section):
     """What is trained on."""
 
-    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math", "mbpp"] = Field(
+    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math", "mbpp", "dialogue"] = Field(
         "arithmetic", description="Task: how prompts are put and answers are judged."
     )
     path: str = Field(

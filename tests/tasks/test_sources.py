@@ -88,9 +88,13 @@ def test_a_name_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_column_names_the_nearest() -> None:
-    require_columns(ROWS, [("prompt", "question")], "f.jsonl")
+    require_columns(ROWS, [("task.columns.prompt", "question")], "f.jsonl")
     with pytest.raises(DataError) as caught:
-        require_columns([*ROWS, {"answer": "3"}], [("answer", "answer"), ("prompt", "question")], "f.jsonl")
+        require_columns(
+            [*ROWS, {"answer": "3"}],
+            [("task.columns.answer", "answer"), ("task.columns.prompt", "question")],
+            "f.jsonl",
+        )
     assert "row 3 has no column 'question' (task.columns.prompt); its columns are answer" in str(caught.value)
     with pytest.raises(DataError, match="the nearest is 'question'"):
-        require_columns(ROWS, [("prompt", "questions")], "f.jsonl")
+        require_columns(ROWS, [("task.columns.prompt", "questions")], "f.jsonl")

@@ -12,7 +12,7 @@ from core.config import Config
 from core.errors import CheckpointError, ConfigError, StoreError
 from core.load import dump_config, load_config, override
 from core.records import Problem
-from trainer import commands, evaluation
+from trainer import commands, evaluation, targets
 from trainer.rundir import RunDirectory
 
 
@@ -48,15 +48,15 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Path) -> None:
     folder = run.checkpoints / "000010"
     for target in (run.path, folder, folder / "policy"):
-        assert evaluation.run_of(target) == run
-        assert evaluation.model_of(target) == str(folder / "policy")
-    assert evaluation.run_of(tmp_path) is None
-    assert evaluation.run_of(Path("someone/model")) is None
-    assert evaluation.model_of(Path("someone/model")) == "someone/model"
+        assert targets.run_of(target) == run
+        assert targets.model_of(target) == str(folder / "policy")
+    assert targets.run_of(tmp_path) is None
+    assert targets.run_of(Path("someone/model")) is None
+    assert targets.model_of(Path("someone/model")) == "someone/model"
     with pytest.raises(CheckpointError, match="neither a run"):
-        evaluation.model_of(run.checkpoints)
+        targets.model_of(run.checkpoints)
     run.policy.mkdir()
-    assert evaluation.model_of(run.path) == str(run.policy)  # the final policy, when there is one
+    assert targets.model_of(run.path) == str(run.policy)  # the final policy, when there is one
 
 
 def test_evaluate_takes_the_configuration_of_the_run_and_the_options(

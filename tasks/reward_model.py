@@ -1,0 +1,141 @@
+"""The reward model in service: scores of dialogues, in batches, and how they become rewards.
+
+Used by `tasks/reward_actor.py` in the actor's process, and by `trainer/reward_model.py` to measure what it has trained. Invariant: a
+dialogue's score does not depend on the batch it is in (beyond rounding), nor on who loads the model.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from core.config import RewardModelConfig
+from core.errors import ModelError, first_line
+from core.records import Verdict
+from tasks import chat
+from tasks.chat import Message, Messages
+
+FILE = "reward.json"
+"""Beside the model: how its scores are normalised, and its accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Scores of the held-out dialogues the model was measured on; reward = (score - mean) / deviation."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def save(self, directory: Path, accuracy: dict[str, float]) -> None:
+        """Write it beside the model."""
+        (directory / FILE).write_text(json.dumps({**asdict(self), "accuracy": accuracy}, indent=1) + "\n")
+
+
+def read_scale(path: str) -> Scale:
+    """The scale of a model; scores as they are for a model without one."""
+    file = Path(path) / FILE
+    if not file.is_file():
+        return Scale()
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return Scale(found["mean"], found["deviation"])
+
+
+def check_reward_model(path: str) -> None:
+    """Raises ModelError unless the model is a sequence classifier with one label."""
+    from transformers import AutoConfig
+
+    if not path:
+        raise ModelError(
+            "reward_model.path is empty: the task dialogue is judged by a reward model; train one with `launch.py reward-model` and "
+            "name its run"
+        )
+    try:
+        config: Any = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"reward_model.path = {path}: cannot read the model: {first_line(error)}") from None
+    kind = (getattr(config, "architectures", None) or ["unknown architecture"])[0]
+    if "SequenceClassification" not in kind or config.num_labels != 1:
+        raise ModelError(
+            f"reward_model.path = {path}: {kind} with {config.num_labels} labels is no reward model; name a sequence classifier with "
+            f"one label, such as a run of `launch.py reward-model`"
+        )
+
+
+class RewardScorer:
+    """A reward model and its tokenizer in this process."""
+
+    def __init__(self, path: str, *, batch_tokens: int, device: str) -> None:
+        """`batch_tokens`: tokens of one pass, padding included."""
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self._model = AutoModelForSequenceClassification.from_pretrained(path).to(device).eval()
+        self._context = int(self._model.config.get_text_config().max_position_embeddings)
+        self._batch_tokens = batch_tokens
+        self._torch = torch
+
+    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+        """Score of each dialogue, which ends with the assistant's turn; None where it does not fit the model's context."""
+        rows = [chat.encode(self._tokenizer, messages, "reward model").ids for messages in dialogues]
+        scores: list[float | None] = [None] * len(rows)
+        fitting = sorted((i for i, ids in enumerate(rows) if len(ids) <= self._context), key=lambda i: len(rows[i]))
+        while fitting:
+            width = len(rows[fitting[-1]])
+            batch = fitting[-max(1, self._batch_tokens // width) :]
+            del fitting[-len(batch) :]
+            for i, score in zip(batch, self._pass([rows[i] for i in batch]), strict=True):
+                scores[i] = score
+        return scores
+
+    def _pass(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        torch, pad, width = self._torch, self._model.config.pad_token_id, max(map(len, rows))
+        tokens = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=self._model.device)
+        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._model.device)
+        with torch.inference_mode():
+            scores: list[float] = self._model(input_ids=tokens, attention_mask=real).logits[:, 0].float().tolist()
+        return scores
+
+
+class LocalRewardJudge:
+    """Judges by a reward model in this process. Raises ModelError when it is none."""
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        check_reward_model(config.path)
+        self._config = config
+        self._scale = read_scale(config.path)
+        self._scorer: RewardScorer | None = None  # loaded with the first batch
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order."""
+        if self._scorer is None:
+            self._scorer = RewardScorer(self._config.path, batch_tokens=self._config.batch_tokens, device="cpu")
+        scores = self._scorer.score([dialogue(reference, response) for reference, response in items])
+        return [verdict(score, self._scale, self._config.threshold) for score in scores]
+
+    def wait_until_ready(self) -> None:
+        """The model is loaded with the first batch."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def dialogue(reference: str, response: str) -> Messages:
+    """The dialogue of a problem with a response as the assistant's turn."""
+    return (*chat.load(reference), Message("assistant", response.strip()))
+
+
+def verdict(score: float | None, scale: Scale, threshold: float) -> Verdict:
+    """The normalised score as reward; correct when above the threshold. What cannot be scored is 0 with its reason.
+
+    >>> verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0)
+    Verdict(reward=0.5, correct=True, detail='score 3.000', judge_failed=False)
+    """
+    if score is None:
+        return Verdict(0.0, False, "the dialogue is longer than the reward model's context", judge_failed=True)
+    if not math.isfinite(score):
+        return Verdict(0.0, False, f"the reward model returned {score}", judge_failed=True)
+    reward = (score - scale.mean) / scale.deviation
+    return Verdict(reward, reward > threshold, f"score {score:.3f}")
