@@ -179,7 +179,7 @@ class CodeJudge:
                 return Verdict(rewards.runtime_error, False, f"run-time error: {problem or 'no answer'}")
             passed, why = self._passed(known, report)
         except SandboxError as error:
-            return Verdict(rewards.compile_error, False, f"no sandbox: {error}")
+            return Verdict(rewards.worst, False, f"no sandbox: {error}", judge_failed=True)
         if passed == len(known.tests):
             return Verdict(rewards.passed, True)
         share = rewards.fraction * passed / len(known.tests)

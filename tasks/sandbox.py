@@ -209,12 +209,12 @@ class _Process:
         deadline = time.monotonic() + limits.wall
         report = _Collected(expected)
         said = len(self._pending)
-        while not report.complete:
-            line, newline, rest = self._pending.partition(b"\n")
-            if newline:
-                self._pending = rest
+        while True:
+            *lines, self._pending = self._pending.split(b"\n")
+            for line in lines:
                 report.take(line)
-                continue
+            if report.complete:
+                break
             before = len(self._pending)
             if time.monotonic() >= deadline:
                 report.ended = f"stopped after {limits.wall:g} s"

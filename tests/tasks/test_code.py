@@ -245,7 +245,7 @@ def test_the_sandbox_fails_closed(
     with pytest.raises(ConfigError, match=r"bwrap: No permissions to create new namespace; install it"):
         check_sandbox("bubblewrap", limits)
     judged = CodeJudge(Sandbox("bubblewrap", limits), REWARDS)(reference("assert f(1) == 1"), "def f(x): return 1")
-    assert judged == Verdict(-1.0, False, "no sandbox: bwrap: No permissions to create new namespace")
+    assert judged == Verdict(-1.0, False, "no sandbox: bwrap: No permissions to create new namespace", True)
     config = TaskConfig(name="mbpp", path="unused", columns=MBPP)
     with pytest.raises(ConfigError, match=r"task\.sandbox"):
         check_judges(config, [])
@@ -262,6 +262,14 @@ def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
         (-1.0, True),
         (1.0, False),
     ]
+
+
+def test_without_judging_processes_programs_are_still_confined() -> None:
+    judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=MBPP, judge_workers=0, judge_timeout=30.0))
+    program = "import os\ndef f(x): return os.getuid()"
+    verdicts = judges.judge([(reference("assert f(1) == 65534"), program), (reference("assert f(1) == 1"), program)])
+    judges.close()
+    assert [verdict.reward for verdict in verdicts] == [1.0, -0.3]
 
 
 def test_the_driver_stands_alone() -> None:
