@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code import CodeJudge, equal, limits_of, parse_reference, program_of, read_mbpp
+from tasks.code import CodeJudge, equal, limits_of, parse_reference, plain, program_of, read_mbpp
 from tasks.judge import JudgePool
 from tasks.problems import Item, load_items
 from tasks.sandbox import DRIVER, Limits, Sandbox, check_sandbox
@@ -136,6 +138,26 @@ def test_equality_is_that_of_python() -> None:
 def test_malformed_encodings_equal_nothing(found: object) -> None:
     for expected in ([1], {1}, {1: 2}, 1, "x", (), None):
         assert not equal(expected, found)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from([*"ltsdicbo", "0xf"]),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(JSON)
+def test_whatever_a_sandbox_says_is_compared_without_raising(found: object) -> None:
+    for expected in ([1], (), {1, (2,)}, {1: [2]}, 1, 1j, 0.5, "l", b"0", None):
+        assert equal(expected, found) in (True, False)
+    assert plain(found) in (True, False)
 
 
 def test_rewards_are_graded(judge: CodeJudge) -> None:
