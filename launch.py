@@ -15,17 +15,21 @@ Every field of the configuration is an option; `python launch.py train --help` e
 """
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_origin
 
 import core
 from core.config import Config
 from core.errors import ConfigError, RetrospectError
 from core.load import load_config, override
+
+if TYPE_CHECKING:
+    from tyro.constructors import ConstructorRegistry
 
 DEFAULT = Path(core.__file__).parents[1] / "configs" / "demo.yaml"  # not beside this file: `ray submit` copies it alone
 INTERRUPTED = 130  # exit status of a program stopped by a signal
@@ -81,8 +85,36 @@ def show_help(command: str, base: Config, own: argparse.ArgumentParser) -> NoRet
     import tyro
 
     about = f"python launch.py {command}\n{own.format_help().partition('options:')[2] or own.format_help()}"
-    tyro.cli(Config, default=base, args=["--help"], prog=f"launch.py {command}", description=about)
+    tyro.cli(
+        Config,
+        default=base,
+        args=["--help"],
+        prog=f"launch.py {command}",
+        description=about,
+        registry=mappings_as_json(),
+    )
     sys.exit(0)
+
+
+def mappings_as_json() -> "ConstructorRegistry":
+    """How --help shows fields that are mappings; without it tyro leaves empty ones out."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def mapping(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]] | None:
+        if get_origin(info.type) is not dict:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="JSON",
+            instance_from_str=lambda texts: json.loads(texts[0]),
+            is_instance=lambda given: isinstance(given, dict),
+            str_from_instance=lambda given: [json.dumps(given)],
+        )
+
+    return registry
 
 
 def options() -> argparse.ArgumentParser:

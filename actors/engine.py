@@ -6,7 +6,7 @@ and seeds torch anew: whoever shares the process (`trainer/local.py`) sets its t
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from actors.flat import Continuation, FlatBatch, Job, pack
 from core.config import Device, RolloutConfig
-from core.errors import ModelError, first_line
+from core.errors import ConfigError, ModelError, first_line
 from core.records import Finish, FloatArray, IntArray
 from core.sampling import Sampling
 from core.seeds import derive
@@ -72,6 +72,9 @@ class VllmEngine:
 
         self.name = name
         self._stop = stop_tokens(model_path)
+        self._extra = sampling_extras(config.sampling_options)
+        self._sleeps = config.sleep and device != "cpu"
+        self._asleep = False
         try:
             arguments = EngineArgs(
                 model=model_path,
@@ -79,11 +82,12 @@ class VllmEngine:
                 seed=seed % 2**32,
                 max_model_len=config.max_prompt_tokens + config.max_response_tokens,
                 max_num_seqs=config.max_running,
-                **_placement(config, device),
+                **(_placement(config, device) | config.engine_options),
             )
             self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ModelError(f"model.path = {model_path}: vLLM cannot load it: {first_line(error)}") from error
+        except (OSError, ValueError, RuntimeError, TypeError) as error:
+            named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
+            raise ModelError(f"model.path = {model_path}: vLLM cannot load it{named}: {first_line(error)}") from error
         self._engine.set_weight_version("0")
         self._done: list[Continuation] = []
         self._scores: dict[str, FloatArray] = {}
@@ -105,6 +109,7 @@ class VllmEngine:
         samples of one start share its context through the prefix cache. With temperature 0 tokens are the most likely
         ones and the log-probabilities are the model's at temperature 1.
         """
+        self._wake()
         for job in jobs:
             start = job.start
             context = start.context_ids.tolist()
@@ -132,6 +137,8 @@ class VllmEngine:
         end = time.monotonic() + seconds
         while self.unfinished > refill and time.monotonic() < end:
             self.step()
+        if self._sleeps and not self.unfinished:
+            self._sleep()
         return self.collect()
 
     def generate(self, jobs: Iterable[Job], sampling: Sampling) -> FlatBatch:
@@ -146,6 +153,7 @@ class VllmEngine:
         drawn from exactly the new policy. The prefix cache is emptied (vLLM does not do that by itself). Raises
         WeightError when a parameter is missing.
         """
+        self._wake()
         self._engine.collective_rpc("start_weight_update")
         self._engine.collective_rpc("update_weights", kwargs={"update_info": {"weights": weights}})
         self._engine.collective_rpc("finish_weight_update")
@@ -163,6 +171,7 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        self._wake()
         for index, sequence in enumerate(sequences):
             ids = sequence.tolist()
             params = SamplingParams(
@@ -180,6 +189,16 @@ class VllmEngine:
         scores = [self._scores[f"score/{index}"] for index in range(len(sequences))]
         self._scores = {}
         return scores
+
+    def _sleep(self) -> None:
+        """Move the weights to the host and free the cache until the next call; nothing may be in flight."""
+        self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
+        self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
 
     def _request(self, request_id: str, context: list[int], params: Any) -> None:
         from vllm.inputs.engine import tokens_input
@@ -201,7 +220,22 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            **self._extra,
         )
+
+
+def sampling_extras(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for a bad value."""
+    if not options:
+        return {}
+    from pydantic import TypeAdapter, ValidationError
+    from vllm import SamplingParams
+
+    try:
+        checked = TypeAdapter(SamplingParams).validate_python(dict(options))
+    except (ValidationError, ValueError) as error:
+        raise ConfigError(f"rollout.sampling_options: {first_line(error)}") from error
+    return {name: getattr(checked, name) for name in options}
 
 
 def stop_tokens(model_path: str) -> list[int]:
@@ -234,6 +268,7 @@ def _placement(config: RolloutConfig, device: str) -> dict[str, Any]:
         "generation_config": "vllm",  # else a checkpoint's own top_p, top_k, ... would change the distribution
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
+        "enable_sleep_mode": config.sleep and device != "cpu",
         "async_scheduling": False,  # a step in flight during a weight swap would get the wrong version
         "disable_log_stats": True,
         "tensor_parallel_size": config.tensor_parallel,

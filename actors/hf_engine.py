@@ -80,6 +80,7 @@ class HfEngine:
         self.name = name
         self.version = 0
         self._stop = frozenset(stop_tokens(model_path))
+        self._sleeps = config.sleep
         self._max_running = config.max_running
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
@@ -111,6 +112,8 @@ class HfEngine:
         done: list[Continuation] = []
         while self.unfinished > refill and time.monotonic() < end:
             done += self.step()
+        if self._sleeps and not self.unfinished:
+            self._model.to("cpu")
         return pack(done)
 
     def generate(self, jobs: Iterable[Job], sampling: Sampling) -> FlatBatch:
@@ -162,6 +165,7 @@ class HfEngine:
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""
+        self._model.to(self._device)  # which does nothing unless it slept
         found = []
         for sequence in sequences:
             ids = torch.from_numpy(np.array(sequence, np.int64)).to(self._device)
@@ -173,6 +177,7 @@ class HfEngine:
         """Read the contexts of the next samples, each different context once."""
         from transformers import DynamicCache
 
+        self._model.to(self._device)
         samples = [self._waiting.popleft() for _ in range(min(self._max_running, len(self._waiting)))]
         rows: dict[tuple[int, ...], int] = {}
         where = [rows.setdefault(tuple(sample.ids), len(rows)) for sample in samples]

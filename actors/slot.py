@@ -41,7 +41,7 @@ class EngineRecipe:
         options = ray.remote(RolloutActor).options(
             name=name,
             num_cpus=self.cpus,
-            num_gpus=self.config.tensor_parallel if cuda else 0,
+            num_gpus=self.config.tensor_parallel * self.config.gpus if cuda else 0,
             runtime_env={"env_vars": environment(self.device, self.config.threads)},
             max_restarts=0,  # the pool restarts: it alone knows the current weights and what was in flight
             max_task_retries=0,

@@ -54,6 +54,11 @@ def check_algorithm(config: Config) -> None:
             f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: the engine 'hf' uses one device; set it to 1, or "
             f"rollout.engine to vllm"
         )
+    if config.rollout.gpus < 1 and config.rollout.tensor_parallel > 1:
+        raise ConfigError(
+            f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: Ray gives "
+            f"shares of a single GPU only; set one of them to 1"
+        )
     if config.learner.offload and config.learner.zero_stage == 0:
         raise ConfigError(
             "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
@@ -108,7 +113,7 @@ def batch_plan(config: Config) -> BatchPlan:
 def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing."""
     cuda = device == "cuda"
-    rollout_gpus = float(config.rollout.tensor_parallel) if cuda else 0.0
+    rollout_gpus = config.rollout.tensor_parallel * config.rollout.gpus if cuda else 0.0
     return (
         Bundle("rollout actor", config.rollout.actors, config.cluster.rollout_cpus, rollout_gpus),
         Bundle(

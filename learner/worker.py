@@ -167,6 +167,8 @@ class RankWorker:
 
     def export_weights(self, version: int) -> list[tuple[WeightHandle, str]]:
         """The published weights of the policy: handle and digest from rank 0, nothing from the others."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # an engine that slept on the same GPU wakes up for these weights
         if self._rank == 0:
             weights = flatten(self._hf_tensors(), version)
             return [(self._publish(weights), weights.manifest.digest)]

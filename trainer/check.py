@@ -5,6 +5,7 @@ Invariant: no actor is started and no model is built; what cannot be checked her
 
 import os
 
+from actors.options import check_options
 from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
@@ -17,6 +18,7 @@ NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA
 def print_check(config: Config, offline: bool) -> None:
     """Resolved values, batch arithmetic, placement; then model, data and devices unless `offline`."""
     plan = batch_plan(config)
+    check_options(config.rollout)
     print(dump_config(config))
     print(describe_plan(config, plan))
     device = config.cluster.device if config.cluster.device != "auto" else ("cuda" if local_resources().gpus else "cpu")

@@ -51,8 +51,10 @@ class Prepared:
 @contextmanager
 def prepare(config: Config) -> Iterator[Prepared]:
     """Find or build the model, check it, and load the task. Raises ModelError, DataError, ConfigError."""
+    from actors.options import check_options
     from tasks.starter import resolve_model
 
+    check_options(config.rollout)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
     task, _ = load_task(config, model)
     try:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from core.sections.base import Section
+from core.sections.base import Options, Section
 
 
 class RolloutConfig(Section):
@@ -28,6 +28,23 @@ class RolloutConfig(Section):
         0.85, gt=0, le=1, description="GPU: share of the device's memory that one engine may use."
     )
     tensor_parallel: int = Field(1, ge=1, description="GPUs per engine.")
+    gpus: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="GPU: share of each of its GPUs that an engine reserves; 0.5 leaves room for a learner rank (cluster.learner_gpus 0.5).",
+    )
+    sleep: bool = Field(
+        False,
+        description="GPU: move an engine's weights to the host and free its cache whenever it has nothing to do, for a learner on the same GPU.",
+    )
+    engine_options: Options = Field(
+        {},
+        description="More of vLLM's EngineArgs by name, e.g. {scheduling_policy: priority}; JSON on the command line.",
+    )
+    sampling_options: Options = Field(
+        {}, description="More of vLLM's SamplingParams by name, e.g. {top_k: 50}; JSON on the command line."
+    )
     threads: int = Field(2, ge=1, description="CPU threads per engine (OMP_NUM_THREADS).")
     deadline: float = Field(
         600.0,

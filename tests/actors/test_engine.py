@@ -160,3 +160,16 @@ def test_weights_that_lack_a_parameter_are_refused(engines: dict[bool, Any], tin
 def test_a_checkpoint_without_end_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing or has no eos_token_id"):
         stop_tokens(str(tmp_path))
+
+
+def test_a_cached_prefix_is_forgotten_with_its_weights(
+    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
+) -> None:
+    """Contexts of more than one block of the cache (32 tokens), read by the old weights before the new ones arrive."""
+    engine, old = engines[False], models.load(tiny_model(False))
+    new = models.load(models.build(tmp_path, False, seed=11))
+    starts = [models.start(index, prompt=44, samples=3) for index in range(4)]
+    for version, model in ((1, old), (2, new), (3, old)):
+        update(engine, model, version)
+        for _ in range(2):  # the second time from the cache
+            assert largest_gap(model, generate(engine, starts)) < TOLERANCE

@@ -112,6 +112,8 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         batch_plan(parse_config({"learner": {"offload": True}}, "test"))
     with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel = 2: the engine 'hf' uses one device"):
         batch_plan(parse_config({"rollout": {"engine": "hf", "tensor_parallel": 2}}, "test"))
+    with pytest.raises(ConfigError, match=r"rollout\.gpus = 0\.5 with rollout\.tensor_parallel = 2: Ray gives shares"):
+        batch_plan(parse_config({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "test"))
 
 
 def test_no_room_in_the_context() -> None:

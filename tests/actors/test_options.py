@@ -1,0 +1,90 @@
+"""vLLM's own options: names checked without vLLM, values passed on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from actors.flat import FlatBatch, Job, unpack
+from actors.options import check_options, class_fields
+from core.config import Config, RolloutConfig
+from core.errors import ConfigError
+from core.load import dump_config, override, parse_config
+from core.sampling import Sampling
+from tests.actors import models
+from tests.actors.conftest import CONFIG
+
+Get = Callable[[bool], Path]
+
+
+def test_options_are_json_on_the_command_line_and_survive_the_run_directory() -> None:
+    config = override(Config(), ["--rollout.engine_options", '{"cache_dtype": {"a": 1}}'])
+    assert config.rollout.engine_options == {"cache_dtype": {"a": 1}}
+    import yaml
+
+    assert parse_config(yaml.safe_load(dump_config(config)), "again") == config
+    for bad in ("[1", "5"):
+        with pytest.raises(ConfigError, match=r"rollout\.engine_options = .*"):
+            override(Config(), ["--rollout.engine_options", bad])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"engine_options": {"scheduling_polcy": "fcfs"}},
+            r"scheduling_polcy: vLLM's EngineArgs .* 'scheduling_policy'",
+        ),
+        ({"engine_options": {"speculative_config": {}}}, r"speculative_config is not free"),
+        ({"engine_options": {"max_num_seqs": 4}}, r"engine_options\.max_num_seqs is not free: rollout\.max_running"),
+        ({"engine_options": {"logprobs_mode": "x"}}, r"logprobs_mode is not free: it is part of what an engine"),
+        ({"sampling_options": {"top_q": 4}}, r"sampling_options\.top_q: vLLM's SamplingParams .* 'top_"),
+        ({"sampling_options": {"seed": 4}}, r"sampling_options\.seed is not free: run\.seed"),
+        ({"engine": "hf", "sampling_options": {"top_k": 4}}, r"sampling_options are vLLM's; leave them out"),
+    ],
+)
+def test_an_option_that_cannot_be_set_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_options(RolloutConfig(**options))
+    check_options(RolloutConfig(engine_options={"scheduling_policy": "fcfs"}, sampling_options={"top_k": 4}))
+
+
+def test_names_read_from_the_text_are_those_of_the_classes(vllm_engines: dict[bool, Any]) -> None:
+    def real(_: Any) -> tuple[set[str], set[str]]:
+        import dataclasses
+
+        from vllm import EngineArgs, SamplingParams
+
+        return {field.name for field in dataclasses.fields(EngineArgs)}, set(SamplingParams.__struct_fields__)
+
+    engine, sampling = ray.get(vllm_engines[True].__ray_call__.remote(real))
+    assert set(class_fields("engine/arg_utils.py", "EngineArgs")) == {n for n in engine if not n.startswith("_")}
+    assert set(class_fields("sampling_params.py", "SamplingParams")) == {n for n in sampling if not n.startswith("_")}
+
+
+def test_sampling_options_shape_the_draws_and_their_logprobs(vllm_engines: dict[bool, Any], tiny_model: Get) -> None:
+    """Three tokens allowed and the likelier two of them kept: a distribution that can be computed by hand."""
+    start, allowed, path = models.start(3, samples=16), [5, 6, 7], str(tiny_model(True))
+    options = {"allowed_token_ids": allowed, "top_k": 2}
+
+    def generate(_: Any) -> FlatBatch:
+        from actors.engine import VllmEngine
+
+        config = CONFIG.model_copy(update={"sampling_options": options})
+        engine = VllmEngine(path, config, dtype="float32", device="cpu", seed=0)  # a second one in the actor's process
+        return engine.generate([Job(start, tuple(range(16)))], Sampling(1.0, 1.0, 6))
+
+    model = models.load(tiny_model(True))
+    for one in unpack(ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=120)):
+        sequence = np.concatenate([start.context_ids, one.tokens])
+        with torch.no_grad():
+            logits = model(torch.from_numpy(sequence.astype(np.int64))[None]).logits[0, len(start.context_ids) - 1 :]
+        for row, token, logprob in zip(logits[:, allowed], one.tokens.tolist(), one.logprobs.tolist(), strict=False):
+            kept = row.topk(2)
+            assert token in {allowed[at] for at in kept.indices.tolist()}
+            expected = torch.log_softmax(kept.values, 0)[kept.indices.tolist().index(allowed.index(token))]
+            assert abs(float(expected) - logprob) < 1e-4
