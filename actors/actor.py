@@ -7,13 +7,14 @@ and a call that does not come back means that the process is dead or hung.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from actors.engines import build_engine
 from actors.flat import FlatBatch, Job
 from core.config import Device, RolloutConfig
 from core.records import FloatArray, IntArray
 from core.sampling import Sampling
-from core.weights import Acknowledgement, Weights
+from core.weights import Acknowledgement, Bucket, Weights, resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class RolloutActor:
 
         self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
         if weights is not None:
-            self._engine.load_weights(weights)
+            self.load_weights(weights)
         return Ready(os.getpid(), ray.get_runtime_context().get_node_id(), self._engine.version)
 
     def turn(self, jobs: list[Job], sampling: Sampling, seconds: float, refill: int) -> Turn:
@@ -71,7 +72,14 @@ class RolloutActor:
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights; see `Engine.load_weights`."""
-        return self._engine.load_weights(weights)
+        import ray
+
+        def fetch(bucket: Any) -> Bucket:
+            return list(
+                ray.get(bucket) if isinstance(bucket, ray.ObjectRef) else bucket
+            )  # the node's copy, read in place
+
+        return self._engine.load_weights(resolved(weights, fetch))
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1] at temperature 1; see `Engine.sequence_logprobs`."""

@@ -7,6 +7,7 @@ and seeds torch anew: whoever shares the process (`trainer/local.py`) sets its t
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +155,14 @@ class VllmEngine:
         WeightError when a parameter is missing.
         """
         self._wake()
-        self._engine.collective_rpc("start_weight_update")
-        self._engine.collective_rpc("update_weights", kwargs={"update_info": {"weights": weights}})
-        self._engine.collective_rpc("finish_weight_update")
+        with ThreadPoolExecutor(1) as hashing:  # beside the copying
+            received = hashing.submit(digest, weights)
+            self._engine.collective_rpc("start_weight_update")
+            self._engine.collective_rpc("update_weights", kwargs={"update_info": {"weights": weights}})
+            self._engine.collective_rpc("finish_weight_update")
         self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(str(weights.manifest.version))
-        received = digest(weights.manifest.tensors, weights.buffers)
-        return Acknowledgement(self.name, weights.manifest.version, received)
+        return Acknowledgement(self.name, weights.manifest.version, received.result())
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2.

@@ -22,7 +22,7 @@ from core.errors import ModelError, WeightError, first_line
 from core.records import Finish, FloatArray, IntArray
 from core.sampling import Sampling
 from core.seeds import derive
-from core.weights import Acknowledgement, Weights, digest, unflatten
+from core.weights import Acknowledgement, Weights, digest, unpack
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class HfEngine:
         Raises WeightError when a parameter is missing.
         """
         parameters = dict(self._model.named_parameters())
-        given = dict(unflatten(weights))
+        given = dict(unpack(weights))
         missing = sorted(parameters.keys() - given.keys())
         if missing:
             raise WeightError(
@@ -160,7 +160,7 @@ class HfEngine:
         if self._wave:
             self._waiting.extendleft(reversed(self._wave.samples))
             self._wave = None
-        return Acknowledgement(self.name, self.version, digest(weights.manifest.tensors, weights.buffers))
+        return Acknowledgement(self.name, self.version, digest(weights))
 
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from core.errors import WeightError
-from core.weights import Weights, unflatten
+from core.weights import Weights, unpack
 
 BACKEND = "retrospect"
 
@@ -54,7 +54,7 @@ class BufferTransfer(WeightTransferEngine[NoInit, Update]):
         """Load all tensors. Raises WeightError when a parameter of the model is not among them."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is only read
-            pairs = [(name, tensor.to(self.device)) for name, tensor in unflatten(update_info.weights)]
+            pairs = [(name, tensor.to(self.device)) for name, tensor in unpack(update_info.weights)]
         loaded = self.model.load_weights(iter(pairs))
         missing = self._expected - set(loaded)
         if missing:

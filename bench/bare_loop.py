@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learner.actor_critic import StepPlan
 from learner.batch import MicroBatch
-from learner.worker import StepPlan
+from learner.models import attention_kernel
 
 
 class Critic(nn.Module):
@@ -24,18 +25,19 @@ class Critic(nn.Module):
         super().__init__()
         self.trunk, self.head = trunk, nn.Linear(trunk.config.hidden_size, 1)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[B, T] -> [B, T]."""
-        values: Tensor = self.head(self.trunk(input_ids=tokens, use_cache=False).last_hidden_state)
+    def forward(self, tokens: Tensor, places: Tensor | None) -> Tensor:
+        """[B, T] -> [B, T]; `places` as in `learner.batch.MicroBatch`."""
+        values: Tensor = self.head(self.trunk(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state)
         return values[..., 0]
 
 
 class BareLoop:
     """Two DeepSpeed engines and the shortest loop over them."""
 
-    def __init__(self, path: str, device: str, dtype: str) -> None:
+    def __init__(self, path: str, device: str, dtype: str, recompute: bool = False) -> None:
         import deepspeed
         from transformers import AutoModel, AutoModelForCausalLM
+        from transformers.utils import is_flash_attn_2_available
 
         os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
         os.environ.setdefault("MASTER_PORT", "29477")
@@ -45,17 +47,22 @@ class BareLoop:
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,
-            "zero_optimization": {"stage": 1 if bf16 else 0},
+            "zero_optimization": {"stage": 2 if bf16 else 0},
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": 1.0,
             "bf16": {"enabled": bf16},
             "steps_per_print": 10**9,
         }
         self._device = torch.device(device)
+        flash = attention_kernel(device, kind, is_flash_attn_2_available())
         models = (
-            AutoModelForCausalLM.from_pretrained(path, dtype=kind),
-            Critic(AutoModel.from_pretrained(path, dtype=kind)),
+            AutoModelForCausalLM.from_pretrained(path, dtype=kind, attn_implementation=flash),
+            Critic(AutoModel.from_pretrained(path, dtype=kind, attn_implementation=flash)),
         )
+        if recompute:
+            for model in (models[0], models[1].trunk):
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                model.train()
         self._policy, self._value = (
             deepspeed.initialize(
                 model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True), config=config
@@ -68,15 +75,16 @@ class BareLoop:
         begin = time.perf_counter()
         for step in steps:
             for batch in step.batches:
-                tokens, positions, targets = self._inputs(batch.inputs)
+                tokens, places, positions, targets = self._inputs(batch.inputs)
                 head = self._policy.module.get_output_embeddings()
-                hidden = self._policy.module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+                decoder = self._policy.module.get_decoder()
+                hidden = decoder(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
                 logits = head(hidden.flatten(0, 1)[positions])
                 self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
             self._policy.step()
             for batch in step.batches:
-                tokens, positions, _ = self._inputs(batch.inputs)
-                values = self._value(tokens).flatten()[positions]
+                tokens, places, positions, _ = self._inputs(batch.inputs)
+                values = self._value(tokens, places).flatten()[positions]
                 self._value.backward(values.float().square().mean())
             self._value.step()
         if self._device.type == "cuda":
@@ -88,16 +96,18 @@ class BareLoop:
         """Log-probabilities and values of all micro-batches."""
         out = []
         for batch in batches:
-            tokens, positions, targets = self._inputs(batch)
-            hidden = self._policy.module.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+            tokens, places, positions, targets = self._inputs(batch)
+            decoder = self._policy.module.get_decoder()
+            hidden = decoder(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
             logits = self._policy.module.get_output_embeddings()(hidden.flatten(0, 1)[positions])
             logprobs = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])
-            out.append((logprobs.cpu(), self._value(tokens).flatten()[positions].cpu()))
+            out.append((logprobs.cpu(), self._value(tokens, places).flatten()[positions].cpu()))
         return out
 
-    def _inputs(self, inputs: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _inputs(self, inputs: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         tokens, positions, targets = (
             torch.from_numpy(np.array(array)).to(self._device)
             for array in (inputs.tokens, inputs.positions, inputs.targets)
         )
-        return tokens, positions, targets
+        places = None if inputs.places is None else torch.from_numpy(np.array(inputs.places)).to(self._device)
+        return tokens, places, positions, targets

@@ -1,4 +1,4 @@
-"""How fast and how lean the learner is against a bare DeepSpeed loop: `python -m bench.learner [--quick]`.
+"""How fast and how lean the learner is against a bare DeepSpeed loop: `python -m bench.learner [--quick] [--device cuda]`.
 
 PPO update (driver, Ray and all) and the bare loop of `bench.bare_loop` run in turns over the same packed tokens: random ids
 with the lengths of GSM8K (characters / 3). Then a broadcast of plain buffers to two receivers against memcpy.
@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,35 @@ import torch
 from bench.bare_loop import BareLoop
 from bench.report import Check, check, write
 from core.config import AlgorithmConfig, Device, LearnerConfig
+from core.errors import RetrospectError
 from core.records import Finish, Judged, Start, Trajectory, Verdict
-from core.weights import Acknowledgement, Weights, digest, flatten, unflatten
+from core.weights import Acknowledgement, Weights, digest, pack, resolved, unpack
+from learner.actor_critic import StepPlan
 from learner.batch import Row, padding_share
 from learner.group import LearnerGroup
 from learner.ranks import rank_environment
-from learner.worker import RankWorker, StepPlan
+from learner.worker import RankWorker
 
 DATA = Path(os.environ.get("RETROSPECT_DATA", Path(__file__).parents[2] / "shared" / "data"))
-VOCABULARY = 2048
 
 
-def trajectories(count: int) -> list[Judged]:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Qwen2 with tied embeddings."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+
+
+STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
+"""The default starter's."""
+
+
+def trajectories(count: int, vocabulary: int) -> list[Judged]:
     """Random tokens with the lengths of real problems and solutions; every fourth continues half of its solution."""
     rng = np.random.default_rng(0)
     with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:
@@ -41,7 +60,7 @@ def trajectories(count: int) -> list[Judged]:
     for i, problem in enumerate(problems):
         prompt, response = len(problem["question"]) // 3, max(2, len(problem["answer"]) // 3)
         prefix = response // 2 if i % 4 == 3 else 0
-        ids = rng.integers(0, VOCABULARY, prompt + response).astype(np.int32)
+        ids = rng.integers(0, vocabulary, prompt + response).astype(np.int32)
         start = Start(f"s{i}", f"p{i}", ids[:prompt], ids[prompt : prompt + prefix], 1, i, i if prefix else None)
         tokens = ids[prompt + prefix :]
         logprobs = np.full(len(tokens), -7.6, dtype=np.float32)
@@ -51,22 +70,24 @@ def trajectories(count: int) -> list[Judged]:
     return out
 
 
-def build_model(path: Path, hidden: int, layers: int) -> None:
-    """A random Qwen2 of the default starter's shape."""
+def build_model(path: Path, shape: Shape, dtype: torch.dtype = torch.float32) -> int:
+    """Save a random Qwen2; returns its number of parameters."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 32,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
-    Qwen2ForCausalLM(config).save_pretrained(path)
+    model = Qwen2ForCausalLM(config).to(dtype)
+    model.save_pretrained(path)
+    return int(model.num_parameters())
 
 
 def _reset_peak(pid: int) -> int:
@@ -82,10 +103,10 @@ def _status(pid: int, field: str) -> int:
 
 def compare(quick: bool, device: Device, threads: int) -> list[Check]:
     """Update and scoring against the bare loop."""
-    judged = trajectories(64 if quick else 192)
+    judged = trajectories(64 if quick else 192, STARTER.vocabulary)
     config = LearnerConfig(micro_batch_tokens=8192, minibatches=2, threads=threads, policy_lr=1e-6)
     with tempfile.TemporaryDirectory() as folder:
-        build_model(Path(folder), 128, 4)
+        build_model(Path(folder), STARTER)
         group = LearnerGroup(
             folder,
             config,
@@ -99,13 +120,7 @@ def compare(quick: bool, device: Device, threads: int) -> list[Check]:
         environment = {"env_vars": rank_environment(device, threads)}
         bare = ray.remote(BareLoop).options(runtime_env=environment, num_cpus=0).remote(folder, device, "float32")
         pids = [group._ranks.pids()[0], ray.get(bare.__ray_call__.remote(lambda _: os.getpid()))]
-        sent, given = group._ranks.call, {}  # the bare loop gets the very micro-batches that the learner makes
-
-        def spy(method: Callable[..., Any], *args: Any) -> list[Any]:
-            given[method] = args[0][0]
-            return sent(method, *args)
-
-        group._ranks.call = spy  # type: ignore[method-assign]
+        given = spied(group)
         idle = [_reset_peak(pid) for pid in pids]
         scored = group.score(judged)
         ray.get(bare.score.remote(given[RankWorker.score]))
@@ -124,6 +139,18 @@ def compare(quick: bool, device: Device, threads: int) -> list[Check]:
         group.close()
         ray.kill(bare)
     return checks
+
+
+def spied(group: LearnerGroup) -> dict[Any, Any]:
+    """What rank 0 got in the last call of each method: the bare loop gets the very micro-batches that the learner makes."""
+    sent, given = group._ranks.call, {}
+
+    def spy(method: Callable[..., Any], *args: Any) -> list[Any]:
+        given[method] = args[0][0]
+        return sent(method, *args)
+
+    group._ranks.call = spy  # type: ignore[method-assign]
+    return given
 
 
 def _speed_checks(judged: list[Judged], plans: list[StepPlan], ours: list[float], theirs: list[float]) -> list[Check]:
@@ -155,15 +182,16 @@ def _memory_checks(idle: list[int], scoring: list[int], updated: list[int]) -> l
 class Receiver:
     """Stands for an engine: owns parameters and copies what arrives into them."""
 
-    def load(self, name: str, handle: list[Any]) -> Acknowledgement:
-        """Read, check, copy."""
-        weights: Weights = ray.get(handle[0])
-        found = digest(weights.manifest.tensors, weights.buffers)
+    def load(self, name: str, weights: Weights) -> Acknowledgement:
+        """Read, check beside the copying, copy: as `actors.engine` does, without what vLLM does to its layers."""
+        weights = resolved(weights, ray.get)
         if not hasattr(self, "_own"):
-            self._own = {name: torch.empty_like(tensor) for name, tensor in unflatten(weights)}
-        for key, tensor in unflatten(weights):
-            self._own[key].copy_(tensor)
-        return Acknowledgement(name, weights.manifest.version, found)
+            self._own = {key: torch.empty_like(tensor) for key, tensor in unpack(weights)}
+        with ThreadPoolExecutor(1) as hashing:
+            found = hashing.submit(digest, weights)
+            for key, tensor in unpack(weights):
+                self._own[key].copy_(tensor)
+        return Acknowledgement(name, weights.manifest.version, found.result())
 
 
 def broadcast(quick: bool) -> list[Check]:
@@ -172,15 +200,16 @@ def broadcast(quick: bool) -> list[Check]:
     tensors = [(f"layer.{i}", torch.randn(4 * 2**20)) for i in range(count)]
     size = sum(tensor.nbytes for _, tensor in tensors)
     engines = [ray.remote(Receiver).options(num_cpus=0).remote() for _ in range(2)]
-    seconds, copies = [], []
+    seconds, published, copies = [], [], []
     own = [torch.empty_like(tensor) for _, tensor in tensors]
     for version in range(4):
         begin = time.perf_counter()
-        handle = ray.put(flatten(tensors, version))
-        acknowledged = ray.get([e.load.remote(f"engine-{i}", [handle]) for i, e in enumerate(engines)])
+        weights = pack(tensors, version, ray.put)
+        published.append(time.perf_counter() - begin)
+        acknowledged = ray.get([e.load.remote(f"engine-{i}", weights) for i, e in enumerate(engines)])
         seconds.append(time.perf_counter() - begin)
         assert len({a.digest for a in acknowledged}) == 1
-        del handle
+        del weights
         begin = time.perf_counter()
         for _ in engines:
             for target, (_, tensor) in zip(own, tensors, strict=True):
@@ -189,24 +218,29 @@ def broadcast(quick: bool) -> list[Check]:
     took, memcpy = statistics.median(seconds[1:]), statistics.median(copies[1:])
     return [
         check(f"broadcast of {size / 2**20:.0f} MiB to two engines", took, "s", baseline=memcpy),
+        check("of which: one copy and its hash into the object store", statistics.median(published[1:]), "s"),
         check("broadcast against memcpy to both", memcpy / took, "x", ">=", 0.5),
     ]
 
 
-def main(quick: bool) -> None:
-    """Measure and write bench/results/learner.json."""
-    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
-    threads = os.cpu_count() or 1
+def main(arguments: list[str]) -> None:
+    """Measure and write bench/results/learner.json (learner-cuda.json on a GPU)."""
+    quick, threads = "--quick" in arguments, os.cpu_count() or 1
+    device: Device = "cuda" if "--device" in arguments and "cuda" in arguments else "cpu"
+    settings: dict[str, Any] = {"device": device, "model": "Qwen2 128 x 4, vocabulary 2048", "threads": threads}
+    if device == "cuda":
+        from bench.learner_gpu import SHAPES, compare_on_gpu, require_gpu
+
+        name = require_gpu()
+        settings |= {"device": name, "model": f"random Qwen2 of {' and '.join(SHAPES)}, bf16, ZeRO 2, one rank"}
     ray.init(address="local", include_dashboard=False, namespace="retrospect", log_to_driver=False)
-    checks = compare(quick, device, threads) + broadcast(quick)
+    checks = compare_on_gpu(quick, name) if device == "cuda" else compare(quick, device, threads) + broadcast(quick)
     ray.shutdown()
-    write(
-        "learner",
-        checks,
-        {"device": device, "model": "Qwen2 128 x 4, vocabulary 2048", "threads": threads},
-        quick=quick,
-    )
+    write("learner-cuda" if device == "cuda" else "learner", checks, settings, quick=quick)
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except RetrospectError as error:
+        sys.exit(f"error: {error}")

@@ -1,11 +1,13 @@
-"""Model weights as one flat byte buffer per data type, with a manifest that names the tensors and a digest.
+"""Model weights as buckets of flat byte buffers, with a manifest that names the tensors and a digest.
 
-The learner calls `flatten`, the buffers travel (object store, NCCL, ...), every engine calls `unflatten` and
-acknowledges with the version and the digest of what it received. Invariant: `unflatten(flatten(w)) == w` bit for bit.
+The learner calls `pack`, the buckets travel (object store), every engine calls `unpack` and acknowledges with the version
+and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a bucket is copied once, into wherever it
+is published, so that neither a second copy of the model nor of a bucket is ever held on the way.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,25 +18,26 @@ import xxhash
 from core.records import FloatArray, IntArray
 
 Buffer = npt.NDArray[np.uint8]
+Bucket = list[Buffer]
+"""The bytes of some tensors, one buffer each: under Ray they lie out of band, one shared copy per node."""
 NamedTensor = tuple[str, torch.Tensor]
-WeightHandle = Any
-"""A Ray object reference to `Weights` (core does not import Ray)."""
+BUCKET_BYTES = 2**28
+"""Bytes after which a bucket is full; a larger tensor has one of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Where one tensor lies: `count` elements of `dtype` from byte `offset` of the buffer of that type."""
+    """What one tensor of a bucket is, in the order of the bucket's buffers."""
 
     name: str  # Hugging Face parameter name
     dtype: str  # "float32", "bfloat16"
     shape: tuple[int, ...]
-    offset: int  # bytes
-    size: int  # bytes
+    bucket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the buffers hold."""
+    """What the buckets hold."""
 
     version: int
     tensors: tuple[TensorSpec, ...]
@@ -43,10 +46,14 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A version of a model's weights: pickles with its buffers out of band (one shared copy per node under Ray)."""
+    """A version of a model's weights."""
 
     manifest: Manifest
-    buffers: Mapping[str, Buffer]  # dtype name -> flat bytes
+    buckets: tuple[Any, ...]  # of `Bucket`, or of what publishing one gave: Ray object references
+
+
+WeightHandle = Weights | Any
+"""What travels from the learner to the engines: `Weights`, or a Ray object reference to them (core does not import Ray)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +65,90 @@ class Acknowledgement:
     digest: str
 
 
-def flatten(named: Iterable[NamedTensor], version: int) -> Weights:
-    """Copy the tensors (any device) into one byte buffer per data type on the CPU."""
-    parts: dict[str, list[Buffer]] = {}
-    offsets: dict[str, int] = {}
+def copied(bucket: Bucket) -> Bucket:
+    """Publishing within a process: a copy that later optimizer steps do not change."""
+    return [buffer.copy() for buffer in bucket]
+
+
+def pack(
+    named: Iterable[NamedTensor],
+    version: int,
+    publish: Callable[[Bucket], Any] = copied,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Weights:
+    """Publish the tensors (any device) bucket by bucket.
+
+    Args:
+        named: Hugging Face names and tensors; taken one by one.
+        version: of the weights.
+        publish: copies a bucket to where engines find it and returns how they do (`ray.put`).
+        bucket_bytes: when a bucket is full.
+    """
     specs: list[TensorSpec] = []
+    handles: list[Any] = []
+    digests: list[Future[str]] = []
+    with ThreadPoolExecutor(1) as hashing:  # a bucket is hashed while it is copied: both leave the interpreter alone
+        for number, tensors in enumerate(bucketed(named, bucket_bytes)):
+            bucket = [_bytes(tensor) for _, tensor in tensors]
+            digests.append(hashing.submit(_bucket_digest, bucket))
+            handles.append(publish(bucket))
+            specs += [_spec(name, tensor, number) for name, tensor in tensors]
+            digests[-1].result()  # a bucket's memory is free before the next is gathered
+    whole = _whole_digest(specs, [future.result() for future in digests])
+    return Weights(Manifest(version, tuple(specs), whole), tuple(handles))
+
+
+def bucketed(named: Iterable[NamedTensor], bucket_bytes: int) -> Iterator[list[NamedTensor]]:
+    """Consecutive tensors, as many as fill `bucket_bytes`."""
+    bucket: list[NamedTensor] = []
+    size = 0
     for name, tensor in named:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-        offset = offsets.get(dtype, 0)
-        specs.append(TensorSpec(name, dtype, tuple(tensor.shape), offset, flat.size))
-        parts.setdefault(dtype, []).append(flat)
-        offsets[dtype] = offset + flat.size
-    buffers = {dtype: np.concatenate(chunks) for dtype, chunks in parts.items()}
-    return Weights(Manifest(version, tuple(specs), digest(specs, buffers)), buffers)
+        if bucket and size + tensor.nbytes > bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
 
 
-def unflatten(weights: Weights) -> Iterator[NamedTensor]:
+def resolved(weights: Weights, fetch: Callable[[Any], Bucket]) -> Weights:
+    """The weights with their buckets at hand: `fetch` undoes what published them (`ray.get`)."""
+    return replace(weights, buckets=tuple(fetch(handle) for handle in weights.buckets))
+
+
+def unpack(weights: Weights) -> Iterator[NamedTensor]:
     """The named tensors, as views of the buffers (read-only when the buffers are: copy before writing)."""
-    for spec in weights.manifest.tensors:
-        raw = weights.buffers[spec.dtype][spec.offset : spec.offset + spec.size]
+    buffers = (buffer for bucket in weights.buckets for buffer in bucket)
+    for spec, raw in zip(weights.manifest.tensors, buffers, strict=True):
         flat = torch.frombuffer(raw.data, dtype=getattr(torch, spec.dtype))
         yield spec.name, flat.reshape(spec.shape)
 
 
-def digest(specs: Iterable[TensorSpec], buffers: Mapping[str, Buffer]) -> str:
-    """128-bit hash of names, shapes, placement and bytes: what every engine must acknowledge."""
+def digest(weights: Weights) -> str:
+    """128-bit hash of names, types, shapes, order and bytes: what every engine must acknowledge."""
+    return _whole_digest(weights.manifest.tensors, [_bucket_digest(bucket) for bucket in weights.buckets])
+
+
+def _whole_digest(specs: Iterable[TensorSpec], buckets: Sequence[str]) -> str:
+    names = [(spec.name, spec.dtype, spec.shape, spec.bucket) for spec in specs]
+    return xxhash.xxh3_128(repr((names, list(buckets))).encode()).hexdigest()
+
+
+def _bucket_digest(bucket: Bucket) -> str:
     state = xxhash.xxh3_128()
-    for spec in specs:
-        state.update(repr((spec.name, spec.dtype, spec.shape, spec.offset)).encode())
-    for dtype in sorted(buffers):
-        state.update(np.ascontiguousarray(buffers[dtype]).data)
+    for buffer in bucket:
+        state.update(np.ascontiguousarray(buffer).data)
     return state.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> Buffer:
+    buffer: Buffer = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    return buffer
+
+
+def _spec(name: str, tensor: torch.Tensor, bucket: int) -> TensorSpec:
+    return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bucket)
 
 
 class WeightReceiver(Protocol):

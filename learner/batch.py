@@ -32,7 +32,8 @@ class Row:
 class MicroBatch:
     """What a model reads in one pass."""
 
-    tokens: IndexArray  # [B, T] right-padded with 0; causal attention keeps the padding from every real token
+    tokens: IndexArray  # [B, T] right-padded with 0; causal attention keeps the padding from every real token. Packed: [1, T]
+    places: IndexArray | None  # packed, [1, T]: place of every token in its row, from 0: rows do not see each other
     positions: IndexArray  # [N] index into the flattened [B * T] of the state before each scored token
     targets: IndexArray  # [N] the scored tokens
     counts: IndexArray  # [B] scored tokens per row
@@ -63,16 +64,26 @@ class TrainBatch:
     targets: TokenTargets
 
 
-def micro_batch(rows: Sequence[Row]) -> MicroBatch:
-    """Pad rows to their longest and point at the states before their scored tokens."""
-    width = max(len(row.tokens) for row in rows)
-    tokens = np.zeros((len(rows), width), dtype=np.int64)
-    for b, row in enumerate(rows):
-        tokens[b, : len(row.tokens)] = row.tokens
-    positions = [np.arange(row.context - 1, len(row.tokens) - 1) + b * width for b, row in enumerate(rows)]
+def micro_batch(rows: Sequence[Row], packed: bool = False) -> MicroBatch:
+    """Rows as a model reads them, with pointers at the states before their scored tokens.
+
+    Padded: one below the other, as wide as the longest. Packed: one after the other in a single line, without padding.
+    """
+    lengths = [len(row.tokens) for row in rows]
+    if packed:
+        begins = np.cumsum([0, *lengths[:-1]])
+        tokens = np.concatenate([row.tokens for row in rows])[None].astype(np.int64)
+        places = np.concatenate([np.arange(length) for length in lengths])[None].astype(np.int64)
+    else:
+        begins = np.arange(len(rows)) * max(lengths)
+        tokens, places = np.zeros((len(rows), max(lengths)), dtype=np.int64), None
+        for b, row in enumerate(rows):
+            tokens[b, : lengths[b]] = row.tokens
+    states = [np.arange(row.context - 1, len(row.tokens) - 1) + begin for row, begin in zip(rows, begins, strict=True)]
     return MicroBatch(
         tokens=tokens,
-        positions=np.concatenate(positions).astype(np.int64),
+        places=places,
+        positions=np.concatenate(states).astype(np.int64),
         targets=np.concatenate([row.tokens[row.context :] for row in rows]).astype(np.int64),
         counts=np.array([row.scored for row in rows], dtype=np.int64),
     )

@@ -17,19 +17,21 @@ Cut = list[list[IntArray]]
 """[rank][micro-batch] -> row numbers (`learner.packing.plan`)."""
 
 
-def inputs(cut: Cut, rows: Sequence[Row]) -> list[list[MicroBatch]]:
+def inputs(cut: Cut, rows: Sequence[Row], packed: bool) -> list[list[MicroBatch]]:
     """The micro-batches of every rank."""
-    return [[_pack(group, rows) for group in groups] for groups in cut]
+    return [[_pack(group, rows, packed) for group in groups] for groups in cut]
 
 
-def train_batches(cut: Cut, prepared: Prepared, members: Sequence[int], how: Aggregation) -> list[list[TrainBatch]]:
+def train_batches(
+    cut: Cut, prepared: Prepared, members: Sequence[int], how: Aggregation, packed: bool = False
+) -> list[list[TrainBatch]]:
     """The micro-batches of one optimizer step over the trajectories `members` (the cut counts within them), per rank."""
     rows = [prepared.rows[i] for i in members]
     targets = prepared.weighted(members, how)
     return [
         [
             TrainBatch(
-                _pack(group, rows),
+                _pack(group, rows, packed),
                 targets.take(prepared.index([members[i] for i in group])) if len(group) else zero_targets(1),
             )
             for group in groups
@@ -50,5 +52,5 @@ def scatter(cut: Cut, rows: Sequence[Row], columns: Sequence[Sequence[FloatArray
     return out
 
 
-def _pack(group: IntArray, rows: Sequence[Row]) -> MicroBatch:
-    return micro_batch([rows[i] for i in group] if len(group) else [Row(rows[0].tokens[:2], 1)])
+def _pack(group: IntArray, rows: Sequence[Row], packed: bool) -> MicroBatch:
+    return micro_batch([rows[i] for i in group] if len(group) else [Row(rows[0].tokens[:2], 1)], packed)

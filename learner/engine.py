@@ -1,16 +1,18 @@
 """One model in one DeepSpeed engine: accumulate gradients, step or skip, gather weights, save, restore.
 
-Used by `learner.worker`, once for the policy and once for the critic, never interleaved. DeepSpeed is imported inside the
+Used by `learner.actor_critic`, once for both models or once for each, never interleaved. DeepSpeed is imported inside the
 functions because its environment must be set first. Invariants: a step whose loss or gradients hold a NaN or Inf on any rank
 changes nothing on every rank; the caller weights tokens over the global batch, and any number of backward passes may
 precede a step (`managed_gradient_accumulation: false`).
 """
 
 import os
+import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,7 +52,7 @@ class GuardedAdamW(torch.optim.AdamW):
     NaN. The attributes `overflow` and `_global_grad_norm` are the ones that its engine reads from them.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], max_grad_norm: float, **options: Any) -> None:
+    def __init__(self, params: Iterable[dict[str, Any]], max_grad_norm: float, **options: Any) -> None:
         super().__init__(params, **options)
         self.overflow = False
         self._global_grad_norm = 0.0
@@ -92,6 +94,7 @@ class TrainEngine:
     def __init__(
         self,
         module: nn.Module,
+        groups: Sequence[Sequence[nn.Parameter]],
         *,
         zero_stage: int,
         dtype: torch.dtype,
@@ -99,25 +102,36 @@ class TrainEngine:
         weight_decay: float,
         offload: bool,
     ) -> None:
+        """Take the module into an engine.
+
+        Args:
+            module: on any device; frozen parameters stay as they are.
+            groups: parameters that share a learning rate (frozen ones are left out).
+            zero_stage: 0 to 3. See `engine_config` for the others.
+        """
         import deepspeed
 
         config = engine_config(zero_stage, dtype, max_grad_norm, offload)
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        trained = [{"params": [p for p in group if p.requires_grad]} for group in groups]
         options: dict[str, Any] = {"lr": 0.0, "weight_decay": weight_decay, "fused": True}
-        plain = config["zero_optimization"]["stage"] == 0
-        optimizer = (
-            GuardedAdamW(parameters, max_grad_norm, **options) if plain else torch.optim.AdamW(parameters, **options)
+        self._stage = int(config["zero_optimization"]["stage"])
+        self._optimizer = (
+            torch.optim.AdamW(trained, **options) if self._stage else GuardedAdamW(trained, max_grad_norm, **options)
         )
         self._engine, *_ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=config, dist_init_required=False
+            model=module, optimizer=self._optimizer, config=config, dist_init_required=False
         )
         self._module = module
         self._ranks = torch.distributed.get_world_size()
-        self._partitioned = zero_stage == 3
 
-    def __call__(self, *args: Any) -> Any:
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must be."""
+        return torch.device(self._engine.device)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
         """Forward pass."""
-        return self._engine(*args)
+        return self._engine(*args, **options)
 
     def backward(self, loss: Tensor, outputs: Tensor) -> None:
         """Add the gradients of this rank's part of a global mean.
@@ -129,19 +143,39 @@ class TrainEngine:
         loss = loss * self._ranks if bool(torch.isfinite(loss)) else outputs.sum() * torch.nan
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def step(self, rate: float) -> tuple[float, bool]:
-        """Apply the accumulated gradients with this learning rate: (gradient norm before clipping, whether applied)."""
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rate
+    def step(self, rates: Sequence[float | None]) -> tuple[float, bool]:
+        """Apply the accumulated gradients: (gradient norm before clipping, whether applied).
+
+        Args:
+            rates: learning rate of each group. None: the group has no gradients and does not change, nor does its Adam count
+                the step (else its bias correction would be used up before its first gradient).
+        """
+        for group, rate in zip(self._engine.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate or 0.0
         self._engine.step()
+        for state in self._idle_states(rates):
+            state["step"].zero_()
         return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied())
+
+    def _idle_states(self, rates: Sequence[float | None]) -> list[dict[str, Tensor]]:
+        """Adam's states of the groups without a rate."""
+        idle = {number for number, rate in enumerate(rates) if rate is None}
+        if not idle:
+            return []
+        zero = self._engine.optimizer
+        if self._stage == 3:  # ZeRO-3 keeps its flat partitions out of the optimizer's groups
+            flat = enumerate(zero.fp32_partitioned_groups_flat)
+            parameters = [p for number, p in flat if zero.sub_group_to_group_id[number] in idle]
+        else:
+            parameters = [p for number in idle for p in self._optimizer.param_groups[number]["params"]]
+        return [self._optimizer.state[p] for p in parameters if "step" in self._optimizer.state.get(p, {})]
 
     def named_tensors(self) -> Iterator[NamedTensor]:
         """Whole parameters by their name in the module, tied ones once; ZeRO-3 gathers a bucket at a time.
 
         All ranks must exhaust the iterator. A tensor of a ZeRO-3 engine is valid until the next one is taken.
         """
-        if not self._partitioned:
+        if self._stage != 3:
             yield from self._module.named_parameters()
             return
         import deepspeed
@@ -152,13 +186,53 @@ class TrainEngine:
                     yield name, parameter.detach().clone()
 
     def save(self, directory: Path, tag: str) -> None:
-        """Write weights, optimizer and partitions of all ranks under directory/tag."""
-        self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False)
+        """Write trained weights, optimizer and partitions of all ranks under directory/tag."""
+        self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def restore(self, directory: Path, tag: str) -> bool:
         """Read what `save` wrote with the same number of ranks; False if nothing usable is there."""
-        found, _ = self._engine.load_checkpoint(str(directory), tag=tag)
+        found, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_module_strict=False)
         return found is not None
+
+    def restore_resharded(self, directory: Path, tag: str) -> bool:
+        """Read what `save` wrote with another number of ranks, through DeepSpeed's universal checkpoint format.
+
+        Without ZeRO nothing is partitioned and a checkpoint fits any number of ranks.
+        """
+        if self._stage == 0:
+            return self.restore(directory, tag)
+        universal = f"{tag}.universal"
+        if torch.distributed.get_rank() == 0:
+            to_universal(directory / tag, directory / universal)
+        torch.distributed.barrier()
+        self._engine._config.load_universal_checkpoint = (
+            True  # DeepSpeed takes it from the file it was started with only
+        )
+        try:
+            return self.restore(directory, universal)
+        finally:
+            self._engine._config.load_universal_checkpoint = False
+            torch.distributed.barrier()
+            if torch.distributed.get_rank() == 0:
+                shutil.rmtree(directory / universal)
+
+
+def to_universal(source: Path, target: Path) -> None:
+    """Convert a ZeRO checkpoint folder, whose files belong to ranks, into one whose files belong to parameters."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    shutil.rmtree(target, ignore_errors=True)  # of a conversion that was killed
+    ds_to_universal.main(
+        SimpleNamespace(
+            input_folder=str(source),
+            output_folder=str(target),
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,
+        )
+    )
 
 
 def _buckets(module: nn.Module) -> Iterator[list[tuple[str, nn.Parameter]]]:

@@ -85,6 +85,7 @@ def _token_batch(texts: Sequence[Text], weight: float) -> TokenBatch:
         tokens[row, : len(text.tokens)] = text.tokens
     inputs = MicroBatch(
         tokens=tokens,
+        places=None,
         positions=np.concatenate([text.learned - 1 + row * width for row, text in enumerate(texts)]).astype(np.int64),
         targets=np.concatenate([text.tokens[text.learned] for text in texts]).astype(np.int64),
         counts=np.array([len(text.learned) for text in texts], dtype=np.int64),

@@ -18,17 +18,18 @@ from core.errors import DivergenceError, WeightError
 from core.records import FloatArray, IntArray, Judged, Scored
 from core.seeds import derive, generator
 from core.weights import WeightReceiver
+from learner.actor_critic import StepPlan
 from learner.batch import Row, padding_share
 from learner.cutting import Cut, inputs, scatter, train_batches
 from learner.local import LocalRanks
 from learner.losses import adapted_coefficient
-from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan
+from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan, plan_packed
 from learner.prepare import Prepared, prepare, spoilt
-from learner.progress import Progress, read_progress
+from learner.progress import Layout, Progress, read_progress
 from learner.ranks import R, Ranks
 from learner.schedule import learning_rate
 from learner.stats import BroadcastReport, StepSums, UpdateFrame, UpdateStats, add_ranks, summarise
-from learner.worker import RankWorker, StepPlan
+from learner.worker import RankWorker
 
 
 class LearnerGroup:
@@ -72,7 +73,6 @@ class LearnerGroup:
         self._seed = seed
         self._total_steps = total_steps
         self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
-        self._progress = Progress(ranks=config.ranks, kl_coefficient=algorithm.kl_coefficient)
         self._ranks: Ranks | LocalRanks
         if local:
             self._ranks = LocalRanks()
@@ -83,7 +83,11 @@ class LearnerGroup:
         ranks = range(len(self._ranks))
         address = self._ranks.call_first(RankWorker.address)
         self._all(RankWorker.join, list(ranks), len(ranks), address, device, config.deadline)
-        self._all(RankWorker.load, str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
+        arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
+        loaded = self._all(RankWorker.load, *arguments)[0]
+        self._packed = loaded.packed
+        layout = Layout(loaded.trained, config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
+        self._progress = Progress(len(ranks), layout, algorithm.kl_coefficient)
 
     @property
     def version(self) -> int:
@@ -98,7 +102,7 @@ class LearnerGroup:
         """Values, proximal and reference log-probabilities of every trajectory, by the models as they are now."""
         rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
         cut = self._cut(rows)
-        columns = self._ranks.call(RankWorker.score, inputs(cut, rows))
+        columns = self._ranks.call(RankWorker.score, inputs(cut, rows, self._packed))
         values = scatter(cut, rows, [[c.values for c in rank] for rank in columns])
         proximal = scatter(cut, rows, [[c.proximal for c in rank] for rank in columns])
         reference = scatter(cut, rows, [[c.reference for c in rank] for rank in columns])
@@ -172,8 +176,9 @@ class LearnerGroup:
         """
         begin = time.monotonic()
         version = self.version + 1
-        ((handle, digest),) = [pair for pairs in self._all(RankWorker.export_weights, version) for pair in pairs]
-        for engine in receiver.load_weights(handle):
+        (weights,) = [weights for weights in self._all(RankWorker.export_weights, version) if weights is not None]
+        digest = weights.manifest.digest
+        for engine in receiver.load_weights(weights):
             if (engine.version, engine.digest) != (version, digest):
                 raise WeightError(
                     f"{engine.engine} acknowledged version {engine.version} ({engine.digest}), the learner sent "
@@ -187,22 +192,27 @@ class LearnerGroup:
         """Log-probabilities [T - 1] of tokens 1..T-1 of each sequence at temperature 1."""
         rows = [Row(sequence, 1) for sequence in sequences]
         cut = self._cut(rows)
-        return scatter(cut, rows, self._ranks.call(RankWorker.logprobs, inputs(cut, rows)))
+        return scatter(cut, rows, self._ranks.call(RankWorker.logprobs, inputs(cut, rows, self._packed)))
 
-    def save(self, directory: Path) -> None:
-        """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller)."""
+    def save(self, directory: Path) -> list[str]:
+        """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
+
+        Returns the names of the engines' folders that the ranks say they have written there.
+        """
         directory.mkdir(parents=True, exist_ok=True)
-        self._all(RankWorker.save, str(directory))
+        written = self._all(RankWorker.save, str(directory))[0]
         self._progress.save(directory / "learner.json")
+        return written
 
     def restore(self, directory: Path) -> None:
-        """Continue from what `save` wrote with the same number of ranks.
+        """Continue from what `save` wrote, bit for bit with the same number of ranks, up to rounding with another.
 
         Raises:
-            CheckpointError: the checkpoint is incomplete or of another number of ranks.
+            CheckpointError: the checkpoint is incomplete or of another learner.
         """
-        progress = read_progress(directory / "learner.json", len(self._ranks))
-        self._all(RankWorker.restore, str(directory))
+        progress = read_progress(directory / "learner.json", self._progress.layout)
+        self._all(RankWorker.restore, str(directory), progress.ranks)
+        progress.ranks = len(self._ranks)
         self._progress = progress
 
     def export(self, directory: Path) -> None:
@@ -219,8 +229,10 @@ class LearnerGroup:
         return self._ranks.call(method, *spread)
 
     def _cut(self, rows: Sequence[Row]) -> Cut:
-        lengths = [len(row.tokens) for row in rows]
-        return plan(lengths, self._config.micro_batch_tokens, len(self._ranks), self._overhead)
+        lengths, budget = [len(row.tokens) for row in rows], self._config.micro_batch_tokens
+        if self._packed:
+            return plan_packed(lengths, budget, len(self._ranks))
+        return plan(lengths, budget, len(self._ranks), self._overhead)
 
     def _minibatches(self, count: int) -> list[list[int]]:
         """Rows of every optimizer step of this update, in order."""
@@ -233,15 +245,19 @@ class LearnerGroup:
     def _step_plans(self, prepared: Prepared, members: list[int], step: int, train_policy: bool) -> list[StepPlan]:
         """One optimizer step, per rank."""
         cut = self._cut([prepared.rows[i] for i in members])
-        policy_lr, value_lr = self._rate(self._config.policy_lr, step), self._rate(self._config.value_lr, step)
+        late = (
+            self._progress.steps - self._progress.policy_steps
+        )  # the policy's schedule begins when it begins to learn
+        policy_lr = self._rate(self._config.policy_lr, max(0, step - late), self._total_steps - late)
+        value_lr = self._rate(self._config.value_lr, step, self._total_steps)
         in_loss = self._progress.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
         return [
             StepPlan(batches, policy_lr, value_lr, in_loss, train_policy)
-            for batches in train_batches(cut, prepared, members, self._algorithm.aggregation)
+            for batches in train_batches(cut, prepared, members, self._algorithm.aggregation, self._packed)
         ]
 
-    def _rate(self, peak: float, step: int) -> float:
-        return learning_rate(peak, step, self._config.warmup_steps, self._total_steps, self._config.schedule)
+    def _rate(self, peak: float, step: int, total: int) -> float:
+        return learning_rate(peak, step, self._config.warmup_steps, total, self._config.schedule)
 
     def _probe_gap(self, engines: Sequence[Sequence[FloatArray]], own: Sequence[FloatArray]) -> float:
         worst = 0.0

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from core.weights import Weights
+from core.weights import copied
 from learner.ranks import R
 from learner.worker import RankWorker
 
@@ -16,7 +16,7 @@ class LocalRanks:
     """One `RankWorker` in this process; the environment of `learner.ranks.rank_environment` must be set."""
 
     def __init__(self) -> None:
-        self._worker = RankWorker(publish=_keep)
+        self._worker = RankWorker(publish=copied)
 
     def __len__(self) -> int:
         return 1
@@ -35,8 +35,3 @@ class LocalRanks:
 
     def close(self) -> None:
         """The rank ends with the process."""
-
-
-def _keep(weights: Weights) -> Weights:
-    """The engine is in this process: the weights themselves are the handle."""
-    return weights

@@ -1,11 +1,12 @@
 """Policy and critic around Hugging Face models, computing only what PPO reads.
 
-Used by `learner.worker`. Invariants: [B, T, V] logits never exist (hidden states are gathered at the scored positions, then
+Used by `learner.actor_critic`. Invariants: [B, T, V] logits never exist (hidden states are gathered at the scored positions, then
 projected in chunks); a token's value is that of the state *before* it; there is no dropout, so scoring and training see the
 same function.
 """
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from core.errors import ModelError, first_line
+from learner.adapters import Lora, add_adapters
 
 CHUNK_LOGITS = 2**26
 """Logits projected at once (fp32: 256 MB). One chunk: kept for the backward pass; several: recomputed there."""
+
+Attention = Literal["sdpa", "flash_attention_2"]
+"""Only the second reads packed rows without a [T, T] mask."""
 
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -28,7 +33,13 @@ class PolicyModel(nn.Module):
         self.model = model
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, targets: Tensor, temperature: float, entropy_grad: bool = False
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy_grad: bool = False,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] fp32 of the distribution softmax(logits / temperature).
 
@@ -38,9 +49,14 @@ class PolicyModel(nn.Module):
             targets: [N] tokens.
             temperature: of the sampling that the log-probabilities are compared with.
             entropy_grad: whether the entropies carry a gradient (they cost a second [N, V] then).
+            places: [1, T] place of every token in its row where rows are packed into one line (block-diagonal attention).
         """
-        hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
+        return self.read(
+            _states(self.model.get_decoder(), tokens, positions, places), targets, temperature, entropy_grad
+        )
+
+    def read(self, states: Tensor, targets: Tensor, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] from hidden states [N, H]."""
         head = self.model.get_output_embeddings()
         size = max(1, CHUNK_LOGITS // self.model.config.get_text_config().vocab_size)
         if len(states) <= size:
@@ -66,50 +82,119 @@ def _token_logprobs(
     return logprobs, entropy
 
 
+def _states(decoder: nn.Module, tokens: Tensor, positions: Tensor, places: Tensor | None) -> Tensor:
+    """Last hidden states [N, H] at `positions` (index into B * T of `tokens` [B, T])."""
+    hidden = decoder(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
+    states: Tensor = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
+    return states
+
+
+def _value_head(trunk: PreTrainedModel) -> nn.Linear:
+    """A scalar head at zero: every state is worth 0 until something was learnt."""
+    head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
 class ValueModel(nn.Module):
-    """A decoder with a scalar head. The head starts at zero: every state is worth 0 until something was learnt."""
+    """A decoder with a scalar head."""
 
     def __init__(self, trunk: PreTrainedModel) -> None:
         super().__init__()
         self.trunk = trunk
-        self.head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = _value_head(trunk)
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, places: Tensor | None = None) -> Tensor:
         """Values [N] fp32 of the states at `positions` (index into B * T of `tokens` [B, T])."""
-        hidden = self.trunk(input_ids=tokens, use_cache=False).last_hidden_state
-        states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
-        values: Tensor = self.head(states)
+        values: Tensor = self.head(_states(self.trunk, tokens, positions, places))
         return values[:, 0].float()
 
 
-def load_policy(path: str | Path, dtype: torch.dtype) -> PolicyModel:
+class SharedModel(PolicyModel):
+    """A policy with a scalar head on its own trunk: one pass gives log-probabilities and values."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.head = _value_head(model)
+
+    def forward(  # type: ignore[override]  # a value more than the policy alone
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy_grad: bool = False,
+        train_trunk: bool = True,
+        places: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies and values [N] fp32; arguments as of `PolicyModel`.
+
+        Without `train_trunk` gradients end at the head (critic warm-up: the policy must not move).
+        """
+        with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
+            states = _states(self.model.get_decoder(), tokens, positions, places)
+            logprobs, entropy = self.read(states, targets, temperature, entropy_grad)
+        values: Tensor = self.head(states)
+        return logprobs, entropy, values[:, 0].float()
+
+
+def attention_kernel(device: str, dtype: torch.dtype, flash: bool) -> Attention:
+    """Variable-length flash attention on GPUs in bf16 where the package flash-attn is installed; else torch's own."""
+    return "flash_attention_2" if device == "cuda" and dtype is torch.bfloat16 and flash else "sdpa"
+
+
+def load_policy(
+    path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: Attention = "sdpa"
+) -> PolicyModel:
     """The policy from a Hugging Face directory or name.
 
     Raises:
         ModelError: the model cannot be read, or transforms its logits in a way that is not supported.
     """
+    return PolicyModel(_causal(path, dtype, lora, attention))
+
+
+def load_shared(
+    path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: Attention = "sdpa"
+) -> SharedModel:
+    """The policy with a value head on its trunk. Raises ModelError as `load_policy`."""
+    return SharedModel(_causal(path, dtype, lora, attention))
+
+
+def _causal(path: str | Path, dtype: torch.dtype, lora: Lora | None, attention: Attention) -> PreTrainedModel:
     config = read_config(path)
     try:
-        return PolicyModel(AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype))
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=attention
+        )
     except (OSError, ValueError) as error:
         raise ModelError(
             f"model.path {path}: cannot be loaded as a causal language model: {first_line(error)}"
         ) from error
+    if lora is not None:
+        add_adapters(model, lora)
+    return model
 
 
-def load_value(path: str | Path, dtype: torch.dtype) -> ValueModel:
-    """The critic: trunk from the policy's directory, head zero.
+def load_value(
+    path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: Attention = "sdpa"
+) -> ValueModel:
+    """The critic: trunk from the policy's directory, head zero. Adapters go on the trunk; the head is trained whole.
 
     Raises:
         ModelError: the model cannot be read.
     """
     config = read_config(path)
     try:
-        return ValueModel(AutoModel.from_pretrained(path, config=config, dtype=dtype))
+        trunk: PreTrainedModel = AutoModel.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=attention
+        )
     except (OSError, ValueError) as error:
         raise ModelError(f"model.path {path}: cannot be loaded as the critic's trunk: {first_line(error)}") from error
+    if lora is not None:
+        add_adapters(trunk, lora)
+    return ValueModel(trunk)
 
 
 def recompute_activations(module: PolicyModel | ValueModel) -> None:

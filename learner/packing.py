@@ -33,6 +33,29 @@ def plan(lengths: Sequence[int], budget: int, ranks: int, overhead: int = CPU_OV
     return _deal(groups, sizes, ranks)
 
 
+def plan_packed(lengths: Sequence[int], budget: int, ranks: int) -> list[list[IntArray]]:
+    """As `plan`, for rows that lie one after the other without padding: as few and as even micro-batches as fit the budget."""
+    sizes = np.asarray(lengths, dtype=np.int64)
+    count = -(-int(sizes.sum()) // budget)
+    while True:
+        count = -(-count // ranks) * ranks
+        groups = _spread(sizes, count)
+        if all(len(group) < 2 or int(sizes[group].sum()) <= budget for group in groups):
+            return _deal(groups, sizes, ranks)
+        count += 1
+
+
+def _spread(sizes: Sizes, count: int) -> list[list[int]]:
+    """Rows to `count` groups, longest first, each to the one with the fewest tokens so far."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    load = np.zeros(count, dtype=np.int64)
+    for row in np.argsort(-sizes, kind="stable").tolist():
+        least = int(np.argmin(load))
+        groups[least].append(row)
+        load[least] += sizes[row]
+    return groups
+
+
 def _cut(sizes: Sizes, budget: int, overhead: int) -> list[list[int]]:
     """The cut of the rows, longest first, with the least cost: tokens read, padding included, plus overhead per group.
 

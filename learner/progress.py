@@ -5,7 +5,7 @@ engines, so that a resumed run goes on exactly.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from core.errors import CheckpointError
@@ -14,15 +14,28 @@ SETTLED_OVER = 3
 """Updates over which the critic's explained variance must hold still to count as settled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the files of a learner checkpoint rest on, beside the number of ranks. Named as the fields that set them."""
+
+    model: str  # class and number of trained parameters
+    zero_stage: int
+    value_model: str
+    lora_rank: int
+    lora_alpha: int
+
+
 @dataclass(slots=True)
 class Progress:
     """Counters of a run."""
 
     ranks: int
+    layout: Layout
     kl_coefficient: float
     version: int = 0  # of the weights, grows with every broadcast
     updates: int = 0
     steps: int = 0  # optimizer steps, skipped ones included
+    policy_steps: int = 0  # of these, those in which the policy learns: its learning rate begins with the first
     skipped_in_row: int = 0
     policy_trains: bool = False  # False until the critic's warm-up is over
     variances: list[float] = field(default_factory=list)  # explained variance of the last updates
@@ -43,6 +56,7 @@ class Progress:
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
         self.steps += len(skipped)
+        self.policy_steps += len(skipped) * self.policy_trains
         self.updates += 1
 
     def save(self, path: Path) -> None:
@@ -50,19 +64,23 @@ class Progress:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
-def read_progress(path: Path, ranks: int) -> Progress:
+def read_progress(path: Path, layout: Layout) -> Progress:
     """What `save` wrote.
 
     Raises:
-        CheckpointError: unreadable, or written by another number of ranks.
+        CheckpointError: unreadable, or of another layout (each difference is named).
     """
     try:
-        progress = Progress(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        progress = Progress(**data | {"layout": Layout(**data["layout"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: no complete learner checkpoint ({error})") from error
-    if progress.ranks != ranks:
+    pairs = (
+        (field.name, getattr(progress.layout, field.name), getattr(layout, field.name)) for field in fields(Layout)
+    )
+    different = [f"{name} {old} in the checkpoint, {new} now" for name, old, new in pairs if old != new]
+    if different:
         raise CheckpointError(
-            f"{path}: written by {progress.ranks} learner ranks, learner.ranks is {ranks}; resume with learner.ranks "
-            f"{progress.ranks}"
+            f"{path}: written by another learner ({'; '.join(different)}); resume with the settings of the checkpoint"
         )
     return progress

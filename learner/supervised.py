@@ -122,6 +122,7 @@ class SupervisedRank(RankWorker):
             self._objective.module.train()  # Hugging Face recomputes in training mode only; there is no dropout to wake
         self._engine = TrainEngine(
             self._objective.module,
+            [list(self._objective.module.parameters())],
             zero_stage=options.zero_stage,
             dtype=kind,
             max_grad_norm=options.max_grad_norm,
@@ -136,7 +137,7 @@ class SupervisedRank(RankWorker):
             part, outputs = self._objective.loss(self._engine, batch, self._device)
             self._engine.backward(part, outputs)
             loss += float(part)
-        norm, applied = self._engine.step(plan.rate)
+        norm, applied = self._engine.step([plan.rate])
         return SupervisedSums(loss, norm, applied)
 
     @torch.no_grad()

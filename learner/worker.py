@@ -1,48 +1,31 @@
-"""One rank of the learner: two DeepSpeed engines (policy, critic) and an optional frozen reference policy in one process.
+"""One rank of the learner: policy and critic in their DeepSpeed engines, and a reference policy if there is one.
 
-A Ray actor made by `learner.group`, which sends ready arrays and reads plain results. Invariants: every method is called on
-all ranks in the same order with the same number of micro-batches (collectives inside); one engine finishes forward,
-backward and step before the other is touched.
+A Ray actor made by `learner.group`, which sends ready arrays and reads plain results. Invariant: every method is called on
+all ranks in the same order with the same number of micro-batches (collectives inside).
 """
 
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
+from transformers.utils import is_flash_attn_2_available
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError
 from core.records import FloatArray
-from core.weights import NamedTensor, WeightHandle, Weights, flatten
-from learner.batch import MicroBatch, TokenTargets, TrainBatch
-from learner.engine import TrainEngine, join_ranks
-from learner.models import PolicyModel, load_policy, load_value, recompute_activations
-from learner.objective import (
-    PolicyCoefficients,
-    PolicySums,
-    PolicyTargets,
-    ValueTargets,
-    policy_objective,
-    value_objective,
-)
+from core.weights import Bucket, NamedTensor, Weights, pack
+from learner.actor_critic import ActorCritic, LossSettings, SeparateModels, SharedTrunk, StepPlan, model_inputs, places
+from learner.adapters import Lora, adapters_off, merged
+from learner.batch import MicroBatch
+from learner.engine import join_ranks
+from learner.models import PolicyModel, attention_kernel, load_policy, load_shared, load_value, recompute_activations
+from learner.objective import PolicyCoefficients
 from learner.stats import StepSums
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One optimizer step: this rank's micro-batches, the learning rates, and whether the policy learns."""
-
-    batches: list[TrainBatch]
-    policy_lr: float
-    value_lr: float
-    kl_coefficient: float  # of the KL term in the loss
-    train_policy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +37,19 @@ class ScoreColumns:
     reference: FloatArray  # zeros without a reference policy
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the driver must know of the models."""
+
+    trained: str  # what a checkpoint's tensors must fit: the policy's class and its number of trained parameters
+    packed: bool  # whether rows lie one after the other (variable-length attention) or padded
+
+
 class RankWorker:
     """See the module. Lifecycle: `address` (rank 0) -> `join` -> `load` -> score / update / export_weights / save ..."""
 
-    def __init__(self, publish: Callable[[Weights], WeightHandle]) -> None:
-        """`publish` makes the handle by which engines get the weights: `ray.put`, or the weights themselves."""
+    def __init__(self, publish: Callable[[Bucket], Any]) -> None:
+        """`publish` copies a bucket of weights to where engines find it: `ray.put`, or `core.weights.copied` in one process."""
         self._publish = publish
 
     def address(self) -> tuple[str, int]:
@@ -82,22 +73,21 @@ class RankWorker:
 
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
-    ) -> None:
-        """Build both engines from the policy's directory, and the reference policy if its KL has a weight."""
+    ) -> Loaded:
+        """Build the engines from the policy's directory, and the reference policy if its KL has a weight."""
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
-        self._temperature = temperature
-        self._coefficients = PolicyCoefficients(
-            algorithm.clip_low,
-            algorithm.clip_high,
-            algorithm.dual_clip,
-            algorithm.entropy_coefficient,
-            kl=0.0,  # set for every step
-            kl_estimator=algorithm.kl_estimator,
-        )
-        self._value_clip = algorithm.value_clip
-        self._path = path
-        self._module = load_policy(path, kind)
+        self._path, self._temperature = path, temperature
+        self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
+        self._attention = attention_kernel(self._device.type, kind, is_flash_attn_2_available())
+        self._actor_critic = self._build(learner, kind, loss_settings(learner, algorithm, temperature))
+        self._reference: PolicyModel | None = None
+        self._has_reference = algorithm.kl_coefficient > 0
+        if self._has_reference and self._lora is None:  # else: the frozen base without its adapters
+            self._reference = load_policy(path, kind, None, self._attention).to(self._device).requires_grad_(False)
+        return Loaded(self._trained, packed=self._attention != "sdpa")
+
+    def _build(self, learner: LearnerConfig, kind: torch.dtype, losses: LossSettings) -> ActorCritic:
         options: dict[str, Any] = {
             "zero_stage": learner.zero_stage,
             "dtype": kind,
@@ -105,93 +95,81 @@ class RankWorker:
             "weight_decay": learner.weight_decay,
             "offload": learner.offload,
         }
-        value = load_value(path, kind)
+        if learner.value_model == "shared":
+            shared = load_shared(self._path, kind, self._lora, self._attention)
+            self._module: PolicyModel = shared
+            self._trained = trained(shared)
+            if learner.gradient_checkpointing:
+                recompute_activations(shared)
+            return SharedTrunk(shared, losses, **options)
+        self._module = load_policy(self._path, kind, self._lora, self._attention)
+        self._trained = trained(self._module)
+        value = load_value(learner.value_path or self._path, kind, self._lora, self._attention)
         if learner.gradient_checkpointing:
             recompute_activations(self._module)
             recompute_activations(value)
-        self._policy = TrainEngine(self._module, **options)
-        self._value = TrainEngine(value, **options)
-        self._reference: PolicyModel | None = None
-        if algorithm.kl_coefficient > 0:
-            self._reference = load_policy(path, kind).to(self._device).requires_grad_(False)
+        return SeparateModels(self._module, value, losses, **options)
 
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch]) -> list[ScoreColumns]:
         """Values, proximal and reference log-probabilities of every micro-batch, one pass per model."""
-        inputs = [self._inputs(batch) for batch in batches]
-        proximal = [self._policy(*i, self._temperature)[0] for i in inputs]
-        values = [self._value(*i[:2]) for i in inputs]
-        references = [
-            torch.zeros_like(p) if self._reference is None else self._reference(*i, self._temperature)[0]
-            for i, p in zip(inputs, proximal, strict=True)
-        ]
+        scores = self._actor_critic.score(batches)
+        references = self._references(batches)
         return [
-            ScoreColumns(_numpy(v), _numpy(p), _numpy(r)) for v, p, r in zip(values, proximal, references, strict=True)
+            ScoreColumns(_numpy(values), _numpy(proximal), _numpy(reference))
+            for (proximal, values), reference in zip(scores, references, strict=True)
+        ]
+
+    def _references(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """The reference policy's log-probabilities; zeros without one."""
+        if not self._has_reference:
+            return [torch.zeros(len(batch.targets)) for batch in batches]
+        if self._reference is None:
+            with adapters_off(self._module):
+                return [self._actor_critic.logprobs(batch, self._temperature) for batch in batches]
+        return [
+            self._reference(*model_inputs(b, self._device), self._temperature, **places(b, self._device))[0]
+            for b in batches
         ]
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
         """The policy's log-probabilities at temperature 1 (for the probe after a broadcast)."""
-        return [_numpy(self._policy(*self._inputs(batch), 1.0)[0]) for batch in batches]
+        return [_numpy(self._actor_critic.logprobs(batch, 1.0)) for batch in batches]
 
     def update(self, steps: Sequence[StepPlan]) -> list[StepSums]:
-        """Take the optimizer steps in order; the critic follows the policy within each."""
-        return [self._step(step) for step in steps]
+        """Take the optimizer steps in order."""
+        return [self._actor_critic.step(step) for step in steps]
 
-    def _step(self, plan: StepPlan) -> StepSums:
-        policy, norm, applied = PolicySums(), None, True
-        if plan.train_policy:
-            coefficients = replace(self._coefficients, kl=plan.kl_coefficient)
-            for batch in plan.batches:
-                policy = policy + self._policy_pass(batch, coefficients)
-            norm, applied = self._policy.step(plan.policy_lr)
-        value_loss = sum([self._value_pass(batch) for batch in plan.batches])
-        value_norm, value_applied = self._value.step(plan.value_lr)
-        return StepSums(policy, value_loss, norm, value_norm, applied, value_applied)
-
-    def _policy_pass(self, batch: TrainBatch, c: PolicyCoefficients) -> PolicySums:
-        t = batch.targets
-        logprobs, entropy = self._policy(*self._inputs(batch.inputs), self._temperature, c.entropy > 0)
-        columns = [self._tensor(a) for a in (t.proximal, t.advantages, t.importance, t.reference, t.weights)]
-        loss, sums = policy_objective(logprobs, entropy, PolicyTargets(*columns), c)
-        self._policy.backward(loss, logprobs)
-        return sums
-
-    def _value_pass(self, batch: TrainBatch) -> float:
-        t: TokenTargets = batch.targets
-        values = self._value(*self._inputs(batch.inputs)[:2])
-        columns = [self._tensor(a) for a in (t.old_values, t.returns, t.weights)]
-        loss = value_objective(values, ValueTargets(*columns), self._value_clip)
-        self._value.backward(loss, values)
-        return float(loss)
-
-    def export_weights(self, version: int) -> list[tuple[WeightHandle, str]]:
-        """The published weights of the policy: handle and digest from rank 0, nothing from the others."""
+    def export_weights(self, version: int) -> Weights | None:
+        """The published weights of the policy from rank 0, nothing from the others."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # an engine that slept on the same GPU wakes up for these weights
         if self._rank == 0:
-            weights = flatten(self._hf_tensors(), version)
-            return [(self._publish(weights), weights.manifest.digest)]
-        for _ in self._policy.named_tensors():
+            return pack(self._hf_tensors(), version, self._publish)
+        for _ in self._actor_critic.policy.named_tensors():
             pass
-        return []
+        return None
 
-    def save(self, directory: str) -> None:
-        """Write both engines and this rank's random state."""
-        self._policy.save(Path(directory), "policy")
-        self._value.save(Path(directory), "value")
+    def save(self, directory: str) -> list[str]:
+        """Write all engines and this rank's random state; returns the engines' names."""
+        for tag, engine in self._actor_critic.engines().items():
+            engine.save(Path(directory), tag)
         torch.save(torch.get_rng_state(), Path(directory) / f"rng-{self._rank}.pt")
+        return list(self._actor_critic.engines())
 
-    def restore(self, directory: str) -> None:
-        """Read what `save` wrote.
+    def restore(self, directory: str, ranks: int) -> None:
+        """Read what `save` wrote from `ranks` ranks.
 
         Raises:
             CheckpointError: something is missing.
         """
-        for engine, tag in ((self._policy, "policy"), (self._value, "value")):
-            if not engine.restore(Path(directory), tag):
-                raise CheckpointError(f"{directory}/{tag}: no complete DeepSpeed checkpoint; resume from another one")
-        torch.set_rng_state(torch.load(Path(directory) / f"rng-{self._rank}.pt"))
+        folder = Path(directory)
+        same = ranks == torch.distributed.get_world_size()
+        for tag, engine in self._actor_critic.engines().items():
+            if not (engine.restore if same else engine.restore_resharded)(folder, tag):
+                raise CheckpointError(f"{folder / tag}: no complete DeepSpeed checkpoint; resume from another one")
+        torch.set_rng_state(torch.load(folder / f"rng-{self._rank % ranks}.pt"))
 
     def export(self, directory: str) -> None:
         """Write the policy in Hugging Face format with its tokenizer (rank 0)."""
@@ -203,15 +181,30 @@ class RankWorker:
             AutoTokenizer.from_pretrained(self._path).save_pretrained(directory)
 
     def _hf_tensors(self) -> Iterator[NamedTensor]:
-        """The policy's parameters under their Hugging Face names, tied ones once."""
-        return ((name.removeprefix("model."), tensor) for name, tensor in self._policy.named_tensors())
+        """The policy's parameters under their Hugging Face names, tied ones once, adapters merged."""
+        prefix = "model."  # the value head of a shared trunk stays here
+        named = self._actor_critic.policy.named_tensors()
+        own = ((name.removeprefix(prefix), tensor) for name, tensor in named if name.startswith(prefix))
+        return merged(own, 0.0 if self._lora is None else self._lora.scale)
 
-    def _inputs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._tensor(batch.tokens), self._tensor(batch.positions), self._tensor(batch.targets)
 
-    def _tensor(self, array: Any) -> torch.Tensor:
-        """A tensor on this rank's device; copied, because arrays from the object store are read-only."""
-        return torch.from_numpy(np.array(array)).to(self._device, non_blocking=True)
+def trained(module: PolicyModel) -> str:
+    """The policy's class and its number of trained parameters (before ZeRO takes them apart)."""
+    count = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return f"{type(module.model).__name__} with {count:,} trained parameters"
+
+
+def loss_settings(learner: LearnerConfig, algorithm: AlgorithmConfig, temperature: float) -> LossSettings:
+    """The numbers of both losses, from their sections."""
+    policy = PolicyCoefficients(
+        algorithm.clip_low,
+        algorithm.clip_high,
+        algorithm.dual_clip,
+        algorithm.entropy_coefficient,
+        kl=0.0,
+        kl_estimator=algorithm.kl_estimator,
+    )
+    return LossSettings(policy, algorithm.value_clip, learner.value_coefficient, temperature)
 
 
 def _numpy(tensor: torch.Tensor) -> FloatArray:

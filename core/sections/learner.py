@@ -18,6 +18,23 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third more time."
     )
+    value_model: Literal["separate", "shared"] = Field(
+        "separate",
+        description="The critic: a model of its own, or a value head on the policy's trunk (one pass, one loss, half the memory).",
+    )
+    value_path: str = Field(
+        "",
+        description="Hugging Face model that a separate critic starts from, of the policy's architecture and vocabulary (a reward model, say); empty: the policy's.",
+    )
+    value_coefficient: float = Field(
+        0.1, gt=0, description="Weight of the value loss beside the policy's when value_model is 'shared'."
+    )
+    lora_rank: int = Field(
+        0,
+        ge=0,
+        description="Rank of LoRA adapters on all linear layers of policy and critic, which alone are trained; 0: all weights are trained.",
+    )
+    lora_alpha: int = Field(16, ge=1, description="LoRA's scale: adapters count lora_alpha / lora_rank times.")
     epochs: int = Field(1, ge=1, description="Passes over an iteration's trajectories.")
     minibatches: int = Field(
         4, ge=1, description="Optimizer steps per pass; must divide rollout.starts x rollout.samples."

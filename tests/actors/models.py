@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from core.records import FloatArray, IntArray, Start
-from core.weights import Weights, flatten
+from core.weights import Weights, pack
 
 VOCABULARY = 300
 EOS = 1
@@ -38,7 +38,7 @@ def load(directory: Path) -> Qwen2ForCausalLM:
 
 
 def weights(model: Qwen2ForCausalLM, version: int) -> Weights:
-    return flatten(model.named_parameters(), version)
+    return pack(model.named_parameters(), version)
 
 
 def logprobs(model: Qwen2ForCausalLM, sequence: IntArray, temperature: float = 1.0) -> FloatArray:

@@ -14,7 +14,7 @@ from actors.ledger import Ledger
 from core.errors import ModelError, WeightError
 from core.records import Finish, Start, Trajectory
 from core.sampling import Sampling
-from core.weights import Manifest, Weights
+from core.weights import pack
 from tests.actors import models
 
 BUDGET = 24
@@ -150,10 +150,10 @@ def test_samples_in_flight_go_on_with_new_weights(engines: dict[bool, Any], tiny
 
 
 def test_weights_that_lack_a_parameter_are_refused(engines: dict[bool, Any], tiny_model: Get) -> None:
-    full = models.weights(models.load(tiny_model(False)), 5)
-    kept = tuple(spec for spec in full.manifest.tensors if "layers.1.mlp.down_proj" not in spec.name)
+    model = models.load(tiny_model(False))
+    weights = pack([pair for pair in model.named_parameters() if "layers.1.mlp.down_proj" not in pair[0]], 5)
     with pytest.raises(WeightError, match=r"weights of version 5 lack model\.layers\.1\.mlp\.down_proj"):
-        ray.get(engines[False].load_weights.remote(Weights(Manifest(5, kept, "?"), full.buffers)))
+        ray.get(engines[False].load_weights.remote(weights))
     update(engines[False], models.load(tiny_model(False)), 6)  # and the engine can still be mended
 
 

@@ -121,6 +121,6 @@ def test_context_tokens_get_no_gradient_as_targets(models: tuple[PolicyModel, Va
 def test_results_find_their_way_back_to_their_rows() -> None:
     rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in make_judged(2)]
     cut = plan([len(r.tokens) for r in rows], 40, 3)
-    flats = [[b.targets.astype(np.float32) for b in rank] for rank in inputs(cut, rows)]
+    flats = [[b.targets.astype(np.float32) for b in rank] for rank in inputs(cut, rows, packed=False)]
     for row, got in zip(rows, scatter(cut, rows, flats), strict=True):
         np.testing.assert_array_equal(got, row.tokens[row.context :].astype(np.float32))

@@ -20,7 +20,7 @@ def test_only_old_locks_are_dropped(tmp_path: Path) -> None:
 
 def test_guarded_adamw_clips_and_refuses_what_is_not_finite() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
-    optimizer = GuardedAdamW([parameter], max_grad_norm=1.0, lr=0.1, weight_decay=0.0)
+    optimizer = GuardedAdamW([{"params": [parameter]}], max_grad_norm=1.0, lr=0.1, weight_decay=0.0)
     parameter.grad = torch.tensor([3.0, 4.0])
     optimizer.step()
     assert optimizer._global_grad_norm == 5.0  # before clipping

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClassification
 
 import learner.models
 from core.errors import ModelError
@@ -78,6 +78,17 @@ def test_a_value_sees_nothing_of_the_token_it_precedes(tiny_model: Callable[[boo
 
 def test_a_new_critic_values_everything_at_zero(tiny_model: Callable[[bool], Path]) -> None:
     assert float(load_value(tiny_model(True), torch.float32)(*tensors(ROWS)[:2]).abs().max()) == 0.0
+
+
+def test_a_critic_may_start_from_a_reward_model(tiny_model: Callable[[bool], Path], tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_model(True))
+    config.num_labels, config.pad_token_id = 1, 0
+    torch.manual_seed(9)
+    reward = Qwen2ForSequenceClassification(config)
+    reward.save_pretrained(tmp_path)
+    value = load_value(tmp_path, torch.float32)
+    for name, parameter in reward.model.named_parameters():
+        torch.testing.assert_close(value.trunk.get_parameter(name), parameter, atol=0, rtol=0)
 
 
 def test_dropout_is_off_in_training_mode(tiny_model: Callable[[bool], Path]) -> None:

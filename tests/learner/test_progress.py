@@ -1,13 +1,18 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from core.errors import CheckpointError
-from learner.progress import Progress, read_progress
+from learner.progress import Layout, Progress, read_progress
+
+LAYOUT = Layout(
+    "Qwen2ForCausalLM with 7 trained parameters", zero_stage=2, value_model="separate", lora_rank=0, lora_alpha=16
+)
 
 
 def test_the_warm_up_ends_after_its_length() -> None:
-    progress = Progress(ranks=1, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
     trained = []
     for _ in range(4):
         trained.append(progress.begin(2))
@@ -17,7 +22,7 @@ def test_the_warm_up_ends_after_its_length() -> None:
 
 
 def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
-    progress = Progress(ranks=1, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
     trained = []
     for variance in (0.0, 0.3, 0.5, 0.52, 0.51, 0.1, 0.9):
         trained.append(progress.begin(100))
@@ -28,7 +33,7 @@ def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
 
 
 def test_skipped_steps_count_in_a_row() -> None:
-    progress = Progress(ranks=1, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
     progress.note_steps([True, False, True])
     assert progress.skipped_in_row == 1
     progress.note_steps([True, True])
@@ -38,10 +43,23 @@ def test_skipped_steps_count_in_a_row() -> None:
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    progress = Progress(ranks=2, kl_coefficient=0.03, version=7, updates=6, steps=24, variances=[0.1, 0.2])
+    progress = Progress(
+        ranks=2, layout=LAYOUT, kl_coefficient=0.03, version=7, updates=6, steps=24, variances=[0.1, 0.2]
+    )
     progress.save(tmp_path / "learner.json")
-    assert read_progress(tmp_path / "learner.json", 2) == progress
-    with pytest.raises(CheckpointError, match=r"written by 2 learner ranks, learner\.ranks is 1"):
-        read_progress(tmp_path / "learner.json", 1)
+    assert read_progress(tmp_path / "learner.json", LAYOUT) == progress
+    other = replace(LAYOUT, zero_stage=3, lora_rank=8)
+    with pytest.raises(
+        CheckpointError, match=r"\(zero_stage 2 in the checkpoint, 3 now; lora_rank 0 in the checkpoint, 8 now\)"
+    ):
+        read_progress(tmp_path / "learner.json", other)
     with pytest.raises(CheckpointError, match="no complete learner checkpoint"):
-        read_progress(tmp_path / "missing.json", 1)
+        read_progress(tmp_path / "missing.json", LAYOUT)
+
+
+def test_the_policy_counts_its_own_steps() -> None:
+    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    for _ in range(3):
+        progress.begin(2)
+        progress.note_steps([False, True])
+    assert (progress.steps, progress.policy_steps) == (6, 2)

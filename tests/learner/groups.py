@@ -1,0 +1,111 @@
+"""Learner groups on a tiny model, and engines of Hugging Face that receive what they broadcast."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.config import AlgorithmConfig, LearnerConfig
+from core.records import FloatArray, IntArray, Judged, Scored
+from core.weights import Acknowledgement, WeightHandle, resolved, unpack
+from learner.group import LearnerGroup
+from tests.learner.conftest import make_judged
+
+Tiny = Callable[[bool], Path]
+PROBE = [np.arange(1, 12, dtype=np.int32), np.array([7, 7, 3], dtype=np.int32)]
+
+
+@contextmanager
+def group(
+    path: Path, algorithm: AlgorithmConfig | None = None, dtype: str = "float32", **learner: Any
+) -> Iterator[LearnerGroup]:
+    options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 200.0} | learner
+    made = LearnerGroup(
+        path,
+        LearnerConfig(**options),
+        algorithm or AlgorithmConfig(),
+        dtype=dtype,
+        device="cpu",
+        temperature=0.9,
+        total_steps=24,
+        seed=0,
+        cpus=0.5,
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Engines:
+    """Two engines that hold what they were sent and compute with Hugging Face; `broken` adds to their log-probabilities."""
+
+    def __init__(
+        self, path: Path, broken: float = 0.0, digest: str | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        self.broken, self.digest = broken, digest
+        self.names: list[str] = []
+
+    def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
+        import ray
+
+        weights = resolved(handle, ray.get)
+        state = {name: tensor.clone() for name, tensor in unpack(weights)}
+        self.names = list(state)
+        missing, unexpected = self.model.load_state_dict(state, strict=False)
+        assert not unexpected
+        assert missing in ([], ["lm_head.weight"])
+        manifest = weights.manifest
+        return [Acknowledgement(f"engine-{i}", manifest.version, self.digest or manifest.digest) for i in range(2)]
+
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
+        out = []
+        for sequence in sequences:
+            ids = torch.from_numpy(sequence.astype(np.int64))[None]
+            with torch.no_grad():
+                logs = torch.log_softmax(self.model(ids).logits[0].float(), -1)
+            out.append(logs[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy())
+        return [out, [log + np.float32(self.broken) for log in out]]
+
+
+def weights_of(learner: LearnerGroup, path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    engines = Engines(path)
+    learner.broadcast(engines, PROBE)
+    return {name: tensor.detach().numpy().copy() for name, tensor in engines.model.named_parameters()}
+
+
+def train(learner: LearnerGroup, updates: Sequence[int]) -> list[list[Scored]]:
+    batches = []
+    for seed in updates:
+        scored = learner.score(on_policy(learner, make_judged(seed)))
+        learner.update(scored)
+        batches.append(scored)
+    return batches
+
+
+def on_policy(learner: LearnerGroup, judged: list[Judged]) -> list[Judged]:
+    """The trajectories with the learner's own log-probabilities as behaviour."""
+    own = [s.proximal for s in learner.score(judged)]
+    return [replace(j, trajectory=replace(j.trajectory, logprobs=p)) for j, p in zip(judged, own, strict=True)]
+
+
+def weights_start(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    return {name: tensor.detach().numpy() for name, tensor in Engines(path).model.named_parameters()}
+
+
+def check_export(directory: Path, weights: dict[str, np.ndarray[Any, np.dtype[np.float32]]]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exported = dict(AutoModelForCausalLM.from_pretrained(directory).named_parameters())
+    assert set(exported) == set(weights)
+    for name, tensor in weights.items():
+        np.testing.assert_array_equal(exported[name].detach().numpy(), tensor)
+    first = chr(0x4E00)  # the tiny tokenizer's token 0
+    assert AutoTokenizer.from_pretrained(directory).convert_tokens_to_ids(first) == 0

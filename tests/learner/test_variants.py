@@ -1,0 +1,224 @@
+"""Variants of the learner on real DeepSpeed ranks: LoRA, a shared trunk, and resuming on another number of ranks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.config import AlgorithmConfig
+from learner.actor_critic import LossSettings, StepPlan, policy_targets, value_targets
+from learner.batch import TrainBatch
+from learner.cutting import train_batches
+from learner.group import LearnerGroup
+from learner.losses import ratio
+from learner.models import load_shared
+from learner.objective import PolicyCoefficients
+from learner.packing import plan
+from learner.prepare import prepare
+from tests.learner.conftest import make_judged
+from tests.learner.groups import PROBE, Engines, Tiny, check_export, group, on_policy, train, weights_of, weights_start
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+Weights = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+def largest(left: Weights, right: Weights) -> float:
+    assert left.keys() == right.keys()
+    return max(float(np.abs(left[name] - right[name]).max()) for name in left)
+
+
+def test_lora_trains_broadcasts_exports_and_resumes(tiny_model: Tiny, tmp_path: Path) -> None:
+    """Engines and files get merged weights; base weights never move; a resumed run is the same, bit for bit."""
+    path = tiny_model(True)
+    options: dict[str, Any] = {"lora_rank": 4, "policy_lr": 3e-3, "zero_stage": 2, "ranks": 2}
+    algorithm = AlgorithmConfig(kl_coefficient=0.1)
+    with group(path, algorithm, **options) as learner:
+        (first,) = train(learner, [1])
+        assert first[0].reference is not None
+        np.testing.assert_allclose(first[0].reference, first[0].proximal, atol=1e-6)  # nothing had moved yet
+        learner.save(tmp_path / "checkpoint")
+        (second,) = train(learner, [2])
+        moved = np.concatenate([s.proximal - s.reference for s in second if s.reference is not None])
+        assert float(np.abs(moved).max()) > 1e-3  # the reference is the base, without the adapters
+        engines = Engines(path)
+        report = learner.broadcast(engines, PROBE)  # Hugging Face on merged weights against the adapted learner
+        assert report.logprob_gap < 1e-5
+        straight = {name: t.detach().numpy().copy() for name, t in engines.model.named_parameters()}
+        learner.export(tmp_path / "export")
+    start = weights_start(path)
+    changed = {name for name in start if float(np.abs(straight[name] - start[name]).max()) > 1e-5}
+    assert changed == {name for name in start if "proj.weight" in name}
+    check_export(tmp_path / "export", straight)
+    with group(path, algorithm, **options) as learner:
+        learner.restore(tmp_path / "checkpoint")
+        train(learner, [2])
+        assert largest(weights_of(learner, path), straight) == 0.0
+
+
+def test_a_shared_trunk_gives_the_same_weights_on_any_ranks_and_resumes(tiny_model: Tiny, tmp_path: Path) -> None:
+    path = tiny_model(True)
+    shared: dict[str, Any] = {"value_model": "shared", "value_coefficient": 0.5}
+    results = []
+    cases: list[dict[str, Any]] = [{"zero_stage": 0}, {"zero_stage": 2, "ranks": 2}, {"zero_stage": 3, "ranks": 2}]
+    for options in cases:
+        with group(path, **shared, **options) as learner:
+            train(learner, [1])
+            learner.save(tmp_path / str(options["zero_stage"]))
+            batches = train(learner, [2])
+            weights = weights_of(learner, path)
+            results.append((weights, np.concatenate([s.values for s in batches[0]])))
+    assert largest(results[0][0], weights_start(path)) > 2e-4  # 8 steps of Adam at 1e-4
+    assert float(np.abs(results[0][1]).max()) > 1e-4  # the head has learnt something
+    for weights, values in results[1:]:
+        assert largest(weights, results[0][0]) < 1e-6
+        np.testing.assert_allclose(values, results[0][1], atol=1e-6)
+    with group(path, **shared, zero_stage=2, ranks=2) as learner:
+        learner.restore(tmp_path / "2")
+        train(learner, [2])
+        assert largest(weights_of(learner, path), results[1][0]) == 0.0
+
+
+@pytest.mark.parametrize(("zero_stage", "ranks"), [(0, 1), (3, 2)])
+def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, zero_stage: int, ranks: int) -> None:
+    """Weight decay included: the policy is bit for bit what it was. Adam's first step of the trunk is one of a new Adam."""
+    path = tiny_model(True)
+    options: dict[str, Any] = {"zero_stage": zero_stage, "ranks": ranks, "value_model": "shared", "minibatches": 1}
+    batch = make_judged(7)
+    with group(path, **options, critic_warmup=2, weight_decay=0.1, value_lr=3e-3) as learner:
+        for _ in range(2):
+            assert not learner.update(learner.score(on_policy(learner, batch))).policy_trained
+        assert largest(weights_of(learner, path), weights_start(path)) == 0.0
+        assert float(np.abs(learner.score(batch)[0].values).max()) > 1e-3
+        assert learner.update(learner.score(on_policy(learner, batch))).policy_trained
+        after, start = weights_of(learner, path), weights_start(path)
+        # Adam's first step moves every weight by at most lr (1e-4), weight decay by lr x 0.1 x |w| more
+        assert 9e-5 < largest(after, start) < 1.2e-4
+
+
+def bare_gradients(path: Path, batch: TrainBatch, losses: LossSettings, tau: float) -> dict[str, torch.Tensor]:
+    """Gradient of PPO's loss on a shared trunk, written out: full logits, no engine."""
+    model = load_shared(path, torch.float32)
+    torch.nn.init.constant_(model.head.weight, 0.01)
+    cpu = torch.device("cpu")
+    tokens, positions = torch.from_numpy(batch.inputs.tokens), torch.from_numpy(batch.inputs.positions)
+    hidden = model.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)[positions]
+    logprobs = torch.log_softmax(model.model.get_output_embeddings()(hidden) / tau, -1)
+    chosen = logprobs.gather(1, torch.from_numpy(batch.inputs.targets)[:, None])[:, 0]
+    p, v, c = policy_targets(batch, cpu), value_targets(batch, cpu), losses.policy
+    r = ratio(chosen, p.proximal)
+    surrogate = torch.maximum(-p.advantages * r, -p.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
+    values = model.head(hidden)[:, 0]
+    near = v.old_values + (values - v.old_values).clamp(-losses.value_clip, losses.value_clip)
+    critic = 0.5 * torch.maximum((values - v.returns) ** 2, (near - v.returns) ** 2)
+    ((p.weights * p.importance * surrogate).sum() + losses.value_coefficient * (v.weights * critic).sum()).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model: Tiny) -> None:
+    path = tiny_model(True)
+    losses = LossSettings(PolicyCoefficients(0.2, 0.2, 3.0, 0.0, 0.0, "k3"), 0.5, 0.3, 0.9)
+    with group(path) as learner:
+        scored = learner.score(on_policy(learner, make_judged(3)))
+    prepared = prepare(scored, AlgorithmConfig(), 0)
+    cut = plan([len(row.tokens) for row in prepared.rows], 10**6, 1, overhead=10**6)
+    ((whole,),) = train_batches(cut, prepared, list(range(len(scored))), "token-mean")
+    expected = bare_gradients(path, whole, losses, 0.9)
+    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True), losses)
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def engine_gradients(path: Path, step: StepPlan, losses: LossSettings) -> dict[str, torch.Tensor]:
+    """What `SharedTrunk` accumulates before its step, in a rank of its own."""
+    import ray
+
+    from learner.ranks import rank_environment
+
+    actor = ray.remote(GradientProbe).options(num_cpus=0, runtime_env={"env_vars": rank_environment("cpu", 1)}).remote()
+    try:
+        gradients: dict[str, torch.Tensor] = ray.get(actor.gradients.remote(path, step, losses), timeout=300)
+    finally:
+        ray.kill(actor)
+    return gradients
+
+
+class GradientProbe:
+    """A process with one engine."""
+
+    def gradients(self, path: Path, step: StepPlan, losses: LossSettings) -> dict[str, torch.Tensor]:
+        from learner.actor_critic import SharedTrunk
+        from learner.worker import RankWorker
+
+        worker = RankWorker(publish=id)
+        worker.join(0, 1, worker.address(), "cpu", 200.0)
+        model = load_shared(path, torch.float32)
+        torch.nn.init.constant_(model.head.weight, 0.01)
+        trunk = SharedTrunk(
+            model, losses, zero_stage=0, dtype=torch.float32, max_grad_norm=1e9, weight_decay=0.0, offload=False
+        )
+        for batch in step.batches:
+            trunk._pass(batch, losses.policy, step.train_policy)
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def last_values(learner: LearnerGroup, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.concatenate([s.values for s in learner.score(make_judged(seed))])
+
+
+@pytest.mark.parametrize(
+    ("options", "old", "new"),
+    [
+        ({"zero_stage": 0}, 2, 1),
+        ({"zero_stage": 2}, 1, 2),
+        ({"zero_stage": 2, "lora_rank": 4}, 2, 1),
+        ({"zero_stage": 3}, 2, 1),
+    ],
+    ids=["zero-0", "zero-2", "zero-2-lora", "zero-3"],
+)
+def test_a_learner_goes_on_with_another_number_of_ranks(
+    tiny_model: Tiny, tmp_path: Path, options: dict[str, Any], old: int, new: int
+) -> None:
+    path = tiny_model(True)
+    options = options | {"schedule": "cosine", "warmup_steps": 3}
+    with group(path, **options, ranks=old) as learner:
+        train(learner, [1])
+        learner.save(tmp_path / "checkpoint")
+        train(learner, [2])
+        straight, values = weights_of(learner, path), last_values(learner, 5)
+    with group(path, **options, ranks=new) as learner:
+        learner.restore(tmp_path / "checkpoint")
+        assert not list((tmp_path / "checkpoint").glob("*.universal"))
+        train(learner, [2])
+        resumed = weights_of(learner, path)
+        np.testing.assert_allclose(last_values(learner, 5), values, atol=1e-6)
+        learner.save(tmp_path / "again")
+    assert largest(resumed, straight) < 1e-6
+    assert largest(straight, weights_start(path)) > 1e-4
+
+
+def test_bf16_with_fp32_master_weights_skips_resumes_and_broadcasts(tiny_model: Tiny, tmp_path: Path) -> None:
+    """As on GPUs: the models compute in bf16, ZeRO keeps fp32 weights, so that small steps are not lost."""
+    path = tiny_model(True)
+    options: dict[str, Any] = {"zero_stage": 2, "policy_lr": 1e-3}
+    with group(path, dtype="bfloat16", **options) as learner:
+        train(learner, [1])
+        learner.save(tmp_path / "checkpoint")
+        scored = learner.score(on_policy(learner, make_judged(2)))
+        poisoned = [replace(s, proximal=s.proximal * np.float32("nan")) for s in scored]
+        assert learner.update(poisoned).skipped_steps == 4
+        assert learner.update(scored).skipped_steps == 0
+        straight = learner.score(make_judged(5))
+        report = learner.broadcast(Engines(path, dtype=torch.bfloat16), PROBE)
+        assert report.logprob_gap < 0.1  # bf16 has 8 bits
+    with group(path, dtype="bfloat16", **options) as learner:
+        learner.restore(tmp_path / "checkpoint")
+        learner.update(poisoned)
+        learner.update(scored)
+        for one, other in zip(straight, learner.score(make_judged(5)), strict=True):
+            np.testing.assert_array_equal(one.proximal, other.proximal)
+            np.testing.assert_array_equal(one.values, other.values)
