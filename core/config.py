@@ -53,9 +53,13 @@ class RunConfig(Section):
         40, ge=1, description="Iterations to train: rollout, reward, score, replay, update, broadcast."
     )
     checkpoint_every: int = Field(
-        10, ge=1, description="Iterations between checkpoints; the last iteration always has one."
+        10,
+        ge=1,
+        description="Iterations between checkpoints; the last iteration always has one, and one whose evaluation is the best so far.",
     )
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints to keep.")
+    keep_checkpoints: int = Field(
+        2, ge=1, description="Newest checkpoints to keep, beside the one with the best success on held-out problems."
+    )
 
 
 class ModelConfig(Section):

@@ -4,6 +4,7 @@
     checkpoints/000010/policy/       the policy in Hugging Face format, with its tokenizer
     checkpoints/000010/replay/       snapshot of the replay store
     checkpoints/000010/progress.json iteration, problem cursor, token count
+    checkpoints/best                 name of the one with the highest success on held-out problems, and that success
     checkpoints/latest               name of the newest complete checkpoint, switched last
 
 Called by `trainer/session.py`. Invariant: `latest` names a complete checkpoint at every moment: a checkpoint is written
@@ -13,6 +14,7 @@ under a temporary name, flushed, renamed, and only then named by `latest`.
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +28,11 @@ if TYPE_CHECKING:
 
 PIECES = (
     "learner/learner.json",
-    "learner/policy",
-    "learner/value",
     "policy/config.json",
     "replay/store.json",
     "progress.json",
 )
-"""What a checkpoint must hold to be one. Other processes, perhaps on other nodes, write most of it."""
+"""What a checkpoint must hold to be one, beside the learner's engines. Other processes, perhaps on other nodes, write most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +44,41 @@ class Progress:
     total_tokens: int  # generated in training rollouts
 
 
-def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int) -> Path:
-    """Write a checkpoint atomically and delete all but the newest `keep`.
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The checkpoint whose policy did best on held-out problems."""
 
-    Raises CheckpointError when it cannot be written or a part has written elsewhere; `latest` is then what it was.
+    iteration: int
+    success: float
+
+
+def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, success: float | None = None) -> Path:
+    """Write a checkpoint atomically and delete all but the newest `keep` and the best.
+
+    `success`: on held-out problems, where this iteration was evaluated. Raises CheckpointError when it cannot be written or a part has written elsewhere; `latest` is then what it was.
     """
     final = run.checkpoints / f"{progress.iteration:06d}"
     temporary = run.checkpoints / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        parts.learner.save(temporary / "learner")
+        engines = parts.learner.save(temporary / "learner")
         parts.learner.export(temporary / "policy")
         parts.replay.save(str(temporary / "replay"))
         write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
-        check_complete(temporary)
+        check_complete(temporary, [*PIECES, *(f"learner/{name}" for name in engines)])
         flush(temporary)
-        if final.exists():
+        if final.exists():  # the run was resumed from an earlier one
+            forget_best(run, progress.iteration)
             shutil.rmtree(final)
         temporary.rename(final)
+        sync(run.checkpoints)
     except OSError as error:
         raise CheckpointError(
             f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the rights"
         ) from error
+    if success is not None and is_best(run, success):
+        write_atomically(run.checkpoints / "best", f"{final.name} {success!r}\n")
     write_atomically(run.checkpoints / "latest", final.name)
     for old in superfluous(run, progress.iteration, keep):
         shutil.rmtree(old)
@@ -74,19 +86,43 @@ def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int) -> Pa
 
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
-    """All checkpoints but that of `iteration` and the `keep` - 1 newest before it.
+    """All checkpoints but that of `iteration`, the `keep` - 1 newest before it, and the best.
 
     Checkpoints of later iterations (the run was resumed from an earlier one) count as the oldest: they will be repeated.
     """
     others = {int(path.name): path for path in run.checkpoints.iterdir() if path.is_dir() and path.name.isdigit()}
     others.pop(iteration, None)
     order = sorted(others, key=lambda number: (number < iteration, number))
-    return [others[number] for number in order[: max(0, len(order) - (keep - 1))]]
+    top = best(run)
+    old = order[: max(0, len(order) - (keep - 1))]
+    return [others[number] for number in old if top is None or number != top.iteration]
 
 
-def check_complete(folder: Path) -> None:
+def best(run: RunDirectory) -> Best | None:
+    """The best checkpoint so far; None before the first that was evaluated."""
+    pointer = run.checkpoints / "best"
+    if not pointer.is_file():
+        return None
+    name, success = pointer.read_text().split()
+    return Best(int(name), float(success)) if (run.checkpoints / name).is_dir() else None
+
+
+def is_best(run: RunDirectory, success: float) -> bool:
+    """Whether a policy with this success on held-out problems is better than that of the best checkpoint."""
+    top = best(run)
+    return top is None or success > top.success
+
+
+def forget_best(run: RunDirectory, iteration: int) -> None:
+    """Take the name `best` from the checkpoint of `iteration`, which is about to be replaced."""
+    top = best(run)
+    if top is not None and top.iteration == iteration:
+        (run.checkpoints / "best").unlink()
+
+
+def check_complete(folder: Path, pieces: Sequence[str]) -> None:
     """Raises CheckpointError when a part's files are not in `folder`: its process sees another disk."""
-    missing = [name for name in PIECES if not (folder / name).exists()]
+    missing = [name for name in pieces if not (folder / name).exists()]
     if missing:
         raise CheckpointError(
             f"{folder}: {', '.join(missing)} not there after writing; run.root must lie on storage that all nodes see"
@@ -102,11 +138,16 @@ def saved(run: RunDirectory) -> int | None:
 def flush(folder: Path) -> None:
     """fsync every file and folder below `folder`: a rename must not outlive its contents in a power cut."""
     for path in [folder, *folder.rglob("*")]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """fsync one file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def latest(run: RunDirectory) -> Path:

@@ -75,18 +75,22 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
             except ActorError as error:  # the engines are lost, the iteration is not
                 failure = error
         progress = report(parts, outputs, progress, iteration, clock, evaluation)
-        if schedule.saves(number) or failure:
-            save(parts, schedule, outputs, progress, f"stopped after iteration {number}; " if failure else "")
+        top = evaluation is not None and checkpoint.is_best(outputs.run, evaluation.success)
+        if schedule.saves(number) or top or failure:
+            success = None if evaluation is None else evaluation.success
+            save(parts, schedule, outputs, progress, f"stopped after iteration {number}; " if failure else "", success)
         if failure:
             raise failure
 
 
-def save(parts: Parts, schedule: Schedule, outputs: Outputs, progress: Progress, why: str) -> None:
-    """Write the checkpoint of `progress`, unless it is the latest already, and say so."""
+def save(
+    parts: Parts, schedule: Schedule, outputs: Outputs, progress: Progress, why: str, success: float | None = None
+) -> None:
+    """Write the checkpoint of `progress`, unless it is the latest already, and say so. `success`: on held-out problems."""
     if checkpoint.saved(outputs.run) == progress.iteration:
         path = checkpoint.latest(outputs.run)
     else:
-        path = checkpoint.save(outputs.run, parts, progress, schedule.keep_checkpoints)
+        path = checkpoint.save(outputs.run, parts, progress, schedule.keep_checkpoints, success)
     outputs.console.note(f"{why}checkpoint {path}")
 
 

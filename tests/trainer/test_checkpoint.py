@@ -1,5 +1,6 @@
 """The file protocol of checkpoints: `latest` always names a complete one. (Contents: tests/test_end_to_end.py.)"""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,18 +16,20 @@ from trainer.rundir import RunDirectory, write_atomically
 
 @dataclass
 class Writer:
-    """Stands for a part that writes `names` into the checkpoint; `fail` raises as a full disk would."""
+    """Stands for a part that writes `names` into the checkpoint and says so; `fail` raises as a full disk would."""
 
     names: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
     fail: bool = False
     restored: list[str] = field(default_factory=list)
 
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str) -> tuple[str, ...]:
         if self.fail:
             raise OSError(28, "No space left on device")
         Path(path).mkdir()
         for name in self.names:
             (Path(path) / name).write_text("x")
+        return self.said
 
     def export(self, path: Path) -> None:
         path.mkdir()
@@ -58,11 +61,13 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def files() -> Files:
-    return Files(Writer(("learner.json", "policy", "value")), Writer(("store.json",)), Writer())
+    return Files(
+        Writer(("learner.json", "policy", "value"), said=("policy", "value")), Writer(("store.json",)), Writer()
+    )
 
 
-def save(run: RunDirectory, files: Files, iteration: int, keep: int = 2) -> Path:
-    return checkpoint.save(run, cast(Parts, files), progress(iteration), keep)
+def save(run: RunDirectory, files: Files, iteration: int, keep: int = 2, success: float | None = None) -> Path:
+    return checkpoint.save(run, cast(Parts, files), progress(iteration), keep, success)
 
 
 def test_the_newest_are_kept_and_latest_names_the_last(run: RunDirectory, files: Files) -> None:
@@ -122,3 +127,54 @@ def test_what_was_just_written_is_never_pruned(run: RunDirectory, files: Files) 
 
 def test_nothing_is_saved_before_the_first(run: RunDirectory) -> None:
     assert checkpoint.saved(run) is None
+
+
+def test_the_best_is_kept_beside_the_newest(run: RunDirectory, files: Files) -> None:
+    for iteration, success in ((2, 0.25), (4, 0.5), (6, None), (8, 0.5), (10, 0.125)):
+        save(run, files, iteration, keep=1, success=success)
+    assert checkpoint.best(run) == checkpoint.Best(4, 0.5)  # 8 is no better
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000004", "000010", "best", "latest"]
+    assert [checkpoint.is_best(run, value) for value in (0.5, 0.51)] == [False, True]
+    save(run, files, 12, keep=1, success=0.75)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000012", "best", "latest"]
+
+
+def test_a_best_checkpoint_that_is_written_anew_is_best_by_its_new_success(run: RunDirectory, files: Files) -> None:
+    save(run, files, 2, success=0.5)
+    save(run, files, 4, success=0.75)
+    write_atomically(run.checkpoints / "latest", "000002")  # the user goes back; iteration 4 is repeated
+    save(run, files, 4, success=0.25)
+    assert checkpoint.best(run) == checkpoint.Best(4, 0.25)
+    (run.checkpoints / "best").write_text("000099 0.9\n")
+    assert checkpoint.best(run) is None  # someone has deleted it
+
+
+def test_contents_are_on_disk_before_names(run: RunDirectory, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync of every file and folder of the checkpoint, then its rename, then fsync of the folder, then `latest`."""
+    events: list[tuple[str, str]] = []
+    fsync, rename, replace = os.fsync, Path.rename, Path.replace
+
+    def noted_fsync(handle: int) -> None:
+        events.append(("fsync", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+        fsync(handle)
+
+    def noted_rename(self: Path, target: Path) -> Path:
+        events.append(("rename", target.name))
+        return rename(self, target)
+
+    def noted_replace(self: Path, target: Path) -> Path:
+        events.append(("rename", target.name))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    final = save(run, files, 2, success=0.5)
+    moved = events.index(("rename", "000002"))
+    before = {name for kind, name in events[:moved] if kind == "fsync"}
+    assert before >= {path.name for path in final.rglob("*")} | {".000002.tmp"}
+    after = events[moved + 1 :]
+    assert after[0] == ("fsync", "checkpoints")
+    names = [name for kind, name in after if kind == "rename"]
+    assert names == ["best", "latest"]
+    assert after[-1] == ("fsync", "checkpoints")

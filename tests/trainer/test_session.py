@@ -1,8 +1,9 @@
 """What a session saves when something dies: stand-ins for the parts, real files for the checkpoints."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -57,7 +58,7 @@ class Session:
     def held_out(self, *_: Any) -> Any:
         raise ActorError("died in evaluate")
 
-    def save(self, run: RunDirectory, _parts: Any, progress: Progress, _keep: int) -> Path:
+    def save(self, run: RunDirectory, _parts: Any, progress: Progress, _keep: int, _success: float | None) -> Path:
         self.saves.append(progress.iteration)
         path = run.checkpoints / f"{progress.iteration:06d}"
         path.mkdir()
@@ -98,3 +99,27 @@ def test_what_is_saved(
     assert broken.saves == saves
     assert broken.reports == list(range(1, dies + (phase == "evaluate")))  # metrics before the checkpoint
     assert any("stopped" in note for note in broken.console.notes) == (saves != [])
+
+
+def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations 1 to 4, each evaluated, checkpoints due after 2 and 4; success 0.5, 0.2, 0.7, 0.7."""
+    run = RunDirectory.create(tmp_path, "r", "test")
+    successes, saved = iter((0.5, 0.2, 0.7, 0.7)), []
+
+    def save(_run: Any, _parts: Any, progress: Progress, _keep: int, success: float | None) -> Path:
+        saved.append((progress.iteration, success))
+        if success is not None and checkpoint.is_best(run, success):
+            (run.checkpoints / f"{progress.iteration:06d}").mkdir()
+            (run.checkpoints / "best").write_text(f"{progress.iteration:06d} {success}")
+        return run.checkpoints
+
+    fake = Session(run, dies=0, phase="")
+    for name in ("iterate", "report"):
+        monkeypatch.setattr(session, name, getattr(fake, name))
+    monkeypatch.setattr(session, "evaluated", lambda *_: SimpleNamespace(success=next(successes)))
+    monkeypatch.setattr(checkpoint, "save", save)
+    schedule = replace(SCHEDULE, evaluate_every=1)
+    outputs = Outputs(run, cast(Any, fake.console), [])
+    session.train(cast(Parts, None), cast(Settings, None), schedule, outputs, Progress(0, {}, 0))
+    assert saved == [(1, 0.5), (2, 0.2), (3, 0.7), (4, 0.7)]  # 1 and 3 are best, 2 and 4 due
+    assert checkpoint.best(run) == checkpoint.Best(3, 0.7)
