@@ -63,6 +63,14 @@ def check_algorithm(config: Config) -> None:
         raise ConfigError(
             "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
         )
+    if config.learner.critic_settled > 0 and config.learner.critic_warmup == 0:
+        raise ConfigError(
+            "learner.critic_settled ends learner.critic_warmup early, which is 0; set it to the most iterations it may take"
+        )
+    if config.learner.value_model == "shared" and config.learner.value_path:
+        raise ConfigError(
+            "learner.value_path starts a critic of its own, but learner.value_model is 'shared'; set it to separate"
+        )
     if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
         raise ConfigError(
             "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"

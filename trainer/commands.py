@@ -36,7 +36,16 @@ if TYPE_CHECKING:
 
 Needs = Callable[[Config, str], tuple[Bundle, ...]]
 """The processes to have room for, of configuration and device."""
-LASTING = ("model.", "task.", "starter.", "run.seed", "learner.ranks", "replay.shards")
+LASTING = (
+    "model.",
+    "task.",
+    "starter.",
+    "run.seed",
+    "learner.zero_stage",
+    "learner.value_model",
+    "learner.lora_",
+    "replay.shards",
+)
 """Fields that the weights, random draws and files of a run rest on: a resumed run cannot change them."""
 
 
@@ -202,19 +211,26 @@ def run_session(
     ]
     hints.append(f"tensorboard --logdir {run.tensorboard}")
     earlier = read_metrics(run.metrics)
-    with open_console(run.name, config.run.iterations, earlier=earlier, hints=hints) as console:
+    with spoilt_saved(run), open_console(run.name, config.run.iterations, earlier=earlier, hints=hints) as console:
         try:
             if resumed is None:
                 start = held_out(parts, settings, schedule)
                 append_evaluation(run.evaluations, 0, start)
                 console.note(f"before training: {describe(start)}")
             run_training(parts, settings, schedule, Outputs(run, console, sinks), progress)
-        except DivergenceError as error:
-            write_atomically(run.spoilt, "\n".join(error.problem_ids) + "\n")
-            raise
         finally:
             for sink in sinks:
                 sink.close()
+
+
+@contextmanager
+def spoilt_saved(run: RunDirectory) -> Iterator[None]:
+    """When the block ends with too many skipped steps in a row: the offending problems, one id a line, beside the log."""
+    try:
+        yield
+    except DivergenceError as error:
+        write_atomically(run.spoilt, "\n".join(error.problem_ids) + "\n")
+        raise
 
 
 def check(config: Config, offline: bool) -> int:

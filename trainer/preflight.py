@@ -40,6 +40,7 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     tokenizer = load_tokenizer(model)
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
+    check_value_model(config.learner.value_path, model)
     task = build_task(
         config.task,
         tokenizer,
@@ -120,6 +121,29 @@ def weights_size(folder: Path) -> int | None:
                 f"{file}: unreadable weights: {first_line(error)}; copy or download the file again"
             ) from error
     return total
+
+
+def check_value_model(path: str, policy: str) -> None:
+    """Raises ModelError when the critic would start from a model of another family or vocabulary than the policy's."""
+    if not path:
+        return
+    from transformers import AutoConfig
+
+    try:
+        critic, own = (AutoConfig.from_pretrained(name) for name in (path, policy))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"learner.value_path = {path}: cannot read the model: {first_line(error)}") from error
+    if critic.model_type != own.model_type:
+        raise ModelError(
+            f"learner.value_path = {path}: a {critic.model_type} model, but the policy is {own.model_type}; name one of the "
+            f"policy's family, or leave it empty"
+        )
+    theirs, ours = (int(config.get_text_config().vocab_size) for config in (critic, own))
+    if theirs != ours:
+        raise ModelError(
+            f"learner.value_path = {path}: {theirs} rows of embedding, the policy has {ours}: another tokenizer; name a critic "
+            f"with the policy's"
+        )
 
 
 def check_vocabulary(path: str, info: ModelInfo, tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import launch
 from core.config import Config
-from core.errors import CheckpointError, ConfigError, StoreError
+from core.errors import CheckpointError, ConfigError, DivergenceError, StoreError
 from core.load import dump_config, load_config, override
 from core.records import Problem
 from trainer import commands, evaluation, targets
@@ -105,7 +105,8 @@ def test_a_resumed_run_keeps_changed_fields(
     [
         ("task.problems", "5"),
         ("run.seed", "1"),
-        ("learner.ranks", "2"),
+        ("learner.zero_stage", "2"),
+        ("learner.lora_rank", "8"),
         ("replay.shards", "1"),
         ("starter.layers", "9"),
     ],
@@ -152,3 +153,9 @@ def test_a_new_run_does_not_go_on_with_another_runs_store(tmp_path: Path) -> Non
         StoreError, match=r"/used: holds the store of another run; choose another run\.name or replay\.storage"
     ):
         commands.refuse_used(f"file://{tmp_path}/used")
+
+
+def test_the_problems_of_a_diverged_run_are_saved(run: RunDirectory) -> None:
+    with pytest.raises(DivergenceError), commands.spoilt_saved(run):
+        raise DivergenceError("8 optimizer steps in a row were skipped", ("gsm8k-1", "gsm8k-7"))
+    assert run.spoilt.read_text() == "gsm8k-1\ngsm8k-7\n"

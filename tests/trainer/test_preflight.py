@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from core.errors import ModelError
-from trainer.preflight import check_vocabulary, inspect_model, load_tokenizer
+from trainer.preflight import check_value_model, check_vocabulary, inspect_model, load_tokenizer
 
 
 def save_model(folder: Path, vocabulary: int = 8) -> Path:
@@ -79,3 +79,18 @@ def test_no_tokenizer(tmp_path: Path) -> None:
 def test_tokenizer_without_end(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no end-of-sequence token"):
         load_tokenizer(str(save_tokenizer(tmp_path, eos=False)))
+
+
+def test_a_critic_of_another_family_or_vocabulary(tmp_path: Path) -> None:
+    policy = str(save_model(tmp_path / "policy"))
+    check_value_model("", policy)
+    check_value_model(str(save_model(tmp_path / "reward")), policy)
+    LlamaConfig(vocab_size=8, hidden_size=32).save_pretrained(tmp_path / "llama")
+    with pytest.raises(
+        ModelError, match=r"learner\.value_path = .*llama: a llama model, but the policy is qwen2; name one"
+    ):
+        check_value_model(str(tmp_path / "llama"), policy)
+    with pytest.raises(ModelError, match="9 rows of embedding, the policy has 8: another tokenizer"):
+        check_value_model(str(save_model(tmp_path / "other", vocabulary=9)), policy)
+    with pytest.raises(ModelError, match=r"learner\.value_path = .*nothing: cannot read the model"):
+        check_value_model(str(tmp_path / "nothing"), policy)
