@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.update(
     RAY_AUTH_MODE="token",
@@ -13,6 +14,9 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
 )
+
+settings.register_profile("busy", deadline=None)  # a slow machine is no failure
+settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 FEW_ROWS = ROOT / "tests" / "data"
