@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -100,7 +101,12 @@ def test_the_run_directory_is_complete(straight: Path) -> None:
         assert (straight / name).stat().st_size >= (0 if name == "log.txt" else 1), name
     assert any((straight / "tensorboard").iterdir())
     assert sorted(path.name for path in (straight / "samples").iterdir()) == [f"{i:06d}.jsonl" for i in range(1, 5)]
-    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == ["000002", "000004", "latest"]
+    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == [
+        "000002",
+        "000004",
+        "best",
+        "latest",
+    ]
     assert [json.loads(line)["iteration"] for line in (straight / "evaluations.jsonl").read_text().splitlines()] == [
         0,
         2,
@@ -127,6 +133,46 @@ def test_a_killed_and_resumed_run_ends_with_the_same_numbers_and_weights(straigh
     left, right = (load_file(folder / "policy" / "model.safetensors") for folder in (straight, resumed))
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_resumed_run_ends_with_the_same_optimizers_and_replay_store(straight: Path, resumed: Path) -> None:
+    """Bit for bit, with a learning-rate schedule and several optimizer steps per rollout (tests/recipes/tiny.yaml)."""
+    left, right = (folder / "checkpoints" / "000004" for folder in (straight, resumed))
+    assert (left / "learner" / "learner.json").read_text() == (right / "learner" / "learner.json").read_text()
+    for engine in ("policy", "value"):
+        states = [
+            torch.load(folder / "learner" / engine / "mp_rank_00_model_states.pt", weights_only=False)["optimizer"]
+            for folder in (left, right)
+        ]
+        assert states[0]["state"], "no optimizer state to compare"
+        assert_equal(*states)
+    tables = [
+        {
+            path.name.partition("-")[2]: pyarrow.parquet.read_table(path)
+            for path in (folder / "replay").glob("*.parquet")
+        }
+        for folder in (left, right)
+    ]
+    assert sum(table.num_rows for name, table in tables[0].items() if "states" in name) > 0
+    assert tables[0].keys() == tables[1].keys()
+    for name, table in tables[0].items():
+        assert table.equals(tables[1][name]), name
+
+
+def assert_equal(left: object, right: object) -> None:
+    """The same tensors and numbers in the same places."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_equal(left[key], right[key])
+    elif isinstance(left, list) and isinstance(right, list):
+        assert len(left) == len(right)
+        for a, b in zip(left, right, strict=True):
+            assert_equal(a, b)
+    elif isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        assert torch.equal(left, right)
+    else:
+        assert left == right
 
 
 def test_one_process_without_ray_gives_the_same_numbers_and_weights(
