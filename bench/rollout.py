@@ -9,6 +9,7 @@ alternating repeats after one round to warm up; both must produce the same token
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -137,6 +138,17 @@ def compare(pool: Any, bare: Connection, name: str, starts: list[Start], repeats
     ]
 
 
+def restart(pool: Any) -> float:
+    """Seconds from the death of the one engine to the first token of its successor."""
+    import ray
+
+    process = ray.get(ray.get_actor("rollout-0").__ray_call__.remote(lambda _: os.getpid()))
+    begun = time.perf_counter()
+    os.kill(process, signal.SIGKILL)
+    pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
+    return time.perf_counter() - begun
+
+
 def main(quick: bool) -> None:
     """Measure and write bench/results/rollout.json."""
     import ray
@@ -160,6 +172,7 @@ def main(quick: bool) -> None:
             *compare(pool, bare, "roots", starts_of(count, 0), repeats),
             *compare(pool, bare, "replayed", starts_of(count, PREFIX), repeats),
             check("launch of an engine to its first token", first, "s", "<=", 30.0),
+            check("death of an engine to its successor's first token", restart(pool), "s", "<=", 30.0),
         ]
         bare.send([])
         server.join()

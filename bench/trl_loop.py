@@ -1,0 +1,100 @@
+"""TRL's GRPO trainer, one iteration per line on its input: what `bench.loop` compares with. Never used by the project itself.
+
+    PYTHON -m bench.trl_loop FOLDER      PYTHON: an environment with requirements/bench.txt
+
+FOLDER holds `job.json` (see `Job`). For every line read, one iteration runs (generation, reward, all optimizer steps), and one
+line of JSON comes out: generated tokens and seconds. It generates with transformers, TRL's way on a machine without GPU: its
+vLLM modes need one.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The same work as our loop's."""
+
+    model: str
+    prompts: list[str]
+    references: list[str]
+    starts: int  # prompts per iteration
+    samples: int
+    max_response_tokens: int
+    minibatches: int  # optimizer steps per iteration
+    policy_lr: float
+    iterations: int
+
+
+def trainer(job: Job, folder: Path, answers: Any) -> Any:
+    """A GRPO trainer of these numbers, on CPU in float32, with nothing logged or saved."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from tasks.arithmetic import verify
+
+    tokens = [0]
+
+    def reward(completions: list[str], completion_ids: list[list[int]], reference: list[str], **_: Any) -> list[float]:
+        tokens[0] += sum(map(len, completion_ids))
+        return [verify(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
+
+    class Paced(TrainerCallback):  # type: ignore[misc]
+        """Waits for a line before each iteration and answers after it."""
+
+        begun = 0.0
+
+        def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step % job.minibatches == 0:
+                if not sys.stdin.readline():
+                    sys.exit(0)
+                self.begun, tokens[0] = time.perf_counter(), 0
+
+        def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step % job.minibatches == 0:
+                answers.write(json.dumps([tokens[0], time.perf_counter() - self.begun]) + "\n")
+                answers.flush()
+
+    size = job.starts * job.samples
+    config = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=size // job.minibatches,
+        steps_per_generation=job.minibatches,
+        num_generations=job.samples,
+        max_completion_length=job.max_response_tokens,
+        max_steps=job.iterations * job.minibatches,
+        learning_rate=job.policy_lr,
+        temperature=1.0,
+        beta=0.0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        dataloader_num_workers=0,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=10**6,
+        disable_tqdm=True,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    rows = Dataset.from_dict({"prompt": job.prompts, "reference": job.references})
+    model = AutoModelForCausalLM.from_pretrained(job.model)
+    return GRPOTrainer(model, reward, config, rows, processing_class=tokenizer, callbacks=[Paced()])
+
+
+def main(folder: Path) -> None:
+    """Train as far as lines come in."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the trainer prints must not reach the answers
+    job = Job(**json.loads((folder / "job.json").read_text()))
+    trainer(job, folder, answers).train()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
