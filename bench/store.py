@@ -1,8 +1,17 @@
 """The replay store against the prioritised buffers of PyPI: `python -m bench.store [--quick]` (see requirements/bench.txt).
 
-The same states go to every store in turns, batch by batch as the loop makes them; figures are medians over batches. The
-peers keep nothing on disk, so our shard is measured in memory as they are, and also durably (log and fsync), through Ray,
-and while it writes a snapshot.
+The same candidates go to every store in turns, batch by batch as the loop makes them; figures are medians over batches.
+What is timed is what the loop would do with that store:
+
+- add: from a list of 512 `Candidate` records (10 states each) to stored with priorities. For the peers that includes
+  making fixed-size rows (`bench/store_peers.py`), for ours packing and checking; "rows ready" is without either.
+- sample: from a seed to 64 starts, each with its problem's id and its prefix as an int32 array.
+- update: from the 256 outcomes of those starts (4 continuations each) to new priorities. The peers get the share of correct
+  continuations, ours keeps counts and ranks the problems' states anew.
+- refresh: 256 new values of drawn states, ready as an array, to new priorities.
+
+The peers keep nothing on disk, find nothing equal, have no quota per problem and cannot say by which text a state is found;
+so our shard is measured in memory as they are, and also durably (log and fsync), through Ray, and while it writes a snapshot.
 """
 
 import sys
@@ -16,18 +25,22 @@ from typing import Any
 import numpy as np
 
 from bench.report import RESULTS, Check, check, median, write
-from bench.store_peers import Padded, Peer, installed
+from bench.store_peers import Peer, Rows, found, installed, rows_of
 from core.config import ReplayConfig
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
-from replay.server import Identity, ReplayShard
-from replay.shard import Shard
+from replay.records import Selected, joined
+from replay.server import Extent, Identity, ReplayShard
+from replay.shard import Revaluation, Shard
 from replay.store import ReplayStore
 
 VOCABULARY, WIDTH, STATES = 32_000, 512, 10  # states per trajectory
 BATCH = 512  # trajectories of one iteration: 128 starts x 4 samples
 DRAWN = 64  # replayed starts of one iteration
+CONTINUED = 4  # continuations of each
+REFRESHED = 256  # stale values renewed in one iteration
 CONFIG = ReplayConfig(shards=1, capacity=100_000_000, per_problem=32, ranking="value", max_gib=1000)
+IDENTITY = Identity(0, 1, VOCABULARY, "bench")
 Timings = dict[str, list[float]]
 
 
@@ -44,15 +57,6 @@ def batches(trajectories: int) -> Iterator[list[Candidate]]:
         yield made
 
 
-def padded(candidates: list[Candidate]) -> tuple[Padded, Any, Any]:
-    """The states as the peers want them."""
-    lengths = np.concatenate([c.lengths for c in candidates])
-    tokens = np.zeros((len(lengths), WIDTH), np.uint16)
-    for row, (candidate, length) in enumerate((c, n) for c in candidates for n in c.lengths):
-        tokens[row, :length] = candidate.response_ids[:length]
-    return tokens, lengths, np.concatenate([c.values for c in candidates]) + np.float32(1e-3)
-
-
 def timed(timings: Timings, name: str, units: int, action: Callable[[], Any]) -> Any:
     """Run and note the seconds per unit."""
     start = time.perf_counter()
@@ -61,44 +65,85 @@ def timed(timings: Timings, name: str, units: int, action: Callable[[], Any]) ->
     return result
 
 
-def draw(shard: Shard, seed: int) -> list[Any]:
-    """One batch of a shard in memory, as the driver draws it: groups by mass, then states; repeats are drawn again."""
+def draw(shard: Shard, seed: int) -> Selected:
+    """One batch of a shard in memory, as the driver draws it: groups by mass, then states; repeats are left out."""
     rng, masses = np.random.default_rng(seed), shard.masses()[0]
     ends = np.cumsum(masses)
     groups = np.searchsorted(ends, rng.random(DRAWN + DRAWN // 4 + 8) * ends[-1], side="right")
-    found = shard.select(shard.draw(0, groups, rng.random(len(groups))))
-    return found.take(np.sort(np.unique(found.keys, return_index=True)[1])[:DRAWN]).states()
+    drawn = shard.select(shard.draw(0, groups, rng.random(len(groups))))
+    return drawn.take(np.sort(np.unique(drawn.keys, return_index=True)[1])[:DRAWN])
+
+
+def sample(shard: Shard, seed: int) -> Selected:
+    """A batch with its prefixes at hand."""
+    drawn = draw(shard, seed)
+    drawn.prefixes()
+    return drawn
+
+
+def ours(shard: Shard, candidates: list[Candidate], seed: int, timings: Timings) -> None:
+    """One turn of our store."""
+    size = STATES * len(candidates)
+    batch = timed(timings, "pack", size, lambda: pack(candidates, VOCABULARY))
+    timed(timings, "ours add, rows ready", size, lambda: shard.add(batch))
+    timings.setdefault("ours add", []).append(timings["pack"][-1] + timings["ours add, rows ready"][-1])
+    drawn = timed(timings, "ours sample", DRAWN, lambda: sample(shard, seed))
+    states = list(zip(drawn.keys.tolist(), drawn.problem_ids, strict=True))
+    outcomes = [Outcome(key, problem, bool(i % 3), 1) for key, problem in states for i in range(CONTINUED)]
+    timed(timings, "ours update", len(outcomes), lambda: shard.record(pack_outcomes(outcomes)))
+    many = joined([draw(shard, seed + 10**6 * (i + 1)) for i in range(REFRESHED // DRAWN)])
+    values = np.random.default_rng(seed).random(len(many.keys)).astype(np.float32)
+    news = Revaluation(many.problem_ids, many.keys, values, np.full(len(values), 1, np.int32))
+    timed(timings, "ours refresh", len(values), lambda: shard.revalue(news))
+
+
+def theirs(peer: Peer, name: str, rows: Rows, names: list[str], made: float, timings: Timings) -> None:
+    """One turn of a peer; `made`: seconds per state that its rows took."""
+    timed(timings, f"{name} add, rows ready", len(rows.values), lambda: peer.add(rows))
+    timings.setdefault(f"{name} add", []).append(made + timings[f"{name} add, rows ready"][-1])
+    drawn = timed(timings, f"{name} sample", DRAWN, lambda: found(*_named(peer.sample(DRAWN), names)))
+    outcomes = [Outcome(0, problem, bool(i % 3), 1) for problem in drawn.problem_ids for i in range(CONTINUED)]
+
+    def update() -> None:
+        correct = np.fromiter((o.correct for o in outcomes), np.float32, len(outcomes))
+        peer.update(drawn.handle, correct.reshape(DRAWN, CONTINUED).mean(axis=1) + np.float32(1e-3))
+
+    timed(timings, f"{name} update", len(outcomes), update)
+    _, handle = peer.sample(REFRESHED)
+    values = np.random.default_rng(1).random(REFRESHED).astype(np.float32) + np.float32(1e-3)
+    timed(timings, f"{name} refresh", REFRESHED, lambda: peer.update(handle, values))
+
+
+def _named(drawn: tuple[Rows, Any], names: list[str]) -> tuple[Rows, list[str], Any]:
+    return drawn[0], names, drawn[1]
 
 
 def compare(trajectories: int, peers: dict[str, Peer]) -> tuple[Timings, Shard]:
-    """Add everything to every store in turns; sample and update after each batch."""
+    """Give everything to every store in turns."""
     timings: Timings = {}
-    shard = Shard(CONFIG, VOCABULARY, "shard")
-    rng = np.random.default_rng(1)
+    shard, numbers = Shard(CONFIG, VOCABULARY, "shard"), dict[str, int]()
     for turn, candidates in enumerate(batches(trajectories)):
-        size = STATES * len(candidates)
-        timed(timings, "ours add", size, lambda c=candidates: shard.add(pack(c, VOCABULARY)))  # type: ignore[misc]
-        states = timed(timings, "ours sample", DRAWN, lambda t=turn: draw(shard, t))  # type: ignore[misc]
-        outcomes = [Outcome(s.key, s.problem_id, bool(i % 2), 1) for i, s in enumerate(states)]
-        timed(timings, "ours update", DRAWN, lambda o=outcomes: shard.record(pack_outcomes(o)))  # type: ignore[misc]
-        rows = padded(candidates) if peers else None
+        ours(shard, candidates, turn, timings)
+        if not peers:
+            continue
+        start = time.perf_counter()
+        rows = rows_of(candidates, numbers, WIDTH)
+        made = (time.perf_counter() - start) / len(rows.values)
         for name, peer in peers.items():
-            if name == "rllib" and turn % 8:
-                continue  # it takes its rows one by one in Python; every eighth batch says enough
-            timed(timings, f"{name} add", size, lambda p=peer, r=rows: p.add(*r))  # type: ignore[misc]
-            drawn = timed(timings, f"{name} sample", DRAWN, lambda p=peer: p.sample(DRAWN))  # type: ignore[misc]
-            new = rng.random(DRAWN).astype(np.float32) + np.float32(1e-3)
-            timed(timings, f"{name} update", DRAWN, lambda p=peer, d=drawn, v=new: p.update(d, v))  # type: ignore[misc]
+            if (
+                name != "rllib" or turn % 8 == 0
+            ):  # it takes its rows one by one in Python; every eighth batch says enough
+                theirs(peer, name, rows, list(numbers), made, timings)
     return timings, shard
 
 
 def against_peers(timings: Timings, peers: dict[str, Peer]) -> list[Check]:
     """Throughput of each operation, ours against the best peer."""
     checks = []
-    for action in ("add", "sample", "update"):
+    for action in ("add", "add, rows ready", "sample", "update", "refresh"):
         rates = {name: 1 / median(timings[f"{name} {action}"]) for name in ["ours", *peers]}
         checks += [check(f"{action}: {name}", rate, "states/s") for name, rate in rates.items()]
-        if peers:
+        if peers and action != "add, rows ready":
             best = max(rates[name] for name in peers)
             checks.append(check(f"{action}: ours / best peer", rates["ours"] / best, "x", ">=", 5.0, best))
     return checks
@@ -112,39 +157,56 @@ def memory(shard: Shard) -> Check:
 
 def durable(trajectories: int, folder: str) -> list[Check]:
     """One shard with its log: adds, adds while a snapshot is written, disk, recovery."""
-    identity = Identity(0, 1, VOCABULARY, "bench")
-    shard = ReplayShard(identity, CONFIG, folder)
+    shard = ReplayShard(IDENTITY, CONFIG, folder)
     plain: list[float] = []
     snapping: list[float] = []
-    everything = list(batches(trajectories))
-    half = len(everything) * 3 // 4
-    for turn, candidates in enumerate(everything):
-        if turn == half:
-            shard.compact()
+    raw, many = 0, -(-trajectories // BATCH)
+    for turn, candidates in enumerate(batches(trajectories)):
         operation = pack(candidates, VOCABULARY)
+        raw += operation.tokens.nbytes
         start = time.perf_counter()
+        if turn == many // 2:
+            shard.compact()
         shard.write(turn + 1, operation)
         seconds = (time.perf_counter() - start) / (STATES * len(candidates))
         busy = shard._compaction is not None and shard._compaction.is_alive()
-        if turn >= half // 2:
+        if turn >= many // 4:
             (snapping if busy else plain).append(seconds)
     shard.compact()
     shard.close()
+    del shard
     used = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    start = time.perf_counter()
-    extent = ReplayShard(identity, CONFIG, folder).extent()
-    seconds = time.perf_counter() - start
-    raw = 2 * sum(len(c.response_ids) for batch in everything for c in batch) / extent.states
+    extent, seconds = reopened(folder)
+    raw //= extent.states
     rate = 1 / float(np.mean(plain))
     checks = [
         check("add with log and fsync", rate, "states/s"),
         check("disk per state", used / extent.states, "bytes", "<=", 1.2 * raw + 64, raw),
-        check(f"recovery of {extent.states:,} states", seconds, "s", "<=", 10.0),
+        check(f"recovery of {extent.states:,} states, from a snapshot", seconds, "s", "<=", 10.0),
     ]
     if snapping:
         during = 1 / float(np.mean(snapping))
         checks.append(check("adds during a snapshot / without", during / rate, "x", ">=", 0.9, rate))
     return checks
+
+
+def reopened(folder: str) -> tuple[Extent, float]:
+    """A shard that is read from its files, and the seconds that took."""
+    start = time.perf_counter()
+    extent = ReplayShard(IDENTITY, CONFIG, folder).extent()
+    return extent, time.perf_counter() - start
+
+
+def log_alone(trajectories: int, folder: str) -> Check:
+    """Recovery of a shard that never came to a snapshot."""
+    shard = ReplayShard(IDENTITY, CONFIG, folder)
+    for turn, candidates in enumerate(batches(trajectories)):
+        shard.write(turn + 1, pack(candidates, VOCABULARY))
+    shard.close()
+    del shard
+    assert not list(Path(folder).rglob("snapshot-*"))
+    extent, seconds = reopened(folder)
+    return check(f"recovery of {extent.states:,} states, from the log alone", seconds, "s", "<=", 10.0)
 
 
 def over_ray(trajectories: int) -> list[Check]:
@@ -158,9 +220,13 @@ def over_ray(trajectories: int) -> list[Check]:
             config = CONFIG.model_copy(update={"shards": shards})
             store = ReplayStore(config, vocabulary=VOCABULARY, directory=folder, fingerprint="bench")
             timings: Timings = {}
-            for turn, candidates in enumerate(batches(trajectories)):
+            made = batches(trajectories)
+            store.add(next(made))  # not timed: the actors load what they need
+            for turn, candidates in enumerate(made):
                 timed(timings, "add", STATES * len(candidates), partial(store.add, candidates))
-                timed(timings, "sample", DRAWN, partial(store.sample, DRAWN, turn))
+                drawn = timed(timings, "sample", DRAWN, partial(store.sample, DRAWN, turn))
+                outcomes = [Outcome(s.key, s.problem_id, bool(i % 3), 1) for s in drawn for i in range(CONTINUED)]
+                timed(timings, "update", len(outcomes), partial(store.record, outcomes))
             store.close()
         checks += [check(f"Ray, {shards} shards: {a}", 1 / median(t), "states/s") for a, t in timings.items()]
     ray.shutdown()
@@ -178,7 +244,7 @@ def growth(sizes: list[int]) -> list[Check]:
             held += STATES * len(candidates)
         timings: Timings = {}
         for seed in range(60):
-            timed(timings, "sample", 1, lambda s=seed: draw(shard, s))  # type: ignore[misc]
+            timed(timings, "sample", 1, lambda s=seed: sample(shard, s))  # type: ignore[misc]
         costs.append(1e3 * median(timings["sample"]))
         checks.append(check(f"sample of {DRAWN} from {size:,} states", costs[-1], "ms"))
     plot(sizes, costs)
@@ -212,6 +278,8 @@ def main(quick: bool) -> None:
     del shard, timings, peers
     with tempfile.TemporaryDirectory() as folder:
         checks += durable(trajectories, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        checks.append(log_alone(trajectories, folder))
     checks += over_ray(trajectories // 4)
     checks += growth([10_000, 40_000] if quick else [10_000, 100_000, 1_000_000, 10_000_000])
     settings: dict[str, str | int | float] = {

@@ -1,31 +1,70 @@
 """The stores of PyPI that `bench.store` compares with, each used as its documentation advises.
 
-They know fixed-size rows only, so a state is its prefix, padded to the longest response. Their inputs are padded outside
-the timing. Each adds a batch, draws a batch in proportion to priority, and updates the priorities of what it drew.
+They know rows of a fixed size only, so what they are given is made of the same candidates first (`rows_of`), as cheaply as
+numpy can: a row per state that holds the whole response, padded to the longest one, and a length that says how much of it
+is the state. (A row that holds the prefix alone takes 2 to 8 times as long to make, and no less memory.) Making the rows is
+part of using these stores, as `pack` is of ours, and is timed; the time without it is reported, too. Each adds a batch with
+priorities, draws states in proportion to them, and takes new priorities for what it drew.
 """
 
 import importlib.util
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-Padded = npt.NDArray[np.uint16]
+from core.records import Candidate, IntArray
+
 Reals = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int32]
+
+
+class Rows(NamedTuple):
+    """States as fixed-size rows."""
+
+    tokens: npt.NDArray[np.uint16]  # [n, width]
+    lengths: npt.NDArray[np.int32]  # [n] tokens of the row that are the state
+    problems: npt.NDArray[np.int32]  # [n] numbers: these stores hold no text
+    values: Reals  # [n] priorities, above 0
+
+
+class Found(NamedTuple):
+    """States as a rollout needs them."""
+
+    problem_ids: list[str]
+    prefixes: list[IntArray]
+    handle: Any  # what the store finds them by again
+
+
+def rows_of(candidates: Sequence[Candidate], numbers: dict[str, int], width: int) -> Rows:
+    """The candidates' states as rows; problems that are not in `numbers` are entered."""
+    responses, lengths = [c.response_ids for c in candidates], [c.lengths for c in candidates]
+    sizes, counts = (np.fromiter(map(len, parts), np.int64, len(parts)) for parts in (responses, lengths))
+    padded = np.zeros((len(candidates), width), np.uint16)
+    padded[np.arange(width) < sizes[:, None]] = np.concatenate(responses)
+    problems = np.array([numbers.setdefault(c.problem_id, len(numbers)) for c in candidates], np.int32)
+    values = np.concatenate([c.values for c in candidates]) + np.float32(1e-3)
+    return Rows(np.repeat(padded, counts, axis=0), np.concatenate(lengths), np.repeat(problems, counts), values)
+
+
+def found(rows: Rows, names: Sequence[str], handle: Any) -> Found:
+    """Drawn rows as prefixes, int32."""
+    tokens = rows.tokens.astype(np.int32)
+    prefixes = [row[:length] for row, length in zip(tokens, rows.lengths.ravel().tolist(), strict=True)]
+    return Found([names[i] for i in rows.problems.ravel().tolist()], prefixes, handle)
 
 
 class Peer(Protocol):
     """A prioritised buffer."""
 
-    def add(self, tokens: Padded, lengths: Ints, values: Reals) -> None:
-        """Store states [n, width] with priorities `values`."""
+    def add(self, rows: Rows) -> None:
+        """Store states."""
 
-    def sample(self, n: int) -> Any:
-        """Draw n states; what `update` needs to find them again."""
+    def sample(self, n: int) -> tuple[Rows, Any]:
+        """Draw n states; and what `update` needs to find them again."""
 
-    def update(self, drawn: Any, values: Reals) -> None:
-        """New priorities."""
+    def update(self, handle: Any, values: Reals) -> None:
+        """New priorities of what was drawn."""
 
 
 class Cpprb:
@@ -34,20 +73,22 @@ class Cpprb:
     def __init__(self, capacity: int, width: int) -> None:
         import cpprb  # type: ignore[import-not-found]
 
-        fields = {"tokens": {"shape": width, "dtype": np.uint16}, "length": {"dtype": np.int32}, "value": {}}
+        fields = {"tokens": {"shape": width, "dtype": np.uint16}}
+        fields |= {name: {"shape": 1, "dtype": np.int32} for name in ("length", "problem")}
         self._buffer = cpprb.PrioritizedReplayBuffer(capacity, fields, alpha=1.0)
 
-    def add(self, tokens: Padded, lengths: Ints, values: Reals) -> None:
+    def add(self, rows: Rows) -> None:
         """See `Peer`."""
-        self._buffer.add(tokens=tokens, length=lengths, value=values, priorities=values)
+        self._buffer.add(tokens=rows.tokens, length=rows.lengths, problem=rows.problems, priorities=rows.values)
 
-    def sample(self, n: int) -> Any:
+    def sample(self, n: int) -> tuple[Rows, Any]:
         """See `Peer`."""
-        return self._buffer.sample(n, beta=1.0)["indexes"]
+        drawn = self._buffer.sample(n, beta=1.0)
+        return Rows(drawn["tokens"], drawn["length"], drawn["problem"], drawn["weights"]), drawn["indexes"]
 
-    def update(self, drawn: Any, values: Reals) -> None:
+    def update(self, handle: Any, values: Reals) -> None:
         """See `Peer`."""
-        self._buffer.update_priorities(drawn, values)
+        self._buffer.update_priorities(handle, values)
 
 
 class TorchRL:
@@ -60,25 +101,27 @@ class TorchRL:
             alpha=1.0, beta=1.0, storage=LazyTensorStorage(capacity), priority_key="priority"
         )
 
-    def add(self, tokens: Padded, lengths: Ints, values: Reals) -> None:
+    def add(self, rows: Rows) -> None:
         """See `Peer`."""
         import torch
         from tensordict import TensorDict  # type: ignore[import-not-found]
 
-        rows = {"tokens": torch.from_numpy(tokens.view(np.int16)), "length": torch.from_numpy(lengths)}
-        rows |= {"value": torch.from_numpy(values), "priority": torch.from_numpy(values)}
-        self._buffer.extend(TensorDict(rows, batch_size=[len(values)]))
+        columns = {"tokens": torch.from_numpy(rows.tokens.view(np.int16)), "length": torch.from_numpy(rows.lengths)}
+        columns |= {"problem": torch.from_numpy(rows.problems), "priority": torch.from_numpy(rows.values)}
+        self._buffer.extend(TensorDict(columns, batch_size=[len(rows.values)]))
 
-    def sample(self, n: int) -> Any:
+    def sample(self, n: int) -> tuple[Rows, Any]:
         """See `Peer`."""
-        return self._buffer.sample(n)
+        drawn = self._buffer.sample(n)
+        columns = [drawn[name].numpy() for name in ("tokens", "length", "problem", "priority")]
+        return Rows(columns[0].view(np.uint16), *columns[1:]), drawn
 
-    def update(self, drawn: Any, values: Reals) -> None:
+    def update(self, handle: Any, values: Reals) -> None:
         """See `Peer`."""
         import torch
 
-        drawn["priority"] = torch.from_numpy(values)
-        self._buffer.update_tensordict_priority(drawn)
+        handle["priority"] = torch.from_numpy(values)
+        self._buffer.update_tensordict_priority(handle)
 
 
 class RLlib:
@@ -89,19 +132,21 @@ class RLlib:
 
         self._buffer = PrioritizedReplayBuffer(capacity=capacity, storage_unit="timesteps", alpha=1.0)
 
-    def add(self, tokens: Padded, lengths: Ints, values: Reals) -> None:
+    def add(self, rows: Rows) -> None:
         """See `Peer`."""
         from ray.rllib.policy.sample_batch import SampleBatch
 
-        self._buffer.add(SampleBatch({"tokens": tokens, "length": lengths, "value": values}))
+        self._buffer.add(SampleBatch({"tokens": rows.tokens, "length": rows.lengths, "problem": rows.problems}))
 
-    def sample(self, n: int) -> Any:
+    def sample(self, n: int) -> tuple[Rows, Any]:
         """See `Peer`."""
-        return self._buffer.sample(n, beta=1.0)["batch_indexes"]
+        drawn = self._buffer.sample(n, beta=1.0)
+        rows = Rows(drawn["tokens"], drawn["length"], drawn["problem"], drawn["weights"])
+        return rows, drawn["batch_indexes"]
 
-    def update(self, drawn: Any, values: Reals) -> None:
+    def update(self, handle: Any, values: Reals) -> None:
         """See `Peer`."""
-        self._buffer.update_priorities(drawn, values)
+        self._buffer.update_priorities(handle, values)
 
 
 PEERS: dict[str, tuple[str, type]] = {
@@ -113,13 +158,13 @@ PEERS: dict[str, tuple[str, type]] = {
 
 def installed(capacity: int, width: int) -> dict[str, Peer]:
     """The peers that are there and work; one line about each that does not."""
-    found: dict[str, Peer] = {}
+    peers: dict[str, Peer] = {}
     for name, (module, made) in PEERS.items():
         if importlib.util.find_spec(module) is None:
             print(f"{name}: not installed (requirements/bench.txt)")
             continue
         try:
-            found[name] = made(capacity, width)
+            peers[name] = made(capacity, width)
         except (ImportError, RuntimeError) as error:  # a build of it that does not fit this environment
             print(f"{name}: left out: {error}")
-    return found
+    return peers

@@ -2,7 +2,8 @@
 
 Called by `replay/keys.py`, `replay/masses.py`, `replay/table.py` and `replay/shard.py`, which say what the numbers mean.
 Invariant: the same inputs give the same bits, however the problems are spread over shards: every sum is taken in a fixed
-order, and no loop runs in parallel. Compiled at the first call (a few seconds once per machine) and kept beside this file.
+order, and no loop runs in parallel. Compiled at the first call (some seconds once per machine) and kept beside this file. They
+hold the interpreter: to give it away for less than a millisecond to a snapshot that is being written would cost five.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _ONE = np.uint64(1)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, inline="always")
 def finalise(x: Any) -> Any:
     """The finaliser of splitmix64."""
     x = (x ^ (x >> _30)) * _FIRST
@@ -28,7 +29,7 @@ def finalise(x: Any) -> Any:
     return x ^ (x >> _31)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def prefix_keys(seeds: Array, tokens: Array, sizes: Array, counts: Array, lengths: Array) -> Array:
     """See `replay.keys.state_keys`: seeds [T] uint64, tokens uint32, sizes and counts [T], lengths [S] -> [S] uint64."""
     keys = np.empty(len(lengths), np.uint64)
@@ -46,7 +47,7 @@ def prefix_keys(seeds: Array, tokens: Array, sizes: Array, counts: Array, length
     return keys
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _slot(table: Array, known: Array, key: Any) -> Any:
     """Place of a key in an open-addressing table of indices into `known` (-1: free)."""
     mask = len(table) - 1
@@ -56,7 +57,7 @@ def _slot(table: Array, known: Array, key: Any) -> Any:
     return at
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def join(states: Array, starts: Array, held: Array, place: Array, counts: Array, keys: Array) -> tuple[Any, Any, Any]:
     """Where the rows of problems go when new states join what they hold, equal keys together.
 
@@ -92,7 +93,7 @@ def join(states: Array, starts: Array, held: Array, place: Array, counts: Array,
     return _targets(held, after, owner, leader, fresh), after, fresh
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _targets(held: Array, after: Array, owner: Array, leader: Array, fresh: Array) -> Array:
     """Target rows for `join`: `leader` counts the held rows of all problems first, then the new states."""
     total = held.sum()
@@ -116,7 +117,7 @@ def _targets(held: Array, after: Array, owner: Array, leader: Array, fresh: Arra
     return target
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def merge(
     states: Array, starts: Array, held: Array, after: Array, target: Array, fresh: Array, keys: Array, lengths: Array,
     values: Array, counts: Array, versions: Array, provenance: Array, base: int,
@@ -148,7 +149,7 @@ def merge(
     return rows
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def best(ranks: Array, counts: Array, quota: int) -> Array:
     """[S] which rows stay when each problem (counts[i] adjacent rows) keeps its `quota` of highest rank (ties: the later)."""
     stays = np.ones(len(ranks), np.bool_)
@@ -170,7 +171,7 @@ def best(ranks: Array, counts: Array, quota: int) -> Array:
     return stays
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def locate(states: Array, starts: Array, held: Array, keys: Array) -> Array:
     """[N] row of each key among the states of its problem (block starts, held [N]); -1: not there."""
     rows = np.full(len(keys), -1, np.int64)
@@ -182,7 +183,7 @@ def locate(states: Array, starts: Array, held: Array, keys: Array) -> Array:
     return rows
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def refer(references: Array, states: Array, starts: Array, held: Array, rows: Array) -> Array:
     """Count the references of `rows` to trajectories instead of those in the blocks; trajectories that lost the last one."""
     for row in range(len(rows)):
@@ -199,7 +200,7 @@ def refer(references: Array, states: Array, starts: Array, held: Array, rows: Ar
     return dead[:found]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def store(states: Array, starts: Array, held: Array, rows: Array, counts: Array) -> None:
     """Write rows, counts[i] for problem i, into the blocks at starts [P]; rows held beyond that are cleared."""
     row = 0
@@ -213,7 +214,7 @@ def store(states: Array, starts: Array, held: Array, rows: Array, counts: Array)
             states[first + step] = empty[0]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def fade(states: Array, starts: Array, held: Array, factors: Array) -> None:
     """Multiply the outcomes of all states of problem i by factors[i]."""
     for problem in range(len(starts)):
@@ -223,7 +224,7 @@ def fade(states: Array, starts: Array, held: Array, factors: Array) -> None:
                 states[row]["losses"] *= factors[problem]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def enlist(heads: Array, following: Array, hashes: Array, first: int) -> None:
     """Enter problems from number `first` on into the lists of their slots (top 16 bits), in the order of their hashes."""
     for problem in range(first, len(hashes)):
@@ -238,7 +239,7 @@ def enlist(heads: Array, following: Array, hashes: Array, first: int) -> None:
             following[before] = problem
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def add_up(
     heads: Array,
     following: Array,
@@ -272,7 +273,7 @@ def add_up(
         groups[group] = total
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _step(masses: Array, first: int, stop: int, target: float) -> tuple[int, float]:
     """The entry of masses[first:stop] where their running sum passes `target`, and the target left inside it.
 
@@ -288,7 +289,7 @@ def _step(masses: Array, first: int, stop: int, target: float) -> tuple[int, flo
     return last, masses[last] * (1.0 - 2.0**-53)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def descend(
     heads: Array,
     following: Array,
@@ -299,7 +300,7 @@ def descend(
     chosen: Array,
     fractions: Array,
 ) -> tuple[Any, Any]:
-    """Problems at fractions [m] in [0, 1) of the mass of the chosen groups [m], and the fraction left inside each."""
+    """Problems at fractions [m] in [0, 1) of the mass of the chosen groups [m], and the mass left inside each."""
     fan_nodes, fan_groups = len(slots) // len(nodes), len(nodes) // len(groups)
     problems, left = np.empty(len(chosen), np.int64), np.empty(len(chosen))
     for index in range(len(chosen)):
@@ -315,38 +316,34 @@ def descend(
                     break
                 target -= mass[at]
             at = following[at]
-        if at < 0:
-            target = mass[last]
-        problems[index], left[index] = last, min(target / mass[last], 1.0 - 2.0**-53)
+        problems[index], left[index] = last, target
     return problems, left
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def choose(
-    states: Array, starts: Array, held: Array, fractions: Array, temperature: float, pool: int, failed: int
+    states: Array, starts: Array, held: Array, targets: Array, temperature: float, pool: int, failed: int
 ) -> Array:
-    """[m] rows of the states at fractions of their problems' mass, which is exp(promise / temperature) each.
+    """[m] rows of the states where the running mass of their problems' states passes `targets`; exp(promise / temperature)
+    each. Rounding may leave a target at or beyond the sum: then the last state with mass.
 
     Only states of own failures (provenance `failed`) with `pool` 1, only others with 0, all with -1.
     """
-    rows, widest = np.empty(len(starts), np.int64), 1
+    rows = np.empty(len(starts), np.int64)
     for index in range(len(starts)):
-        widest = max(widest, held[index])
-    masses = np.empty(widest)
-    for index in range(len(starts)):
-        first, total = starts[index], 0.0
-        for step in range(held[index]):
-            promise, second = states[first + step]["promise"], states[first + step]["provenance"] == failed
-            masses[step] = 0.0
-            if promise > -np.inf and (pool < 0 or second == (pool == 1)):
-                masses[step] = np.exp(min(max(np.float64(promise) / temperature, -600.0), 600.0))
-            total += masses[step]
-        step, _ = _step(masses, 0, held[index], fractions[index] * total)
-        rows[index] = first + step
+        target, rows[index] = targets[index], starts[index]
+        for row in range(starts[index], starts[index] + held[index]):
+            promise = states[row]["promise"]
+            if promise == -np.inf or (pool >= 0 and (states[row]["provenance"] == failed) != (pool == 1)):
+                continue
+            rows[index] = row
+            target -= np.exp(min(max(np.float64(promise) / temperature, -600.0), 600.0))
+            if target < 0.0:
+                break
     return rows
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def tally(states: Array, rows: Array, correct: Array) -> int:
     """Count outcomes [N] of the states in `rows` (-1: of none); how many were of none."""
     lost = 0
@@ -364,7 +361,7 @@ def tally(states: Array, rows: Array, correct: Array) -> int:
     return lost
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def replayable(states: Array, starts: Array, held: Array, failed: int) -> Array:
     """[2] states of the blocks that may be drawn: all but own failures (provenance `failed`), and those."""
     found = np.zeros(2, np.int64)

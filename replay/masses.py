@@ -41,7 +41,7 @@ class Masses:
         kernels.add_up(*lists, self._slots, self._nodes, self.groups, problems)
 
     def draw(self, groups: Rows, fractions: Reals) -> tuple[Rows, Reals]:
-        """Problems at the given fractions [m] in [0, 1) of their groups' mass, and the fraction left inside each."""
+        """Problems at the given fractions [m] in [0, 1) of their groups' mass, and the mass left inside each."""
         lists = self._heads, self._following.rows, self._mass.rows
         problems, left = kernels.descend(*lists, self._slots, self._nodes, self.groups, groups, fractions)
         return problems, left

@@ -31,7 +31,7 @@ COMPACT_BYTES = 256 << 20
 COMPACT_FILES = 1024
 """Or by this many files: an object store has one per write, and a restart must read them all."""
 
-SHARE = 0.05
+SHARE = 0.02
 """Of the time that compaction may be busy: it shares the interpreter with writes and is in no hurry."""
 
 

@@ -143,9 +143,9 @@ class Shard(Holdings):
 
     def draw(self, pool: int, groups: Rows, fractions: Reals) -> Rows:
         """Row numbers of the states at the given fractions [m] in [0, 1) of the mass of the given groups [m]."""
-        problems, fractions = self.pools[pool].draw(groups, fractions)
+        problems, left = self.pools[pool].draw(groups, fractions)
         which = pool if self._pools == 2 else -1
-        given = fractions, self._temperature, which, int(Provenance.OWN_FAILED)
+        given = left, self._temperature, which, int(Provenance.OWN_FAILED)
         rows: Rows = kernels.choose(self.blocks.states.rows, *self.blocks.spans(problems), *given)
         return rows
 

@@ -23,7 +23,7 @@ _TRAJECTORY_FIELDS = ["parent", "problem", "version", "reward", "provenance"]
 _PROBLEM_FIELDS = ["wins", "losses", "touched", "tried", "solved"]
 
 
-PART = 1024
+PART = 256
 """Problems written at once."""
 
 
