@@ -2,7 +2,7 @@ r"""Cheap proof that two answers differ: both are evaluated at one point, in mic
 
 Called by `tasks/mathematics.py` before math-verify. Invariant: only answers that differ are refuted. What is not surely read
 (words, functions, unions, ambiguous products such as `1/2x`) is left to math-verify,
-and so is every pair whose values agree. A letter stands for one fixed number, as do i and e for theirs: expressions that are
+and so is every pair whose values agree or whose letters are not the same. A letter, large or small as for math-verify, stands for one fixed number, as do i and e for theirs: expressions that are
 equal for all values agree at that point, too.
 """
 
@@ -21,6 +21,7 @@ _NOISE = re.compile(r"\\(?:left|right|displaystyle|[,;:! ])|[\s~]")
 _TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+|\\[a-zA-Z]+|[a-zA-Z]|[-+*/^(){}!\[\]]")
 _DEGREES = re.compile(r"\^\{?\s*\\circ\}?")
 _SUFFIX = re.compile(r"(?:\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\\%)+$")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _TWO_NUMERALS = re.compile(r"[0-9]\s+[0-9]")
 _BARE = re.compile(r"\\([dt]?)frac\s*([0-9])\s*([0-9])")
 _NO_POLYNOMIAL = re.compile(r"/[^0-9]|\}\{[^{}]*[a-zA-Z]|\\sqrt|\^\{?[^{0-9]")
@@ -37,15 +38,25 @@ class _UnreadError(Exception):
 
 def differ(one: str, other: str) -> bool:
     """Whether two answers are surely different. False says nothing."""
-    if len(one) > _LONGEST or len(other) > _LONGEST:
+    if max(len(one), len(other)) > _LONGEST:
         return False
-    one, other = _without_units(
-        *(_BARE.sub(r"\\frac{\2}{\3}", text.strip()).replace("{,}", "") for text in (one, other))
-    )
-    if _TWO_NUMERALS.search(one) or _TWO_NUMERALS.search(other):
+    one, other = (_BARE.sub(r"\\frac{\2}{\3}", text.strip()).replace("{,}", "") for text in (one, other))
+    one, other = _without_units(one, other)
+    if _TWO_NUMERALS.search(one) or _TWO_NUMERALS.search(other) or _letters(one) != _letters(other):
         return False
-    if "=" in one and "=" in other and _equations_differ(_NOISE.sub("", one), _NOISE.sub("", other)):
-        return True
+    try:
+        return _parts_differ(one, other) or _equations_differ(_NOISE.sub("", one), _NOISE.sub("", other))
+    except OverflowError:  # an exact value beyond the floats against a rough one
+        return False
+
+
+def _letters(text: str) -> set[str]:
+    """Those outside commands, in lower case: where only one answer has some they may be a unit."""
+    return set(_COMMAND.sub("", text).lower()) & set("abcdefghijklmnopqrstuvwxyz")
+
+
+def _parts_differ(one: str, other: str) -> bool:
+    """Whether two answers of one kind have components that the other has not."""
     left, right = _parts(one), _parts(other)
     if left is None or right is None or left[0] != right[0] or len(left[1]) != len(right[1]):
         return False
@@ -260,7 +271,7 @@ class _Reader:
         if token == "i":
             return 1j
         if (len(token) == 1 and token.isalpha()) or token in _VARIABLES:
-            return complex(1.3 + 0.0137 * sum(map(ord, token)) + self._shift * (ord(token[-1]) % 7 + 1))
+            return complex(1.3 + 0.0137 * sum(map(ord, token.lower())) + self._shift * (ord(token[-1].lower()) % 7 + 1))
         raise _UnreadError
 
     def _root(self) -> Number:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from core.config import Columns
 from tasks.mathematics import _same_by_math_verify, rational, read_math
@@ -18,7 +20,8 @@ SAME = [
     (r"x^2+y^2=13", r"\frac{x^2}{13}+\frac{y^2}{13}=1"), (r"\{1,2\}", r"\{2,1\}"), ("1,2", "2,1"), ("1,2", r"\{1,2\}"),
     (r"90^\circ", "90"), (r"50\%", "50"), (r"50\%", "0.5"), (r"(-\infty, 3)", r"(-\infty,3.0)"), ("0.333333", r"\frac13"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \\ \end{pmatrix}"), ("5,000", "5000"),
-    (r"8{,}880", "8880"), (r"8\text{ m}", r"8.0\text{ m}"), ("AB", "BA"), ("i^2", "-1"), (r"\sqrt{-4}", "2i"),
+    (r"8{,}880", "8880"), (r"8\text{ m}", r"8.0\text{ m}"), ("AB", "BA"), ("A", "a"), ("10cm", "10"),
+    ("4t", "4"), ("32R^2", "32r^2"), (r"5\text{ m}", "5"), ("i^2", "-1"), (r"\sqrt{-4}", "2i"),
 ]  # fmt: skip
 DIFFERENT = [
     ("x+1", "x+2"), (r"\sqrt{5}", r"\sqrt{6}"), (r"2+4\sqrt{7}", r"2+4\sqrt{8}"), ("(1,4)", "(1,5)"), ("(0,3]", "(0,4]"),
@@ -51,6 +54,58 @@ def test_what_differs_is_refuted(one: str, other: str) -> None:
 )  # fmt: skip
 def test_what_is_not_surely_read_is_left_alone(one: str, other: str) -> None:
     assert not differ(one, other)
+
+
+PIECES = [
+    "x",
+    "y",
+    "1",
+    "23",
+    "0",
+    ".",
+    "+",
+    "-",
+    "*",
+    "/",
+    "^",
+    "!",
+    "(",
+    ")",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    "=",
+    "<",
+    "\\\\",
+    "&",
+    "%",
+    "\\frac",
+    "\\sqrt",
+    "\\pi",
+    "\\cup",
+    "\\infty",
+    "i",
+    "e",
+    "{",
+    "}",
+    "\\{",
+    "\\}",
+    "99999",
+    "\\text{m}",
+    "^\\circ",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=9).map("".join),
+    st.lists(st.sampled_from(PIECES), max_size=9).map("".join),
+)
+def test_nothing_raises_and_nothing_differs_from_itself(one: str, other: str) -> None:
+    assert differ(one, other) == differ(other, one)
+    assert not differ(one, one)
 
 
 def test_math_verify_agrees_on_perturbed_golds(shared_data: Path, whole_data: bool) -> None:
