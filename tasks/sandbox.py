@@ -22,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,8 @@ class Sandbox:
         try:
             process.wait_until_ready()
             process.send(job)
-            self._spare = _Process(self._mode, self._limits)  # it comes up while this one works
+            with suppress(SandboxError):  # not this program's fault; the next one will hear of it
+                self._spare = _Process(self._mode, self._limits)  # it comes up while this one works
             return process.read(len(job.expressions), self._limits)
         finally:
             process.kill()
@@ -145,13 +146,12 @@ class _Process:
         self._folder = ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read after the process has ended)
         if mode == "bubblewrap":
-            with _filter() as seccomp:
+            with _filter_pipe() as seccomp:
                 self._start([*bubblewrap_command(seccomp), *arguments], seccomp, {})
         else:
             self._folder = tempfile.mkdtemp(prefix="program-")
             self._start([_python(), *_FLAGS, str(DRIVER), *arguments], None, {"PYTHONHASHSEED": "0"})
         self._pending = b""
-        self._ready = False
 
     def _start(self, command: Sequence[str], inherited: int | None, environment: Mapping[str, str]) -> None:
         try:
@@ -302,20 +302,19 @@ class _Collected:
         return Report(self._syntax, self._failed, self._values, self._raised, self.ended)
 
 
-class _filter:
+@contextmanager
+def _filter_pipe() -> Iterator[int]:
     """The seccomp filter in a pipe, as bubblewrap reads it."""
-
-    def __enter__(self) -> int:
-        program = denied_calls()
-        if program is None:
-            raise SandboxError("no list of system calls for this processor")
-        self._read, write = os.pipe()
-        os.write(write, program)  # less than a pipe holds
-        os.close(write)
-        return self._read
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._read)
+    program = denied_calls()
+    if program is None:
+        raise SandboxError("no list of system calls for this processor")
+    read, write = os.pipe()
+    os.write(write, program)  # less than a pipe holds
+    os.close(write)
+    try:
+        yield read
+    finally:
+        os.close(read)
 
 
 def _python() -> str:
