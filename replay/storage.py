@@ -32,7 +32,7 @@ _PARQUET = {
 _CREDENTIALS = re.compile(r"://[^/@\s]*@")
 
 Manifest = dict[str, Any]
-"""JSON that names a snapshot's files, with their sizes and hashes."""
+"""JSON that names a snapshot's files, with their rows and hashes."""
 
 
 @contextmanager
@@ -135,6 +135,27 @@ class Folder:
                     self.files.delete_file(self.where(name))
 
 
+class _Hashed:
+    """What is written to a stream, hashed on the way. Parquet's own checksums leave out its page headers."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._hash = stream, xxhash.xxh3_64()
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return int(self._stream.write(data))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        self.closed = True  # the stream is closed by whoever opened it
+
+    def digest(self) -> str:
+        return str(self._hash.hexdigest())
+
+
 def write_snapshot(
     folder: Folder, prefix: str, parts: Iterator[Snapshot], rest: Callable[[float], object] | None = None
 ) -> Manifest:
@@ -146,13 +167,16 @@ def write_snapshot(
     names = {table: f"{prefix}-{table}.parquet" for table in _PARQUET}
     with explained("write", folder.named(f"{prefix}-*.parquet")), ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
+        streams: dict[str, _Hashed] = {}
         start = time.monotonic()
         for part in parts:
             for table, name in names.items():
                 content = getattr(part, table)
                 if table not in writers:
-                    stream = stack.enter_context(folder.files.open_output_stream(folder.where(name)))
-                    writers[table] = stack.enter_context(pq.ParquetWriter(stream, content.schema, **_PARQUET[table]))
+                    opened = stack.enter_context(folder.files.open_output_stream(folder.where(name)))
+                    streams[table] = _Hashed(opened)
+                    writer = pq.ParquetWriter(streams[table], content.schema, **_PARQUET[table])
+                    writers[table] = stack.enter_context(writer)
                 writers[table].write_table(content)
                 rows[table] += content.num_rows
             if rest is not None:
@@ -161,7 +185,7 @@ def write_snapshot(
     for name in names.values():
         with explained("write", folder.named(name)):
             folder.sync(name)
-    files = {table: {"name": name, "rows": rows[table]} for table, name in names.items()}
+    files = {table: {"name": names[table], "rows": rows[table], "hash": streams[table].digest()} for table in names}
     return {"files": files, "counters": asdict(part.counters), "version": part.version, "gate": part.gate}
 
 
@@ -169,9 +193,11 @@ def read_snapshot(folder: Folder, manifest: Manifest) -> Snapshot:
     """The snapshot that a manifest names."""
     tables = {}
     for table, entry in manifest["files"].items():
-        path = folder.named(entry["name"])
-        with explained("read", path), folder.files.open_input_file(folder.where(entry["name"])) as stream:
-            tables[table] = pq.read_table(stream)
+        path, data = folder.named(entry["name"]), folder.read(entry["name"])
+        if xxhash.xxh3_64_hexdigest(data) != entry["hash"]:
+            raise StoreError(f"{path}: its hash does not match its manifest; the file is damaged, restore a checkpoint")
+        with explained("read", path):
+            tables[table] = pq.read_table(pa.BufferReader(data))
         if tables[table].num_rows != entry["rows"]:
             raise StoreError(
                 f"{path}: {tables[table].num_rows} rows, but its manifest says {entry['rows']}; restore an older checkpoint"

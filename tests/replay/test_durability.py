@@ -299,6 +299,45 @@ def test_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
         server(tmp_path / "file").extent()
 
 
+@pytest.mark.parametrize("table", ["states", "trajectories", "problems"])
+def test_a_damaged_snapshot_is_refused(tmp_path: Path, table: str) -> None:
+    shard = filled(tmp_path)
+    shard.compact()
+    shard.close()
+    path = tmp_path / "shard-0" / f"snapshot-0000000000000005-{table}.parquet"
+    data = bytearray(path.read_bytes())
+    for at in (40, len(data) // 2, len(data) - 20):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(
+            StoreError, match=rf"{path.name}: its hash does not match its manifest; .* restore a checkpoint"
+        ):
+            server(tmp_path).extent()
+    path.write_bytes(data)
+    assert len(contents(server(tmp_path))) == 10
+    path.unlink()
+    with pytest.raises(StoreError, match=rf"cannot read .*{path.name}: "):
+        server(tmp_path).extent()
+
+
+@pytest.mark.parametrize(("field", "value"), [("fingerprint", "g"), ("vocabulary", 9)])
+def test_a_snapshot_of_another_store_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    shard = filled(tmp_path)
+    shard.compact()
+    shard.close()
+    with pytest.raises(StoreError, match=rf"shard\.json: written for {field} .*, but this run has {value!r}"):
+        server(tmp_path, False, **{field: value}).extent()
+
+
+@pytest.mark.parametrize("text", [b"{}", b"\0\1", b'{"hash": "0", "manifest": {"sequence": 5}}'])
+def test_a_foreign_or_damaged_manifest_is_refused(tmp_path: Path, text: bytes) -> None:
+    shard = filled(tmp_path)
+    shard.compact()
+    shard.close()
+    (tmp_path / "shard-0" / "shard.json").write_bytes(text)
+    with pytest.raises(StoreError, match=r"shard\.json: (not a manifest of a replay store|its hash does not match)"):
+        server(tmp_path).extent()
+
+
 FULL_DISK = """
 import resource, sys
 from tests.replay.test_durability import contents, filled, server

@@ -117,6 +117,7 @@ def test_groups_are_partitioned_by_any_number_of_shards() -> None:
     [
         ({"lengths": [0]}, "state of length 0 is not strictly inside its response of 10 tokens"),
         ({"lengths": [10]}, "state of length 10 is not strictly inside its response of 10 tokens"),
+        ({"lengths": [12]}, "state of length 12 is not strictly inside its response of 10 tokens"),
         ({"values": [np.nan]}, "the value of the state of length 4 is nan"),
         ({"values": [0.1, 0.2]}, "1 states but 2 values"),
         ({"lengths": [4, 4], "values": [0.0, 0.0]}, "lengths 4, 4 do not increase"),

@@ -152,10 +152,18 @@ def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> N
 def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
     store.add(candidates(3))
     store.save(str(tmp_path / "checkpoint"))
-    other = ReplayStore.__new__(ReplayStore)
-    other._fingerprint, other._vocabulary = "another", VOCABULARY
-    with pytest.raises(StoreError, match="written for fingerprint 'task\\+tokenizer', but this run has 'another'"):
-        other.restore(str(tmp_path / "checkpoint"))
+    message = {"another": r"fingerprint 'task\+tokenizer', but this run has 'another'"}
+    message["task+tokenizer"] = "vocabulary 100, but this run has 101"
+    for number, (fingerprint, line) in enumerate(message.items()):
+        other = ReplayStore(
+            ReplayConfig(),
+            vocabulary=100 + number,
+            directory=str(tmp_path / fingerprint),
+            fingerprint=fingerprint,
+            local=True,
+        )
+        with pytest.raises(StoreError, match=rf"/checkpoint: written for {line}; states are only valid for"):
+            other.restore(str(tmp_path / "checkpoint"))
 
 
 def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
