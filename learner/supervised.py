@@ -5,7 +5,6 @@ over the whole batch of a step, whatever the cut into micro-batches and the numb
 micro-batches.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from core.config import Device, LearnerConfig
-from core.errors import ActorError, CheckpointError
+from core.errors import CheckpointError
 from core.records import FloatArray
 from core.weights import NamedTensor
 from learner.engine import TrainEngine
@@ -227,8 +226,7 @@ class SupervisedGroup:
 
     def close(self) -> None:
         """End the ranks."""
-        with contextlib.suppress(ActorError):
-            self._ranks.close()
+        self._ranks.close()
 
 
 def on(array: Any, device: torch.device) -> Tensor:

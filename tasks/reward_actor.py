@@ -1,7 +1,6 @@
-"""The reward model as a Ray actor that scores batches during training, and the judge on the driver's side that asks it.
+"""The reward model as a Ray actor that scores batches during training, and its side in the driver.
 
-Made by `tasks/task.py` for the task dialogue. Invariants: the actor starts with the first batch (Ray is connected by then); a call has
-a deadline; an actor that dies or hangs is started anew once per batch, after that the run stops with its name.
+Made by `tasks/reward_model.py` when the first batch is judged, for Ray is connected by then. Invariants: a call has a deadline; an actor that dies or hangs is started anew once per batch, after that the run stops with its name.
 """
 
 from collections.abc import Sequence
@@ -11,9 +10,8 @@ import ray
 
 from core.config import RewardModelConfig
 from core.errors import ActorError, first_line
-from core.records import Verdict
 from tasks.chat import Messages
-from tasks.reward_model import RewardScorer, check_reward_model, dialogue, read_scale, verdict
+from tasks.reward_model import RewardScorer
 
 NAME = "reward-model"
 ATTEMPTS = 2
@@ -33,22 +31,12 @@ class RewardActor:
         return self._scorer.score(dialogues)
 
 
-class RewardJudge:
-    """Judges responses by a reward model. Raises ModelError when it is none."""
+class RewardService:
+    """The actor as the driver sees it: a `tasks.reward_model.Scorer`."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        check_reward_model(config.path)
         self._config = config
-        self._scale = read_scale(config.path)
         self._actor: Any = None
-
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order. Raises ActorError when the actor fails twice."""
-        scores = self._score([dialogue(reference, response) for reference, response in items])
-        return [verdict(score, self._scale, self._config.threshold) for score in scores]
-
-    def wait_until_ready(self) -> None:
-        """The actor starts with the first batch."""
 
     def close(self) -> None:
         """End the actor."""
@@ -56,7 +44,8 @@ class RewardJudge:
             ray.kill(self._actor)
         self._actor = None
 
-    def _score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+        """See `RewardScorer.score`. Raises ActorError when the actor fails twice."""
         failure = ""
         for _ in range(ATTEMPTS):
             if self._actor is None:

@@ -1,15 +1,15 @@
 """The reward model in service: scores of dialogues, in batches, and how they become rewards.
 
-Used by `tasks/reward_actor.py` in the actor's process, and by `trainer/reward_model.py` to measure what it has trained. Invariant: a
+Used by `tasks/task.py` (`RewardJudge`) and by `tasks/reward_actor.py` in the actor's process. Invariant: a
 dialogue's score does not depend on the batch it is in (beyond rounding), nor on who loads the model.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from core.config import RewardModelConfig
 from core.errors import ModelError, first_line
@@ -54,7 +54,10 @@ def check_reward_model(path: str) -> None:
     try:
         config: Any = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"reward_model.path = {path}: cannot read the model: {first_line(error)}") from None
+        raise ModelError(
+            f"reward_model.path = {path}: neither a model here nor one on the hub ({first_line(error)}); train one with `launch.py "
+            f"reward-model --run.name NAME` and give runs/NAME"
+        ) from None
     kind = (getattr(config, "architectures", None) or ["unknown architecture"])[0]
     if "SequenceClassification" not in kind or config.num_labels != 1:
         raise ModelError(
@@ -98,28 +101,58 @@ class RewardScorer:
             scores: list[float] = self._model(input_ids=tokens, attention_mask=real).logits[:, 0].float().tolist()
         return scores
 
+    def close(self) -> None:
+        """Nothing to end."""
 
-class LocalRewardJudge:
-    """Judges by a reward model in this process. Raises ModelError when it is none."""
 
-    def __init__(self, config: RewardModelConfig) -> None:
+class Scorer(Protocol):
+    """A reward model in this process or in another."""
+
+    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+        """Score of each dialogue; None where there is none."""
+        ...
+
+    def close(self) -> None:
+        """End its process."""
+        ...
+
+
+def in_this_process(config: RewardModelConfig) -> Scorer:
+    """The scorer without Ray."""
+    return RewardScorer(config.path, batch_tokens=config.batch_tokens, device="cpu")
+
+
+def in_an_actor(config: RewardModelConfig) -> Scorer:
+    """The scorer in a Ray actor. Ray is imported here and not with the task: the driver sets its environment first."""
+    from tasks.reward_actor import RewardService
+
+    return RewardService(config)
+
+
+class RewardJudge:
+    """Judges responses by a reward model, which is started with the first batch. Raises ModelError when it is none."""
+
+    def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
         check_reward_model(config.path)
         self._config = config
         self._scale = read_scale(config.path)
-        self._scorer: RewardScorer | None = None  # loaded with the first batch
+        self._start = start
+        self._scorer: Scorer | None = None
 
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order."""
+        """Verdicts of (reference, response) pairs, in order. Raises ActorError when the model's actor fails twice."""
         if self._scorer is None:
-            self._scorer = RewardScorer(self._config.path, batch_tokens=self._config.batch_tokens, device="cpu")
+            self._scorer = self._start(self._config)
         scores = self._scorer.score([dialogue(reference, response) for reference, response in items])
         return [verdict(score, self._scale, self._config.threshold) for score in scores]
 
     def wait_until_ready(self) -> None:
-        """The model is loaded with the first batch."""
+        """The model is started with the first batch."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End the model's process."""
+        if self._scorer is not None:
+            self._scorer.close()
 
 
 def dialogue(reference: str, response: str) -> Messages:

@@ -20,7 +20,7 @@ from tasks.judge import JudgePool
 from tasks.judge_local import LocalJudge
 from tasks.mathematics import gsm8k_answer, math_answer, read_gsm8k, read_math
 from tasks.problems import Item, LeftOut, Read, Tokenizer, digest, encode, load_items, split_items
-from tasks.reward_model import LocalRewardJudge
+from tasks.reward_model import RewardJudge, in_an_actor, in_this_process
 from tasks.sandbox import START_LIMIT, check_sandbox
 from tasks.synthetic import Puzzle, items
 
@@ -191,21 +191,14 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
         except ConfigError as error:
             raise ConfigError(f"task.reward: {error}") from None
     if not recipe.verifier:
-        return _reward_judge(reward_model or RewardModelConfig(), local=check or not config.judge_workers)
+        local = check or not config.judge_workers
+        return RewardJudge(reward_model or RewardModelConfig(), in_this_process if local else in_an_actor)
     if not recipe.runs_programs:
         return _judges(config, recipe.verifier, config.judge_timeout)
     limits = limits_of(config)
     check_sandbox(config.sandbox, limits)
     patience = 2 * (limits.wall + START_LIMIT)  # a program and its questions; the sandbox keeps the true limits
     return _judges(config, recipe.verifier, patience, config.code.worst, config.model_dump_json())
-
-
-def _reward_judge(reward_model: RewardModelConfig, *, local: bool) -> Judges:
-    if local:
-        return LocalRewardJudge(reward_model)
-    from tasks.reward_actor import RewardJudge
-
-    return RewardJudge(reward_model)
 
 
 def _judges(

@@ -53,7 +53,7 @@ class RewardModelConfig(SupervisedConfig):
     split: str = Field("train", description="Split of a Hugging Face data set.")
     chosen: str = Field("chosen", description="Column of the preferred dialogue: messages, or a text of turns.")
     rejected: str = Field("rejected", description="Column of the other dialogue.")
-    cpus: float = Field(0.5, ge=0, description="CPUs that the actor which serves rewards reserves.")
+    cpus: float = Field(0.0, ge=0, description="CPUs that the actor which serves rewards reserves.")
     gpus: float = Field(0.0, ge=0, description="GPUs (or a share of one) that it reserves on device cuda.")
     threads: int = Field(1, ge=1, description="CPU threads of that actor.")
     batch_tokens: int = Field(8192, ge=1, description="Tokens (padding included) of one pass of that actor.")

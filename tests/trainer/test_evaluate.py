@@ -12,8 +12,9 @@ import pytest
 from core.errors import ConfigError
 from core.records import Finish, Judged, Problem, Trajectory, Verdict
 from tasks.task import BUILDERS, Task
+from tests.trainer.test_preflight import save_model, save_tokenizer
 from trainer.evaluate import Evaluation, append_evaluation, describe, drop_evaluations, powers, record, summarise
-from trainer.evaluation import compare
+from trainer.evaluation import check_rival, compare
 from trainer.responses import check_suffix, response_rows, write_rows
 from trainer.starts import fresh_starts
 
@@ -122,3 +123,13 @@ def test_a_resumed_run_drops_the_evaluations_that_it_repeats(tmp_path: Path) -> 
     path.write_text("".join(lines) + '{"iterat')  # the kill tore the last line
     drop_evaluations(path, 2)
     assert path.read_text() == "".join(lines[:2])
+
+
+def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> None:
+    first, second, same = (
+        str(save_tokenizer(save_model(tmp_path / name, vocabulary=16), tokens=tokens))
+        for name, tokens in (("a", 8), ("b", 9), ("c", 8))
+    )
+    check_rival(first, same)
+    with pytest.raises(ConfigError, match=r"--against .*b: it has another vocabulary than .*a; compare models of one"):
+        check_rival(first, second)

@@ -18,7 +18,17 @@ from core.records import Verdict
 from learner.examples import Pair, Text
 from tasks import chat
 from tasks.chat import Message
-from tasks.reward_model import LocalRewardJudge, RewardScorer, Scale, check_reward_model, dialogue, read_scale, verdict
+from tasks.reward_model import (
+    RewardJudge,
+    RewardScorer,
+    Scale,
+    check_reward_model,
+    dialogue,
+    in_an_actor,
+    in_this_process,
+    read_scale,
+    verdict,
+)
 from tasks.starter import resolve_model
 from trainer import reward_model, sft, supervised
 from trainer.rundir import RunDirectory
@@ -180,7 +190,7 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
     assert together == pytest.approx(alone, abs=1e-5)
     scale = read_scale(policy)
     settings = RewardModelConfig(path=policy, threshold=0.25)
-    verdicts = LocalRewardJudge(settings).judge(items(5))
+    verdicts = RewardJudge(settings, in_this_process).judge(items(5))
     assert [one.reward for one in verdicts] == pytest.approx(
         [((score or 0.0) - scale.mean) / scale.deviation for score in together]
     )
@@ -195,7 +205,7 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
 
 def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
     long = [(chat.dump((Message("user", "x" * 3000),)), "yes")]
-    judged = LocalRewardJudge(RewardModelConfig(path=str(rewards / "policy"))).judge([*long, *items(1)])
+    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), in_this_process).judge([*long, *items(1)])
     assert judged[0] == Verdict(0.0, False, "the dialogue is longer than the reward model's context", True)
     assert judged[1].reward != 0.0
     assert verdict(float("nan"), Scale(), 0.0) == Verdict(0.0, False, "the reward model returned nan", True)
@@ -206,16 +216,16 @@ def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
 def test_the_actor_scores_as_the_model_does_and_is_replaced_when_it_dies(rewards: Path) -> None:
     import ray
 
-    from tasks.reward_actor import RewardJudge
-
     settings = RewardModelConfig(path=str(rewards / "policy"), cpus=0.5)
-    expected = [one.reward for one in LocalRewardJudge(settings).judge(items(3))]
-    judge = RewardJudge(settings)
+    expected = [one.reward for one in RewardJudge(settings, in_this_process).judge(items(3))]
+    judge = RewardJudge(settings, in_an_actor)
     assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
-    ray.kill(judge._actor)
+    ray.kill(judge._scorer._actor)  # type: ignore[union-attr]
     assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
     judge.close()
-    hasty = RewardJudge(settings.model_copy(update={"deadline": 1e-3}))  # the model alone takes longer to load
+    hasty = RewardJudge(
+        settings.model_copy(update={"deadline": 1e-3}), in_an_actor
+    )  # the model alone takes longer to load
     with pytest.raises(ActorError, match=r"reward-model: no answer within 0\.001 s .*, 2 times"):
         hasty.judge(items(1))
 
@@ -225,7 +235,7 @@ def test_a_model_that_is_no_reward_model_is_refused(model: str, tmp_path: Path) 
         check_reward_model("")
     with pytest.raises(ModelError, match="Qwen2ForCausalLM with 2 labels is no reward model"):
         check_reward_model(model)
-    with pytest.raises(ModelError, match="cannot read the model"):
+    with pytest.raises(ModelError, match=r"neither a model here nor one on the hub .*; train one with"):
         check_reward_model(str(tmp_path))
 
 
