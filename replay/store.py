@@ -7,7 +7,8 @@ is repeated until the deadline, and counts once.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,8 +207,14 @@ class ReplayStore:
     def _write(self, operations: Mapping[int, Operation]) -> None:
         """Send each shard its write; the sequence number makes a repeated call harmless."""
         calls = {shard: (self._extents[shard].sequence + 1, operation) for shard, operation in operations.items()}
-        for shard, extent in self._call("write", calls).items():
-            self._extents[shard] = extent
+        failed: list[StoreError] = []
+        for shard, answer in self._ask("write", calls).items():
+            try:
+                self._extents[shard] = answer()  # also beside a shard that failed: this one counts the write as done
+            except StoreError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _keep_bounds(self) -> None:
         """Evict down to the bounds on count and bytes, and a 64th further so that full scans stay rare."""
@@ -292,11 +299,15 @@ class ReplayStore:
 
     def _call(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of several shards at once; the answers by shard."""
+        return {shard: answer() for shard, answer in self._ask(method, arguments).items()}
+
+    def _ask(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Callable[[], Any]]:
+        """Begin a call of several shards at once; for each what waits for its answer."""
         if self._local:
-            return {i: getattr(self._actors[i], method)(*given) for i, given in arguments.items()}
+            return {i: partial(getattr(self._actors[i], method), *given) for i, given in arguments.items()}
         end = time.monotonic() + self._deadline
         references = {i: getattr(self._actors[i], method).remote(*given) for i, given in arguments.items()}
-        return {i: self._answer(i, method, arguments[i], reference, end) for i, reference in references.items()}
+        return {i: partial(self._answer, i, method, arguments[i], ref, end) for i, ref in references.items()}
 
     def _answer(self, shard: int, method: str, arguments: tuple[Any, ...], reference: Any, end: float) -> Any:
         """Wait for an answer; where the actor died, ask the restarted one."""

@@ -228,10 +228,24 @@ def test_a_full_disk_of_one_shard_is_one_line_and_loses_nothing(store: ReplaySto
     after = store.top(1000)
     assert {s.key for s in before} < {s.key for s in after}  # the other shard had room
     assert [s.key for s in after if s.problem_id in mine] == [s.key for s in before if s.problem_id in mine]
-    store.add(candidates(20, seed=2))  # and goes on
+    store.add(candidates(20, seed=2))  # and goes on, on every shard
+    held = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000)}
+    assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= held
     store.close()
     again = opened(tmp_path / "live", 2, local=True)
     assert {s.key for s in after} < {s.key for s in again.top(1000)}
+
+
+def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path) -> None:
+    """Else the next write would have the number of this one there, and would be taken for its repetition."""
+    store = opened(tmp_path, 2, local=True)
+    (tmp_path / "shard-1").rmdir()
+    with pytest.raises(StoreError, match=r"cannot write .*/shard-1/log-"):
+        store.add(candidates(20, seed=1))
+    (tmp_path / "shard-1").mkdir()
+    store.add(candidates(20, seed=2))
+    held = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000)}
+    assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= held
 
 
 def test_a_directory_of_another_number_of_shards_is_refused(store: ReplayStore, tmp_path: Path) -> None:
