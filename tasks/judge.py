@@ -7,7 +7,7 @@ limit: it becomes a verdict of `failed_reward` with its reason. Only a verifier 
 
 import json
 import os
-import select
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from core.errors import ConfigError
 from core.records import Verdict
+from tasks.pipes import readable, writable
 
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64
@@ -41,6 +42,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # its process group is its own, so that what the verifier started ends with it
         )
         assert self._process.stdin
         assert self._process.stdout
@@ -69,8 +71,7 @@ class _Worker:
         data = memoryview(json.dumps(items).encode("ascii") + b"\n")
         deadline = time.monotonic() + limit
         while data:
-            _, writable, _ = select.select([], [self._input], [], max(0.0, deadline - time.monotonic()))
-            if not writable:
+            if not writable(self._input, deadline):
                 raise TimeoutError
             try:
                 data = data[os.write(self._input, data) :]
@@ -85,8 +86,7 @@ class _Worker:
     def _line(self, limit: float) -> str:
         deadline = time.monotonic() + limit
         while b"\n" not in self._pending:
-            readable, _, _ = select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
+            if not readable(self._output, deadline):
                 raise TimeoutError
             data = os.read(self._output, 1 << 16)
             if not data:
@@ -100,8 +100,9 @@ class _Worker:
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
     def kill(self) -> None:
-        """End the process and close its pipes."""
-        self._process.kill()
+        """End the process with the children of its group, and close its pipes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(BrokenPipeError):

@@ -25,6 +25,8 @@ from core.records import Verdict
 Verify = Callable[[str, str], Verdict]
 """(reference, response text) -> Verdict. A plain module-level function."""
 
+MOST_DETAIL = 300
+"""Characters of a verdict's reason."""
 GRACE = 2.0
 """Seconds over the limit after which a worker ends itself: the driver, which should have ended it, must be gone."""
 
@@ -60,21 +62,39 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
     """
 
     def failed(detail: str) -> Verdict:
-        return Verdict(failed_reward, False, detail[:300], judge_failed=True)
+        return Verdict(failed_reward, False, shown(detail), judge_failed=True)
 
     try:
         result: object = verify(reference, response)
+        if isinstance(result, bool | int | float):
+            result = Verdict(float(result), result > 0)
+        if not isinstance(result, Verdict):
+            return failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
+        if not isinstance(result.reward, bool | int | float):
+            return failed(f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number")
+        if not math.isfinite(result.reward):
+            return failed(f"judge returned a reward of {result.reward}")
+        # what a verifier of the user's own put into the record may be anything, and raise when it is looked at
+        detail = shown(str(result.detail))
+        return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed))
     except (Exception, SystemExit) as error:
-        return failed(f"judge raised {type(error).__name__}: {error}")
-    if isinstance(result, bool | int | float):
-        result = Verdict(float(result), result > 0)
-    if not isinstance(result, Verdict):
-        return failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
-    if not isinstance(result.reward, bool | int | float):
-        return failed(f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number")
-    if not math.isfinite(result.reward):
-        return failed(f"judge returned a reward of {result.reward}")
-    return result
+        return failed(f"judge raised {said(error)}")
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, also one whose __str__ raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which cannot be printed"
+
+
+def shown(text: str) -> str:
+    """A detail as it goes into files and onto terminals: one short line, with what cannot be printed (or is half a character) escaped."""
+    text = text[:MOST_DETAIL]
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)[
+        :MOST_DETAIL
+    ]
 
 
 def serve(verify: Verify, source: TextIO, sink: TextIO, limit: float, failed_reward: float) -> None:
@@ -83,7 +103,7 @@ def serve(verify: Verify, source: TextIO, sink: TextIO, limit: float, failed_rew
         for reference, response in json.loads(line):
             signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
             verdict = judge_one(verify, reference, response, failed_reward)
-            told = [float(verdict.reward), bool(verdict.correct), str(verdict.detail), bool(verdict.judge_failed)]
+            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed]
             sink.write(json.dumps(told) + "\n")
             sink.flush()  # per verdict: the driver must know which item hangs
         signal.setitimer(signal.ITIMER_REAL, 0)

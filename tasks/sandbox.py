@@ -15,7 +15,6 @@ Called by `tasks/code.py` in the judging processes. Invariants:
 
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from typing import Any
 
 from core.config import SandboxMode
 from core.errors import ConfigError
+from tasks.pipes import readable
 from tasks.seccomp import denied_calls
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
@@ -37,6 +37,8 @@ TMP_MIB = 16
 """Size of /tmp, and of the largest file."""
 MOST_OUTPUT = 1 << 20
 """Bytes that a sandbox may say; one that says more is stopped."""
+MOST_REASON = 300
+"""Characters kept of why something failed."""
 START_LIMIT = 60.0
 """Seconds in which the interpreter of a sandbox must be up."""
 LOST = (
@@ -110,7 +112,7 @@ class Sandbox:
         try:
             process.wait_until_ready()
             process.send(job)
-            with suppress(SandboxError):  # not this program's fault; the next one will hear of it
+            with suppress(SandboxError, OSError):  # not this program's fault; the next one will hear of it
                 self._spare = _Process(self._mode, self._limits)  # it comes up while this one works
             return process.read(len(job.expressions), self._limits)
         finally:
@@ -232,8 +234,7 @@ class _Process:
 
     def _fill(self, deadline: float) -> bool:
         """Read what is there; False at the end of the output or the deadline."""
-        readable, _, _ = select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(self._output, 1 << 16) if readable else b""
+        data = os.read(self._output, 1 << 16) if readable(self._output, deadline) else b""
         self._pending += data
         return bool(data)
 
@@ -282,13 +283,13 @@ class _Collected:
         try:
             match json.loads(line):
                 case ["syntax", str(why)]:
-                    self._syntax = why or "?"
+                    self._syntax = why[:MOST_REASON] or "?"
                 case ["failed", str(why)]:
-                    self._failed = why or "?"
+                    self._failed = why[:MOST_REASON] or "?"
                 case [int(index), "value", value] if self._open(index):
                     self._values[index] = value
                 case [int(index), "raised", str(why)] if self._open(index):
-                    self._raised[index] = why
+                    self._raised[index] = why[:MOST_REASON] or "?"
                 case [int(index), "large"] if self._open(index):
                     self._raised[index] = "a value too large to compare"
         except (ValueError, RecursionError):  # not JSON, not text, a number of too many digits, or nested too deeply

@@ -118,13 +118,13 @@ def serve(job: dict[str, Any], output: int) -> None:
     sys.modules[NAME] = module  # where dataclasses and pickle look for it
     names = module.__dict__
     try:
-        code = compile(job["program"], "<program>", "exec")
+        code = compile(job["program"], "<program>", "exec", dont_inherit=True)
     except BaseException as error:
         return say("syntax", reason(error))
     say("compiled")
     try:
         exec(code, names)
-        exec(compile(job["setup"], "<setup>", "exec"), names)
+        exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
     except BaseException as error:
         return say("failed", reason(error))
     for name in job["modules"]:
@@ -132,7 +132,7 @@ def serve(job: dict[str, Any], output: int) -> None:
     names.update({name: decode(value) for name, value in job["values"].items()})
     for index, expression in enumerate(job["expressions"]):
         try:
-            say(index, "value", encode(eval(compile(expression, "<test>", "eval"), names)))
+            say(index, "value", encode(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))
         except BaseException as error:
             say(index, "raised", reason(error))
     return None

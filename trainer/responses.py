@@ -56,8 +56,14 @@ def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
             import pyarrow
             import pyarrow.parquet
 
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+            plain = [{name: _whole(value) for name, value in row.items()} for row in rows]
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(plain), path)
         else:
             write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     except OSError as error:
         raise ConfigError(f"--responses {path}: {error.strerror or error}; name a file that can be written") from None
+
+
+def _whole(value: object) -> object:
+    """The value; of a text with half characters (lone surrogates), which Parquet cannot hold, one with their escapes."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value

@@ -180,10 +180,13 @@ class RunDirectory:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file by `text`: after a crash at any moment it holds either the old or the new text, whole."""
+    """Replace the file by `text`: after a crash at any moment it holds either the old or the new text, whole.
+
+    Half a character (a lone surrogate, which has no UTF-8) is written as its escape, which in JSON means the same.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

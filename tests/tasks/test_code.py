@@ -201,6 +201,14 @@ def test_questions_are_asked_of_plain_values(judge: CodeJudge) -> None:
     assert lazy.detail.startswith("passed 2 of 6 tests")
 
 
+def test_a_program_has_no_future_but_its_own(judge: CodeJudge) -> None:
+    """Annotations are values unless it says otherwise; the driver's own `from __future__` is not passed on."""
+    program = "def f(function): return function.__annotations__['x'] is int\ndef g(x: int): pass\ndef h(): return f(g)"
+    setup = "def here(x: int): pass\nseen = f(here)"
+    assert judge(reference("assert h() == True", "assert seen == True", setup=setup), program).correct
+    assert judge(reference("assert h() == False"), f"from __future__ import annotations\n{program}").correct
+
+
 def test_setup_and_classes_of_the_program(judge: CodeJudge) -> None:
     program = "class Node:\n    def __init__(self, x): self.x, self.next = x, None\ndef total(n): return n.x + (total(n.next) if n.next else 0)"
     tests = reference("assert total(root) == 3", "assert root.next.x == 2", setup="root = Node(1)\nroot.next = Node(2)")

@@ -1,12 +1,18 @@
 """Judging processes: order, limits, and verifiers that misbehave in every way."""
 
+import os
+import resource
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
+import psutil
 import pytest
 
 from core.errors import ConfigError
 from tasks.judge import JudgePool
+from tasks.sandbox import Job, Limits, Sandbox
 
 SELF = "tests.tasks.verifiers"
 
@@ -36,6 +42,11 @@ def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool
         "die": "judge crashed: exit status 7",
         "segfault": "judge crashed: killed by signal 11",
         "memory": "judge raised MemoryError: ",
+        "huge": "judge raised OverflowError: int too large to convert to float",
+        "huge in a verdict": "judge raised OverflowError: int too large to convert to float",
+        "silent": "judge raised _Silent, which cannot be printed",
+        "unprintable": ("\\ud800 half\\n\\x1b[2J" + "x" * 300)[:300],
+        "no text": "None",
         "print": "",
         "number": "",
         "true": "",
@@ -44,7 +55,7 @@ def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool
     items = [("", word) for word in asked] + [("", "say 1")] * 50
     verdicts = pool.judge(items)
     assert {word: verdict.detail for word, verdict in zip(asked, verdicts, strict=False)} == asked
-    assert [verdict.reward for verdict in verdicts[: len(asked)]] == [0.0] * 10 + [1.0, 0.25, 1.0]
+    assert [verdict.reward for verdict in verdicts[: len(asked)]] == [0.0] * 15 + [1.0, 0.25, 1.0]
     assert all(verdict.reward == 1.0 for verdict in verdicts[len(asked) :])
     assert pool.replaced == 4  # two hangs, two crashes
     assert time.monotonic() - begun < 30
@@ -53,6 +64,33 @@ def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool
 def test_the_pool_goes_on_after_losing_a_worker(pool: JudgePool) -> None:
     assert not pool.judge([("", "die")])[0].correct
     assert pool.judge([("", "say 5")])[0].reward == 5.0
+
+
+def test_what_a_verifier_started_ends_with_its_worker(tmp_path: Path) -> None:
+    judges = JudgePool(f"{SELF}:child_that_stays", workers=1, limit=5.0, memory_gib=0.0)
+    note = tmp_path / "child"
+    assert judges.judge([("", str(note))])[0].detail == "judge timed out after 5 s"
+    child, deadline = int(note.read_text()), time.monotonic() + 60
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
+    judges.close()
+
+
+def test_judges_work_where_many_files_are_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
+    try:
+        with ExitStack() as opened:
+            while opened.enter_context(open(os.devnull)).fileno() < 1024:
+                pass
+            judges = JudgePool(f"{SELF}:misbehave", workers=1, limit=60.0, memory_gib=0.0)
+            verdicts = judges.judge([("", "say 5")])
+            judges.close()
+            assert verdicts[0].reward == 5.0
+            assert Sandbox("unsafe-subprocess", Limits(60.0, 512)).run(Job("", ["1"])).values == {0: 1}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("text", ["\ud800 lone surrogate", "\x00\n\r\u2028", "é" * 200_000, ""])

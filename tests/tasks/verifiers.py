@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 
@@ -80,7 +81,30 @@ def _print() -> object:
     return Verdict(1.0, True)
 
 
+class _Silent(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def _raise_silently() -> object:
+    raise _Silent
+
+
+def child_that_stays(reference: str, response: str) -> float:
+    """Starts a process, writes its number into the file that the response names, and waits for it."""
+    child = subprocess.Popen(["sleep", "1000"])
+    with open(response + ".new", "w") as file:
+        file.write(str(child.pid))
+    os.replace(response + ".new", response)
+    return float(child.wait())
+
+
 _ACTIONS = {
+    "huge": lambda: 10**400,
+    "huge in a verdict": lambda: Verdict(10**400, True),
+    "silent": _raise_silently,
+    "unprintable": lambda: Verdict(0.0, False, "\ud800 half\n\x1b[2J" + "x" * 10**6),
+    "no text": lambda: Verdict(0.0, False, None),  # type: ignore[arg-type]
     "raise": _raise,
     "exit": lambda: sys.exit(3),
     "nan": lambda: float("nan"),

@@ -101,6 +101,9 @@ def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suff
     assert [row["kind"] for row in rows] == ["greedy"] * 2 + ["sampled"] * 8
     assert [row["reward"] for row in rows] == [1, 0, 1, 0, 0, 0, 1, 1, 0, 0]
     assert (rows[1]["problem"], rows[1]["prompt"], rows[1]["response"], rows[1]["reference"]) == ("b", "2", "9", "4")
+    write_rows(path, [{"response": "\ud800é"}])  # half a character has no UTF-8
+    read = pyarrow.parquet.read_table(path).to_pylist() if suffix == ".parquet" else [json.loads(path.read_text())]
+    assert read == [{"response": "\\ud800é" if suffix == ".parquet" else "\ud800é"}]
     with pytest.raises(ConfigError, match=r"--responses x\.csv: write to a file that ends with \.jsonl or \.parquet"):
         check_suffix(Path("x.csv"))
 

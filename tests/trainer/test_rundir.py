@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.config import Columns, TaskConfig
 from core.errors import CheckpointError, ConfigError
 from core.records import Finish, IntArray, Judged, Start, Trajectory, Verdict
+from tasks.task import start_judges
 from trainer.rundir import (
     LOGGER,
     RunDirectory,
@@ -89,8 +91,8 @@ def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
 def test_text_is_replaced_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "text"
     write_atomically(path, "old\n")
-    with pytest.raises(UnicodeEncodeError):  # a lone surrogate cannot be written: the write fails in the middle
-        write_atomically(path, "new\n\ud800")
+    with pytest.raises(TypeError):  # what is no text cannot be written: the write fails in the middle
+        write_atomically(path, b"new\n")  # type: ignore[arg-type]
     assert path.read_text() == "old\n"
     assert [entry.name for entry in tmp_path.iterdir()] == ["text"]
     write_atomically(path, "new\n")
@@ -164,6 +166,21 @@ def test_samples_show_each_kind_first(tmp_path: Path) -> None:
         "detail": "why",
         "finish": "STOP",
     }
+
+
+def test_what_programs_say_can_be_written_down(tmp_path: Path) -> None:
+    """Half a character in a reason, as a program raises it, and in a response."""
+    judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0))
+    program = "def f(x):\n    raise Exception('\\ud800\\x1b[2J\\n' + 'x' * 10**6)"
+    verdict = judges.judge([(json.dumps({"setup": "", "tests": ["assert f(1) == 1"]}), program)])[0]
+    judges.close()
+    assert verdict.detail.startswith("run-time error: Exception: \\ud800\\x1b[2J\\nxxx")
+    assert len(verdict.detail) <= 300
+    trajectory = judged(0, replayed=False, correct=False).trajectory
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    path = write_samples(run, 1, [Judged(trajectory, verdict)], lambda _: "\ud800é")
+    sample = json.loads(path.read_text())
+    assert (sample["continuation"], sample["detail"]) == ("\ud800é", verdict.detail)
 
 
 def test_the_log_goes_to_the_run(tmp_path: Path) -> None:
