@@ -139,7 +139,7 @@ def compare(trajectories: int, peers: dict[str, Peer]) -> tuple[Timings, Shard]:
 
 def against_peers(timings: Timings, peers: dict[str, Peer]) -> list[Check]:
     """Throughput of each operation, ours against the best peer."""
-    checks = []
+    checks = [check("pack: ours (part of add)", 1 / median(timings["pack"]), "states/s")]
     for action in ("add", "add, rows ready", "sample", "update", "refresh"):
         rates = {name: 1 / median(timings[f"{name} {action}"]) for name in ["ours", *peers]}
         checks += [check(f"{action}: {name}", rate, "states/s") for name, rate in rates.items()]
@@ -213,7 +213,8 @@ def over_ray(trajectories: int) -> list[Check]:
     """The whole store through Ray actors, with log and fsync, on 1, 2 and 4 shards."""
     import ray
 
-    checks = []
+    checks: list[Check] = []
+    calls: Timings = {}
     ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="retrospect", log_to_driver=False)
     for shards in (1, 2, 4):
         with tempfile.TemporaryDirectory() as folder:
@@ -227,10 +228,12 @@ def over_ray(trajectories: int) -> list[Check]:
                 drawn = timed(timings, "sample", DRAWN, partial(store.sample, DRAWN, turn))
                 outcomes = [Outcome(s.key, s.problem_id, bool(i % 3), 1) for s in drawn for i in range(CONTINUED)]
                 timed(timings, "update", len(outcomes), partial(store.record, outcomes))
+            for _ in range(20):
+                timed(calls, "call", 1, partial(store._call, "extent", {0: ()}))
             store.close()
         checks += [check(f"Ray, {shards} shards: {a}", 1 / median(t), "states/s") for a, t in timings.items()]
     ray.shutdown()
-    return checks
+    return [check("Ray: one call of one actor, nothing to do", 1e3 * median(calls["call"]), "ms"), *checks]
 
 
 def growth(sizes: list[int]) -> list[Check]:
