@@ -32,7 +32,7 @@ from replay.batch import pack, pack_outcomes
 from replay.records import Selected, joined
 from replay.server import Extent, Identity, ReplayShard
 from replay.shard import Revaluation, Shard
-from replay.store import ReplayStore
+from replay.store import ReplayStore, with_repeats
 
 VOCABULARY, WIDTH, STATES = 32_000, 512, 10  # states per trajectory
 BATCH = 512  # trajectories of one iteration: 128 starts x 4 samples
@@ -69,7 +69,7 @@ def draw(shard: Shard, seed: int) -> Selected:
     """One batch of a shard in memory, as the driver draws it: groups by mass, then states; repeats are left out."""
     rng, masses = np.random.default_rng(seed), shard.masses()[0]
     ends = np.cumsum(masses)
-    groups = np.searchsorted(ends, rng.random(DRAWN + DRAWN // 4 + 8) * ends[-1], side="right")
+    groups = np.searchsorted(ends, rng.random(with_repeats(DRAWN, shard.states)) * ends[-1], side="right")
     drawn = shard.select(shard.draw(0, groups, rng.random(len(groups))))
     return drawn.take(np.sort(np.unique(drawn.keys, return_index=True)[1])[:DRAWN])
 

@@ -272,7 +272,7 @@ class ReplayStore:
         for turn in range(ROUNDS if 4 * wanted < total and masses.sum() > 0 else 0):
             if not missing:
                 break
-            fractions = generator(seed, "replay", turn).random(missing + missing // 4 + 8)
+            fractions = generator(seed, "replay", turn).random(with_repeats(missing, total))
             chosen = [_distinct(joined([*chosen, self._at(pool, masses, fractions)]), wanted)]
             missing = wanted - len(chosen[0].keys)
         if missing or not chosen:
@@ -370,6 +370,15 @@ def _taken(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def with_repeats(wanted: int, total: int) -> int:
+    """How often to draw for so many different states of `total`: four times the repeats of equal weights, and four more.
+
+    >>> with_repeats(64, 256), with_repeats(64, 1_000_000)
+    (100, 68)
+    """
+    return wanted + 2 * wanted * wanted // max(total, 1) + 4
 
 
 def _distinct(found: Selected, count: int) -> Selected:
