@@ -41,6 +41,10 @@ class ActorError(RetrospectError):
     """A rollout actor or learner rank died, hung or raised, beyond what a restart mends."""
 
 
+class LearnerError(ActorError):
+    """A learner rank died, hung or raised: the others hang with it, and all are started anew from the last checkpoint."""
+
+
 class StoreError(RetrospectError):
     """The replay store refuses a write, a file of it is damaged, or its storage is unwritable."""
 

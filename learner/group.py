@@ -2,7 +2,7 @@
 
 Called by `trainer.loop`. The maths over the global batch happens here (`learner.prepare`), the ranks get micro-batches that
 are ready to run. Invariants: results do not depend on the number of ranks or on the cut; every wait has a deadline; after an
-`ActorError` the group is closed and a new one must be made and restored.
+`LearnerError` the group is closed; `restart` and `restore` make it whole again.
 """
 
 import math
@@ -66,7 +66,7 @@ class LearnerGroup:
             local: keep the one rank in this process instead of a Ray actor (debugging).
 
         Raises:
-            ModelError: the model cannot be used. ActorError: a rank did not come up.
+            ModelError: the model cannot be used. LearnerError: a rank did not come up.
         """
         self._config = config
         self._algorithm = algorithm
@@ -74,20 +74,26 @@ class LearnerGroup:
         self._total_steps = total_steps
         self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
         self._ranks: Ranks | LocalRanks
-        if local:
-            self._ranks = LocalRanks()
-        else:
-            self._ranks = Ranks(
-                config.ranks, device=device, cpus=cpus, gpus=gpus, threads=config.threads, deadline=config.deadline
+
+        def launch() -> None:
+            self._ranks = (
+                LocalRanks()
+                if local
+                else Ranks(
+                    config.ranks, device=device, cpus=cpus, gpus=gpus, threads=config.threads, deadline=config.deadline
+                )
             )
-        ranks = range(len(self._ranks))
-        address = self._ranks.call_first(RankWorker.address)
-        self._all(RankWorker.join, list(ranks), len(ranks), address, device, config.deadline)
-        arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
-        loaded = self._all(RankWorker.load, *arguments)[0]
-        self._packed = loaded.packed
-        layout = Layout(loaded.trained, config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
-        self._progress = Progress(len(ranks), layout, algorithm.kl_coefficient)
+            ranks = range(len(self._ranks))
+            address = self._ranks.call_first(RankWorker.address)
+            self._all(RankWorker.join, list(ranks), len(ranks), address, device, config.deadline)
+            arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
+            loaded = self._all(RankWorker.load, *arguments)[0]
+            self._packed = loaded.packed
+            layout = Layout(loaded.trained, config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
+            self._progress = Progress(len(ranks), layout, algorithm.kl_coefficient)
+
+        self._launch = launch
+        launch()
 
     @property
     def version(self) -> int:
@@ -218,6 +224,11 @@ class LearnerGroup:
     def export(self, directory: Path) -> None:
         """Write the policy and its tokenizer in Hugging Face format."""
         self._all(RankWorker.export, str(directory))
+
+    def restart(self) -> None:
+        """Fresh ranks with the model directory's weights, in place of those that an error has ended; then `restore`."""
+        self.close()
+        self._launch()
 
     def close(self) -> None:
         """End the ranks. Idempotent."""

@@ -1,6 +1,6 @@
 """Calls to all ranks of the learner under one deadline, with an error that names the rank. Used by `learner.group`.
 
-Invariant: a call either returns a result from every rank or ends the whole group with an `ActorError` (or the rank's own
+Invariant: a call either returns a result from every rank or ends the whole group with a `LearnerError` (or the rank's own
 `RetrospectError`): after a failure the others hang in a collective and are worth nothing.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import ray
 
 from core.config import Device
-from core.errors import ActorError, RetrospectError
+from core.errors import LearnerError, RetrospectError
 from learner.worker import RankWorker
 
 R = TypeVar("R")
@@ -57,7 +57,7 @@ class Ranks:
         """Call a method of `RankWorker` on every rank, `args[k][rank]` being its k-th argument; results in rank order.
 
         Raises:
-            ActorError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
+            LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
         """
         self._check_alive(method.__name__)
         waiting = {
@@ -85,7 +85,7 @@ class Ranks:
 
     def _check_alive(self, method: str) -> None:
         if not self._actors:  # a call to no rank would "succeed": a save would write a checkpoint with nothing in it
-            raise ActorError(f"learner: {method} after its ranks have ended; resume from the last checkpoint")
+            raise LearnerError(f"learner: {method} after its ranks have ended; resume from the last checkpoint")
 
     def _gather(self, waiting: dict[Any, int], method: str) -> list[Any]:
         results: dict[int, Any] = {}
@@ -106,7 +106,7 @@ class Ranks:
         if waiting:
             self.close()
             late = ", ".join(f"learner-rank-{rank}" for rank in waiting.values())
-            raise ActorError(
+            raise LearnerError(
                 f"{late}: no answer to {method} within {self._deadline:.0f} s; raise learner.deadline or resume the run"
             )
         return [results[rank] for rank in sorted(results)]
@@ -123,7 +123,7 @@ def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
     what = "died" if dead else "failed"
     text = str(getattr(error, "cause", None) or error).strip().replace("\n", " ")
     kind = type(getattr(error, "cause", None) or error).__name__
-    return ActorError(f"learner-rank-{rank} {what} during {method}: {kind}: {text}; resume from the last checkpoint")
+    return LearnerError(f"learner-rank-{rank} {what} during {method}: {kind}: {text}; resume from the last checkpoint")
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 RECIPE = "tests/recipes/tiny.yaml"
-TIMINGS = ("_seconds", "tokens_per_second")
+TIMINGS = ("_seconds", "tokens_per_second", "_idle")
 
 
 def command(*arguments: str) -> list[str]:
@@ -197,6 +197,36 @@ def test_transformers_generation_trains_and_agrees_with_the_learner(
     for line in lines:
         assert line["behaviour_gap_max"] < 1e-3
         assert line["logprob_gap"] < 1e-3
+
+
+def test_a_run_that_lost_a_learner_rank_goes_on_by_itself_to_the_same_numbers_and_weights(
+    roots: tuple[Path, list[str]], straight: Path
+) -> None:
+    root, options = roots
+    folder = root / "revived"
+    process = subprocess.Popen(
+        command("train", *options, "--run.name", "revived"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    while not (folder / "checkpoints" / "latest").exists():
+        assert process.poll() is None, "the run ended before its first checkpoint"
+        assert time.monotonic() < deadline, "no checkpoint within 300 s"
+        time.sleep(0.05)
+    (rank,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "RankWorker" in one.name()]
+    rank.kill()
+    said, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, said + errors
+    (line,) = [line for line in said.splitlines() if "restart 1 of the learner" in line]
+    assert line.startswith("learner-rank-0 died during ")
+    assert line.endswith("the run goes on after iteration 2")
+    assert metrics(folder) == metrics(straight)
+    left, right = (load_file(each / "policy" / "model.safetensors") for each in (straight, folder))
+    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_training_changed_the_policy_and_it_loads_as_any_model(straight: Path) -> None:

@@ -58,6 +58,11 @@ class LearnerConfig(Section):
         ge=0,
         description="End critic_warmup early once the critic's explained variance has stayed within this over 3 iterations; 0: never.",
     )
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        description="Restarts of the ranks from the last checkpoint, after one of them was lost, before the run stops.",
+    )
     max_skipped_steps: int = Field(
         8, ge=1, description="Optimizer steps skipped in a row for a NaN or Inf after which the run stops."
     )
