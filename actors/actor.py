@@ -18,12 +18,17 @@ from core.weights import Acknowledgement, Bucket, Weights, resolved
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Said by an actor that can serve."""
+class Process:
+    """Where an actor runs."""
 
     pid: int
     node: str  # Ray node id, in hexadecimal
-    version: int
+    log: str  # file on that node that its standard error goes to
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Said by an actor that can serve, with the weights of the model directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class Turn:
 class RolloutActor:
     """One engine in a process of its own; `ray.remote` is applied where it is created.
 
-    The engine is built by the first call and not by the constructor, so that its errors reach the caller as themselves.
+    The engine is built by a call and not by the constructor, so that its errors reach the caller as themselves.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,28 +52,28 @@ class RolloutActor:
         """The name that Ray's dashboard and log lines show."""
         return self._name
 
-    def start(
-        self,
-        model_path: str,
-        config: RolloutConfig,
-        dtype: str,
-        device: Device,
-        seed: int,
-        weights: Weights | None,
-    ) -> Ready:
-        """Build the engine, load `weights` if there are newer ones than the model directory's, report for duty."""
+    def process(self) -> Process:
+        """Answered as soon as there is a process, long before the engine."""
         import ray
 
-        self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
-        if weights is not None:
-            self.load_weights(weights)
-        return Ready(os.getpid(), ray.get_runtime_context().get_node_id(), self._engine.version)
+        node = ray.get_runtime_context().get_node_id()
+        return Process(os.getpid(), node, os.path.realpath("/proc/self/fd/2"))
 
-    def turn(self, jobs: list[Job], sampling: Sampling, seconds: float, refill: int) -> Turn:
-        """Take up `jobs` and step for about `seconds`, or until only `refill` samples are in flight."""
-        self._engine.add(jobs, sampling)
+    def start(self, model_path: str, config: RolloutConfig, dtype: str, device: Device, seed: int) -> Ready:
+        """Build the engine and report for duty."""
+        self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
+        return Ready()
+
+    def turn(self, jobs: list[Job], sampling: Sampling | None, seconds: float, refill: int) -> Turn:
+        """Take up `jobs` (drawn by `sampling`) and step for about `seconds`, or until only `refill` samples are in flight."""
+        if sampling is not None:
+            self._engine.add(jobs, sampling)
         batch = self._engine.run(seconds, refill)
         return Turn(batch, self._engine.unfinished)
+
+    def abort(self) -> None:
+        """Drop everything that is in flight; see `Engine.abort`."""
+        self._engine.abort()
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights; see `Engine.load_weights`."""

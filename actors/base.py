@@ -27,7 +27,7 @@ class Engine(Protocol):
         """Version of the weights in use; 0 for those of the model directory."""
 
     def add(self, jobs: Iterable[Job], sampling: Sampling) -> None:
-        """Take up the samples of `jobs`.
+        """Take up the samples of `jobs`; the budget of a sample is what its prefix leaves of the response's.
 
         Temperature 0 is greedy: the most likely tokens, with the model's own log-probabilities at temperature 1.
         """
@@ -37,6 +37,9 @@ class Engine(Protocol):
 
     def generate(self, jobs: Iterable[Job], sampling: Sampling) -> FlatBatch:
         """All samples of `jobs`, to their ends."""
+
+    def abort(self) -> None:
+        """Drop everything that is in flight."""
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights between two steps; samples in flight go on with the new ones.

@@ -27,7 +27,7 @@ CPU_BLOCK = 32
 kernels want a multiple of 32."""
 CPU_STEP_TOKENS = 4096
 """Tokens of one engine step on CPU, at least: vLLM's own default there."""
-FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.REPETITION}
 
 
 def environment(device: str, threads: int) -> dict[str, str]:
@@ -147,6 +147,11 @@ class VllmEngine:
         self.add(jobs, sampling)
         return self.run(float("inf"))
 
+    def abort(self) -> None:
+        """Drop everything that is in flight or finished and not collected."""
+        self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
+        self._done = []
+
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights between two steps.
 
@@ -222,6 +227,7 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            repetition_detection=_repetition(sampling),
             **self._extra,
         )
 
@@ -290,6 +296,15 @@ def _placement(config: RolloutConfig, device: str) -> dict[str, Any]:
             "max_num_batched_tokens": max(CPU_STEP_TOKENS, context, config.max_running),
         }
     return common | {"gpu_memory_utilization": config.gpu_memory_share}
+
+
+def _repetition(sampling: Sampling) -> Any:
+    """vLLM's own detector, if it is asked for."""
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    if sampling.repetition_tokens == 0:
+        return None
+    return RepetitionDetectionParams(max_pattern_size=sampling.repetition_tokens, min_count=sampling.repetition_times)
 
 
 def _continuation(output: Any) -> Continuation:

@@ -136,10 +136,17 @@ class HfEngine:
                 done.append(sample.finished(Finish.STOP))
             elif len(sample.tokens) == sample.budget:
                 done.append(sample.finished(Finish.LENGTH))
+            elif repeats(sample.tokens, sample.sampling):
+                done.append(sample.finished(Finish.REPETITION))
             else:
                 going.append(row)
         self._wave = self._advance(wave, going) if going else None
         return done
+
+    def abort(self) -> None:
+        """Drop everything that is in flight."""
+        self._waiting.clear()
+        self._wave = None
 
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> Acknowledgement:
@@ -213,6 +220,15 @@ class HfEngine:
             use_cache=True,
             logits_to_keep=1,
         )
+
+
+def repeats(tokens: Sequence[int], sampling: Sampling) -> bool:
+    """Whether the end is a pattern of at most `repetition_tokens`, `repetition_times` times: what vLLM's detector looks for."""
+    times = sampling.repetition_times
+    for size in range(1, min(sampling.repetition_tokens, len(tokens) // times) + 1):
+        if all(tokens[-n] == tokens[-n - size] for n in range(1, size * (times - 1) + 1)):
+            return True
+    return False
 
 
 def draw(logits: Tensor, samples: Sequence[Sample]) -> list[tuple[int, float]]:

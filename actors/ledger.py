@@ -1,11 +1,14 @@
-"""The books of one `RolloutPool.generate`: which samples wait, which are out with whom, which are done.
+"""The books of a `RolloutPool`: which samples wait, which are out with whom, which are done, and which starts are at fault.
 
-Used by `actors/pool.py`; no Ray, no engine. Invariant: every (start, sample) is somewhere - waiting, out, or
+Used by `actors/pool.py`; no Ray, no engine. Invariant: every (start, sample) that was entered is somewhere - waiting, out, or
 done - and once done it stays done: a second result for it, from an engine believed dead, changes nothing.
 """
 
-from collections import deque
+import heapq
+import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from actors.flat import Continuation, FlatBatch, Job, unpack
 from core.errors import ConfigError
@@ -14,78 +17,225 @@ from core.sampling import Sampling
 
 Key = tuple[str, int]
 """(start id, sample): what a result counts once for."""
+URGENT = -1
+"""The place in the queue of those that somebody waits for: before all others."""
+UNBOUNDED = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Jobs for one turn of an engine, all drawn alike."""
+
+    jobs: list[Job]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Where the samples are, and how much the engines have worked."""
+
+    waiting: int  # samples that no engine has
+    running: int  # samples in engines
+    busy: float  # seconds of turns over all engines since the pool began
+    actors: int  # engines that serve
+
+
+@dataclass(slots=True)
+class Held:
+    """What an engine has now."""
+
+    tokens: int = 0  # at most: prompt and whole response of each sample
+    keys: dict[Key, None] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Samples in flight."""
+        return len(self.keys)
+
+
+@dataclass(slots=True)
+class Call:
+    """The starts of one `Ledger.add`."""
+
+    left: int  # that are not complete
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A start in the books."""
+
+    start: Start
+    sampling: Sampling
+    call: Call
+    place: tuple[int, int, int]  # in the queue: call, longest first, order of entry
+    done: dict[int, Continuation] = field(default_factory=dict)
+    dropped: bool = False  # quarantined: it will have no samples
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens that one sample can occupy: prompt and the whole response."""
+        return len(self.start.prompt_ids) + self.sampling.max_response_tokens
 
 
 class Ledger:
-    """Starts of one call, from the first dispatch to the last result.
+    """Starts from the first dispatch to the last result.
 
-    Longest first: starts are handed out by the tokens they may still generate, descending, so that the long ones do not
-    run alone at the end. Raises ConfigError when two starts have the same id.
+    Calls are served in order, within a call longest first: by the tokens that a start may still generate, so that the long ones
+    do not run alone at the end.
     """
 
-    def __init__(self, starts: Sequence[Start], max_response_tokens: int) -> None:
-        self._starts = {start.id: start for start in starts}
-        if len(self._starts) != len(starts):
-            raise ConfigError("two rollout starts have the same id; a result counts once per (start id, sample)")
-        budgets = {start.id: max_response_tokens - len(start.prefix_ids) for start in starts}
-        longest = sorted(starts, key=lambda start: -budgets[start.id])
-        self._waiting = deque(Job(start, tuple(range(start.samples))) for start in longest)
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._queue: list[tuple[tuple[int, int, int], str, tuple[int, ...]]] = []  # heap: place, start, samples
         self._out: dict[Key, str] = {}
-        self._done: dict[Key, Continuation] = {}
-        self.total = sum(start.samples for start in starts)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every sample of every start is done."""
-        return len(self._done) == self.total
+        self._held: defaultdict[str, Held] = defaultdict(Held)
+        self._complete: dict[str, None] = {}  # in the order of completion
+        self._suspects: set[str] = set()  # starts that were in an engine that raised
+        self._calls = self._entered = 0
+        self.open = 0  # samples that are not done
 
     @property
     def waiting(self) -> int:
         """Samples that no engine has."""
-        return sum(len(job.samples) for job in self._waiting)
+        return self.open - len(self._out)
 
-    def take(self, engine: str, room: int) -> list[Job]:
-        """Jobs for `engine`: as many as fit into `room` samples; a start with more samples than `room` is divided."""
-        jobs: list[Job] = []
-        while self._waiting and room > 0:
-            job = self._waiting.popleft()
-            if len(job.samples) > room:
-                self._waiting.appendleft(Job(job.start, job.samples[room:]))
-                job = Job(job.start, job.samples[:room])
-            room -= len(job.samples)
-            self._out.update({(job.start.id, sample): engine for sample in job.samples})
-            jobs.append(job)
-        return jobs
+    @property
+    def complete(self) -> list[str]:
+        """Starts that have all their samples (or were quarantined) and have not been collected."""
+        return list(self._complete)
+
+    def held(self, engine: str) -> Held:
+        """What `engine` has now."""
+        return self._held[engine]
+
+    def add(self, starts: Sequence[Start], sampling: Sampling, urgent: bool = False) -> Call:
+        """Enter a call: behind all earlier ones, or (`urgent`) before them.
+
+        Raises ConfigError when two starts have the same id, and enters none then.
+        """
+        ids = {start.id for start in starts}
+        if len(ids) != len(starts) or ids & self._entries.keys():
+            raise ConfigError("two rollout starts have the same id; a result counts once per (start id, sample)")
+        self._calls += 1
+        call = Call(len(starts))
+        for start in starts:
+            budget = sampling.max_response_tokens - len(start.prefix_ids)
+            self._entered += 1
+            place = (URGENT if urgent else self._calls, -budget, self._entered)
+            self._entries[start.id] = _Entry(start, sampling, call, place)
+            self.open += start.samples
+            heapq.heappush(self._queue, (place, start.id, tuple(range(start.samples))))
+        return call
+
+    def take(self, engine: str, samples: int, tokens: int = UNBOUNDED) -> Assignment | None:
+        """Jobs for `engine`, as many as fit into `samples` more samples and `tokens` tokens in all; None if there are none.
+
+        A start with more samples than fit is divided. An engine that has nothing gets one sample however long it is, and never
+        has two suspects at once: if it raises again, it is known why.
+        """
+        held, jobs, kept = self._held[engine], list[Job](), []
+        sampling: Sampling | None = None
+        suspects = self._suspects & {start_id for start_id, _ in held.keys} if self._suspects else set[str]()
+        while self._queue and samples > 0:
+            place, start_id, numbers = heapq.heappop(self._queue)
+            entry = self._entries.get(start_id)
+            left = () if entry is None or entry.dropped else tuple(n for n in numbers if n not in entry.done)
+            if entry is None or not left:
+                continue  # done meanwhile: by an engine believed dead
+            if start_id in self._suspects and suspects - {start_id}:
+                kept.append((place, start_id, left))
+                continue
+            fit = min(len(left), samples, max((tokens - held.tokens) // entry.tokens, 0 if held.keys else 1))
+            if fit <= 0 or (sampling is not None and entry.sampling != sampling):
+                kept.append((place, start_id, left))
+                break
+            sampling = entry.sampling
+            suspects |= self._suspects & {start_id}
+            jobs.append(Job(entry.start, left[:fit]))
+            for number in left[:fit]:
+                self._out[start_id, number] = engine
+                held.keys[start_id, number] = None
+            samples, held.tokens = samples - fit, held.tokens + fit * entry.tokens
+            if left[fit:]:
+                kept.append((place, start_id, left[fit:]))
+        for item in kept:
+            heapq.heappush(self._queue, item)
+        return None if sampling is None else Assignment(jobs, sampling)
 
     def accept(self, batch: FlatBatch) -> int:
-        """Enter finished continuations; returns how many were new."""
-        before = len(self._done)
+        """Enter finished continuations; returns how many were new. Those of starts that are not in the books are ignored."""
+        before = self.open
         for one in unpack(batch):
-            key = (one.start_id, one.sample)
-            self._out.pop(key, None)
-            self._done.setdefault(key, one)
-        return len(self._done) - before
+            entry = self._entries.get(one.start_id)
+            if entry is None or entry.dropped:
+                continue
+            self._recall(one.start_id, one.sample)
+            if one.sample not in entry.done:
+                entry.done[one.sample] = one
+                self.open -= 1
+                if len(entry.done) == entry.start.samples:
+                    self._finish(entry)
+        return before - self.open
 
-    def give_back(self, engine: str) -> int:
-        """Put everything that is out with `engine` in front of the queue again; returns the number of samples."""
-        lost: dict[str, list[int]] = {}
-        for (start_id, sample), holder in self._out.items():
-            if holder == engine:
-                lost.setdefault(start_id, []).append(sample)
-        jobs = [Job(self._starts[start_id], tuple(sorted(samples))) for start_id, samples in lost.items()]
-        for job in jobs:
-            for sample in job.samples:
-                del self._out[job.start.id, sample]
-        self._waiting.extendleft(reversed(jobs))
-        return sum(len(job.samples) for job in jobs)
+    def give_back(self, engine: str, raised: bool = False) -> list[Start]:
+        """Put everything that is out with a lost `engine` into the queue again, where it was.
 
-    def trajectories(self) -> list[Trajectory]:
-        """All results, ordered by start (as given) and sample."""
-        return [
-            _trajectory(start, self._done[start.id, sample])
-            for start in self._starts.values()
-            for sample in range(start.samples)
-        ]
+        `raised`: the engine raised in a step, so that a start that it had may be to blame. All of them become suspects, which
+        travel apart from each other; the one that is there when an engine raises again is quarantined, and the others are
+        cleared. A process that died proves nothing. Returns the quarantined starts.
+        """
+        lost = defaultdict[str, list[int]](list)
+        for start_id, number in list(self._held[engine].keys):
+            lost[start_id].append(number)
+            self._recall(start_id, number)
+        guilty = sorted(self._suspects & lost.keys()) if raised else []
+        for start_id, numbers in lost.items():
+            if start_id not in guilty:
+                heapq.heappush(self._queue, (self._entries[start_id].place, start_id, tuple(sorted(numbers))))
+        for start_id in guilty:
+            self.drop(start_id)
+        if guilty:
+            self._suspects = set()
+        elif raised:
+            self._suspects |= lost.keys()
+        return [self._entries[start_id].start for start_id in guilty]
+
+    def drop(self, start_id: str) -> None:
+        """Quarantine a start, also where it is out with other engines: it is complete, without samples."""
+        entry = self._entries[start_id]
+        for number in range(entry.start.samples):
+            self._recall(start_id, number)
+        self.open -= entry.start.samples - len(entry.done)
+        entry.dropped = True
+        self._finish(entry)
+
+    def collect(self, start_id: str) -> list[Trajectory]:
+        """Take a complete start out of the books: its trajectories by sample; none if it was quarantined."""
+        del self._complete[start_id]
+        entry = self._entries.pop(start_id)
+        self._suspects.discard(start_id)
+        if entry.dropped:
+            return []
+        return [_trajectory(entry.start, entry.done[number]) for number in range(entry.start.samples)]
+
+    def clear(self) -> None:
+        """Forget everything; results that still come are ignored."""
+        for collection in (self._entries, self._queue, self._out, self._held, self._complete, self._suspects):
+            collection.clear()
+        self.open = 0
+
+    def _recall(self, start_id: str, number: int) -> None:
+        """A sample is no longer out."""
+        engine = self._out.pop((start_id, number), None)
+        if engine is not None:
+            held = self._held[engine]
+            del held.keys[start_id, number]
+            held.tokens -= self._entries[start_id].tokens
+
+    def _finish(self, entry: _Entry) -> None:
+        """A start is complete."""
+        self._complete[entry.start.id] = None
+        entry.call.left -= 1
 
 
 def check_room(starts: Iterable[Start], sampling: Sampling, max_prompt_tokens: int, max_response_tokens: int) -> None:

@@ -4,10 +4,11 @@ Made by `trainer/build.py`. Invariant: the same starts give the same trajectorie
 engines, in the same order; an error of the engine reaches the caller as itself, so that a debugger stops where it arose.
 """
 
+import time
 from collections.abc import Sequence
 
 from actors.base import Engine
-from actors.ledger import Ledger, check_room
+from actors.ledger import Ledger, Queues, check_room
 from core.config import RolloutConfig
 from core.records import FloatArray, IntArray, Start, Trajectory
 from core.sampling import Sampling
@@ -20,17 +21,26 @@ class LocalPool:
     """One engine in this process."""
 
     def __init__(self, engine: Engine, config: RolloutConfig) -> None:
-        self.restarts = 0  # an engine in this process cannot be lost without it
+        self.restarts = self.quarantined = 0  # an engine in this process cannot be lost without it
         self._engine = engine
+        self._busy = 0.0  # seconds of generation
         self._max_prompt_tokens = config.max_prompt_tokens
         self._max_response_tokens = config.max_response_tokens
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
         """All samples of all starts, ordered by start and sample. Raises ConfigError when a start does not fit."""
         check_room(starts, sampling, self._max_prompt_tokens, self._max_response_tokens)
-        ledger = Ledger(starts, sampling.max_response_tokens)
-        ledger.accept(self._engine.generate(ledger.take(NAME, ledger.total), sampling))
-        return ledger.trajectories()
+        begun = time.monotonic()
+        ledger = Ledger()
+        ledger.add(starts, sampling)
+        while work := ledger.take(NAME, ledger.open):
+            ledger.accept(self._engine.generate(work.jobs, sampling))
+        self._busy += time.monotonic() - begun
+        return [trajectory for start in starts for trajectory in ledger.collect(start.id)]
+
+    def queues(self) -> Queues:
+        """As of a pool with one engine; nothing is in flight between two calls."""
+        return Queues(waiting=0, running=0, busy=self._busy, actors=1)
 
     def load_weights(self, handle: Weights) -> list[Acknowledgement]:
         """Swap the engine's weights. Raises WeightError for unfit ones."""

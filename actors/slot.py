@@ -6,22 +6,28 @@ Used by `actors/pool.py` alone. Invariant: a slot has at most one call under way
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from actors.actor import Ready, RolloutActor
+from actors.actor import Process, RolloutActor
 from actors.engine import environment
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError
-from core.weights import WeightHandle
 
 NAME_SECONDS = 30.0
 """How long Ray may take to free the name of a killed actor."""
 START_SECONDS = 600.0
-"""How long an engine may take to load its model; large ones come from slow disks."""
+"""How long a process may take to begin, and then an engine to load its model; large ones come from slow disks."""
+LOG_LINES, LOG_BYTES = 3, 4096
+"""How much of the end of an actor's log goes into the line about its end."""
+
+Accept = Callable[[Any], None]
+"""What is done with the answer of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,64 +54,109 @@ class EngineRecipe:
         )
         return options.remote(name)
 
-    def start(self, actor: Any, handle: WeightHandle | None) -> Any:
-        """Reference to the `Ready` of an actor that loads the model and then the weights of `handle`."""
-        return actor.start.remote(self.model_path, self.config, self.dtype, self.device, self.seed, handle)
+    def start(self, actor: Any) -> Any:
+        """Reference to the `Ready` of an actor that loads the model."""
+        return actor.start.remote(self.model_path, self.config, self.dtype, self.device, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """A call that an engine must answer before it generates on."""
+
+    call: Callable[[Any], Any]
+    accept: Accept
+    loads: bool = False  # whether it brings the current weights
 
 
 class Slot:
-    """Place number `index`, with an actor of the name rollout-`index`."""
+    """Place number `index`, with an actor of the name rollout-`index`.
 
-    def __init__(self, index: int, recipe: EngineRecipe) -> None:
+    A guest's place is filled when the cluster has room for it (a waiting actor is what makes Ray's autoscaler add a node) and
+    may be empty; the others must be filled.
+    """
+
+    def __init__(self, index: int, recipe: EngineRecipe, guest: bool = False) -> None:
+        self.index = index
         self.name = f"rollout-{index}"
-        self.unfinished = 0  # samples in flight, as last heard
+        self.guest = guest
+        self.leaving = False  # gets no more work; ends when it has none
+        self.serving = False  # its engine is loaded
         self.call: Any = None  # the object reference of the call under way
+        self.accept: Accept = lambda _: None  # what is done with its answer
+        self.generating = False  # whether that call is a turn
+        self.acknowledged: tuple[int, str] | None = None  # version and digest that it said last
+        self.duties: deque[Duty] = deque()
+        self.patience = 0.0  # seconds that the call under way was given
+        self.begun = 0.0  # when it began
+        self.slow = False  # whether it has been called slow
         self._recipe = recipe
         self._actor: Any = None
-        self.patience = 0.0  # seconds that the call under way was given
-        self._end = 0.0
-        self._process: Ready | None = None
+        self.process: Process | None = None  # where it runs, as soon as it does
 
-    def launch(self, handle: WeightHandle | None) -> None:
-        """Start a fresh actor that will serve with the weights of `handle`; `call` becomes its `Ready`."""
-        self._process = None
-        self.unfinished = 0
+    def launch(self, accept: Accept) -> None:
+        """Create a fresh actor; the call under way is for its `Process`."""
+        self.process = None
         self._actor = self._named_actor()
-        self.begin(lambda actor: self._recipe.start(actor, handle), START_SECONDS)
+        seconds = float("inf") if self.guest else START_SECONDS
+        self.begin(lambda actor: actor.process.remote(), seconds, accept)
 
-    def begin(self, call: Callable[[Any], Any], seconds: float) -> None:
+    def load(self, process: Process, accept: Accept) -> None:
+        """There is a process: let it load the model; the call under way is for its `Ready`."""
+        self.process = process
+        self.begin(self._recipe.start, START_SECONDS, accept)
+
+    def begin(self, call: Callable[[Any], Any], seconds: float, accept: Accept, generating: bool = False) -> None:
         """Start a call on the actor that may take `seconds`."""
         self.call = call(self._actor)
+        self.accept = accept
+        self.generating = generating
         self.patience = seconds
-        self._end = time.monotonic() + seconds
+        self.begun = time.monotonic()
+        self.slow = False
 
     def left(self) -> float:
         """Seconds that the call under way may still take."""
-        return self._end - time.monotonic()
+        return self.begun + self.patience - time.monotonic()
 
     def answer(self) -> Any:
         """The result of a call that is done, or the exception that it raised (one of ours as itself)."""
         reference, self.call = self.call, None
         try:
-            result = ray.get(reference)
+            return ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             return error.cause if isinstance(error.cause, RetrospectError) else error
         except ray.exceptions.RayError as error:
             return error
-        if isinstance(result, Ready):
-            self._process = result
-        return result
 
     def kill(self) -> None:
         """End the process, also one that is stopped and deaf to Ray, and forget the call."""
         self.call = None
+        self.serving = False
+        self.duties.clear()  # the successor gets the current weights by itself
         if self._actor is None:
             return
         ray.kill(self._actor, no_restart=True)
-        here = self._process is not None and self._process.node == ray.get_runtime_context().get_node_id()
-        if self._process is not None and here and _is_worker(self._process.pid):
-            os.kill(self._process.pid, signal.SIGKILL)
+        if self.process is not None and self._here() and _is_worker(self.process.pid):
+            os.kill(self.process.pid, signal.SIGKILL)
         self._actor = None
+
+    def log(self) -> str:
+        """The last lines of the actor's log in one, or where it is; empty when there is none."""
+        if self.process is None:
+            return ""
+        if not self._here():
+            return f"its log: {self.process.log} on node {self.process.node[:12]}"
+        lines = _tail(Path(self.process.log))
+        return f"its log ends: {' | '.join(lines)}" if lines else ""
+
+    def node_lost(self) -> bool:
+        """Whether the node of the actor is no longer there."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return self.process is not None and self.process.node not in alive
+
+    def _here(self) -> bool:
+        """Whether the process runs on this node."""
+        return self.process is not None and self.process.node == ray.get_runtime_context().get_node_id()
 
     def _named_actor(self) -> Any:
         """Launch under the slot's name, which Ray may still be freeing from the predecessor."""
@@ -131,6 +182,17 @@ def describe(error: BaseException) -> str:
         exits = [line for line in lines if line.startswith(("Worker exit", "The actor died", "The actor is dead"))]
         return "its process died" + (f" ({' '.join(exits)[:300]})" if exits else "")
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def _tail(path: Path) -> list[str]:
+    """The last few lines of a file that are not empty, cut to a readable length; none when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.strip()[:200] for line in text.splitlines() if line.strip()][-LOG_LINES:]
 
 
 def _is_worker(pid: int) -> bool:

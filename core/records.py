@@ -34,6 +34,12 @@ class Finish(IntEnum):
 
     STOP = 0  # the model emitted an end-of-sequence token (which is the last token of the continuation)
     LENGTH = 1  # the token budget was used up: a truncated response
+    REPETITION = 2  # cut because it only repeated itself: a truncated response
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the response lacks its end."""
+        return self is not Finish.STOP
 
 
 @dataclass(frozen=True, slots=True)

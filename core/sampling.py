@@ -13,3 +13,7 @@ class Sampling:
     temperature: float  # 0: greedy
     top_p: float
     max_response_tokens: int
+    repetition_tokens: int = (
+        0  # a continuation is cut when its end repeats a pattern of at most so many tokens; 0: never
+    )
+    repetition_times: int = 2  # ... so many times in a row

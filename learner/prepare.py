@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import Finish, Scored
+from core.records import Scored
 from learner.advantages import ESTIMATORS, Episodes, adaptive_lambda, gae
 from learner.batch import IndexArray, Row, TokenTargets
 from learner.calibration import auc, brier, explained_variance
@@ -78,7 +78,7 @@ def prepare(scored: Sequence[Scored], config: AlgorithmConfig, version: int, kl_
     """
     counts = np.array([len(s.trajectory.tokens) for s in scored], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
-    truncated = np.array([s.trajectory.finish is Finish.LENGTH for s in scored])
+    truncated = np.array([s.trajectory.finish.truncated for s in scored])
     mask = ~truncated if config.overlong == "mask" else np.ones(len(scored), dtype=np.bool_)
     proximal = _flat([s.proximal for s in scored])
     reference = _flat([s.proximal if s.reference is None else s.reference for s in scored])
@@ -137,7 +137,7 @@ def _advantages(
 def shaped_reward(scored: Scored, config: AlgorithmConfig) -> float:
     """The reward that PPO sees: the verdict's, minus `overlong_penalty` if truncated and overlong is 'penalise'."""
     reward = scored.judged.verdict.reward
-    if config.overlong == "penalise" and scored.trajectory.finish is Finish.LENGTH:
+    if config.overlong == "penalise" and scored.trajectory.finish.truncated:
         return reward - config.overlong_penalty
     return reward
 

@@ -14,6 +14,16 @@ class RolloutConfig(Section):
         "vllm", description="vllm; or hf: plain transformers generation, slow, for machines that vLLM does not support."
     )
     actors: int = Field(1, ge=1, description="Rollout actors, each with an engine of its own.")
+    max_actors: int = Field(
+        0,
+        ge=0,
+        description="Rollout actors that may join while the run goes on, as the cluster grows (they ask Ray's autoscaler for room); up to rollout.actors: none.",
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from 1: generation goes on during the update.",
+    )
     starts: int = Field(128, ge=1, description="Starts per iteration (fresh and replayed).")
     samples: int = Field(4, ge=1, description="Continuations per start.")
     max_prompt_tokens: int = Field(32, ge=1, description="Longest prompt, in tokens; longer problems are left out.")
@@ -23,6 +33,17 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling: probability mass to keep.")
     max_running: int = Field(256, ge=1, description="Sequences that one engine decodes at once.")
+    tokens_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens (prompt and whole response budget) of the sequences that one engine holds at once; none: as many as 1.25 x max_running sequences have.",
+    )
+    repetition_tokens: int = Field(
+        0,
+        ge=0,
+        description="Cut a response (it counts as truncated) whose end repeats a pattern of at most this many tokens; 0: never.",
+    )
+    repetition_times: int = Field(8, ge=2, description="How often in a row that pattern must occur.")
     kv_cache_gib: float = Field(1.0, gt=0, description="CPU: memory of one engine's KV cache, in GiB.")
     gpu_memory_share: float = Field(
         0.85, gt=0, le=1, description="GPU: share of the device's memory that one engine may use."
@@ -49,7 +70,7 @@ class RolloutConfig(Section):
     deadline: float = Field(
         600.0,
         gt=0,
-        description="Seconds without an answer (they come twice a second) after which an actor counts as hung.",
+        description="Seconds without an answer (they come twice a second) after which an actor counts as hung; after a quarter it is named as slow.",
     )
     max_restarts: int = Field(
         3, ge=0, description="Restarts of rollout actors within restart_window before the run stops with a checkpoint."

@@ -1,4 +1,4 @@
-"""The books of a generate call, without engines: nothing is lost, nothing counts twice."""
+"""The books of the pool, without engines: nothing is lost, nothing counts twice."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.flat import Continuation, FlatBatch, Job, pack, unpack
-from actors.ledger import Ledger, check_room
+from actors.ledger import UNBOUNDED, Ledger, check_room
 from core.errors import ConfigError
 from core.records import Finish, Start
 from core.sampling import Sampling
 
 BUDGET = 10
+SAMPLING = Sampling(1.0, 1.0, BUDGET)
 
 
 def start(name: str, prefix: int = 0, samples: int = 2, prompt: int = 3) -> Start:
@@ -45,59 +46,140 @@ def test_a_packed_batch_is_flat_and_unpacks_to_the_same() -> None:
     assert len(pack([])) == 0
 
 
+def books(starts: Sequence[Start], sampling: Sampling = SAMPLING) -> Ledger:
+    ledger = Ledger()
+    ledger.add(starts, sampling)
+    return ledger
+
+
+def take(ledger: Ledger, engine: str, samples: int, tokens: int = UNBOUNDED) -> list[Job]:
+    work = ledger.take(engine, samples, tokens)
+    return [] if work is None else work.jobs
+
+
+def names(jobs: Sequence[Job]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(job.start.id, job.samples) for job in jobs]
+
+
 def test_the_longest_go_out_first_and_a_start_is_divided_to_fit() -> None:
-    ledger = Ledger([start("long", prefix=1), start("short", prefix=8), start("longest", samples=3)], BUDGET)
-    taken = ledger.take("e", 4)
-    assert [(job.start.id, job.samples) for job in taken] == [("longest", (0, 1, 2)), ("long", (0,))]
-    assert [(job.start.id, job.samples) for job in ledger.take("e", 9)] == [("long", (1,)), ("short", (0, 1))]
-    assert (ledger.waiting, ledger.finished) == (0, False)
+    ledger = books([start("long", prefix=1), start("short", prefix=8), start("longest", samples=3)])
+    assert names(take(ledger, "e", 4)) == [("longest", (0, 1, 2)), ("long", (0,))]
+    assert names(take(ledger, "e", 9)) == [("long", (1,)), ("short", (0, 1))]
+    assert (ledger.waiting, ledger.open, ledger.take("e", 9)) == (0, 7, None)
+
+
+def test_tokens_in_flight_are_bounded_but_nothing_is_too_long_for_an_empty_engine() -> None:
+    ledger = books([start("a", samples=5)])  # a sample occupies 3 + 10 tokens
+    assert names(take(ledger, "e", 9, tokens=27)) == [("a", (0, 1))]
+    assert (ledger.held("e").samples, ledger.held("e").tokens) == (2, 26)
+    assert take(ledger, "e", 9, tokens=38) == []  # 26 + 13 = 39
+    ledger.accept(pack([answer("a", 0)]))
+    assert names(take(ledger, "e", 9, tokens=38)) == [("a", (2,))]  # 13 + 13
+    assert names(take(ledger, "other", 9, tokens=5)) == [("a", (3,))]
+
+
+def test_urgent_calls_come_first_and_a_turn_is_drawn_alike() -> None:
+    ledger = books([start("first"), start("second", prefix=1)])
+    ledger.add([start("later", samples=1)], SAMPLING)
+    greedy = Sampling(0.0, 1.0, BUDGET)
+    urgent = ledger.add([start("urgent", samples=1, prefix=5)], greedy, urgent=True)
+    work = ledger.take("e", 99)
+    assert work is not None
+    assert (names(work.jobs), work.sampling) == ([("urgent", (0,))], greedy)
+    assert names(take(ledger, "e", 99)) == [("first", (0, 1)), ("second", (0, 1)), ("later", (0,))]
+    assert urgent.left == 1
+    ledger.accept(answers([Job(start("urgent"), (0,))]))
+    assert (urgent.left, ledger.complete) == (0, ["urgent"])
+    assert [one.sample for one in ledger.collect("urgent")] == [0]
+    assert ledger.complete == []
 
 
 def test_what_a_dead_engine_had_goes_out_again_without_its_finished_samples() -> None:
-    ledger = Ledger([start("a", samples=3), start("b")], BUDGET)
-    ledger.take("dead", 5)
+    ledger = books([start("a", samples=3), start("b"), start("c", prefix=1)])
+    take(ledger, "dead", 5)
     ledger.accept(pack([answer("a", 1)]))
-    assert ledger.give_back("dead") == 4  # 3 + 2 samples, one of them done
-    assert [(job.start.id, job.samples) for job in ledger.take("new", 5)] == [("a", (0, 2)), ("b", (0, 1))]
+    assert ledger.give_back("dead") == []
+    assert ledger.waiting == 6  # 3 + 2 + 2 samples, one of them done
+    assert names(take(ledger, "new", 9)) == [("a", (0, 2)), ("b", (0, 1)), ("c", (0, 1))]
 
 
 def test_a_second_result_for_the_same_sample_changes_nothing() -> None:
-    ledger = Ledger([start("a", samples=1)], BUDGET)
-    ledger.take("first", 1)
+    ledger = books([start("a", samples=1)])
+    take(ledger, "first", 1)
     assert ledger.accept(pack([answer("a", 0, by=1)])) == 1
     assert ledger.accept(pack([answer("a", 0, by=2)])) == 0
-    assert [one.tokens.tolist() for one in ledger.trajectories()] == [[1]]
+    assert [one.tokens.tolist() for one in ledger.collect("a")] == [[1]]
+    assert ledger.accept(pack([answer("a", 0, by=3)])) == 0  # nor one for what is not in the books
+
+
+def test_the_start_that_makes_engines_raise_is_found_on_its_second_try_and_the_others_are_cleared() -> None:
+    starts = [start(name, samples=2) for name in ("a", "poison", "b", "c")]
+    ledger = books(starts)
+    assert len(take(ledger, "x", 99)) == 4
+    assert ledger.give_back("x", raised=True) == []  # first try: one of four
+    tried: list[str] = []
+    quarantined: list[Start] = []
+    while not quarantined:
+        (job,) = take(ledger, "x", 99)  # one suspect at a time
+        tried.append(job.start.id)
+        if job.start.id == "poison":
+            quarantined = ledger.give_back("x", raised=True)
+        else:
+            ledger.accept(answers([job]))
+    assert ([one.id for one in quarantined], tried) == (["poison"], ["a", "poison"])
+    assert [job.start.id for job in take(ledger, "x", 99)] == ["b", "c"]  # cleared: together
+    assert ledger.complete == ["a", "poison"]
+    assert ledger.collect("poison") == []
+
+
+def test_suspects_travel_apart_but_with_others_and_a_death_accuses_nobody() -> None:
+    ledger = books([start("a", samples=1), start("b", samples=1)])
+    take(ledger, "x", 2)
+    ledger.give_back("x", raised=True)
+    ledger.add([start("new", samples=1)], SAMPLING)
+    assert [job.start.id for job in take(ledger, "x", 9)] == ["a", "new"]
+    assert [job.start.id for job in take(ledger, "y", 9)] == ["b"]
+    assert ledger.give_back("x") == []  # killed
+    assert [one.id for one in ledger.give_back("y", raised=True)] == ["b"]
+    assert [job.start.id for job in take(ledger, "x", 9)] == ["a", "new"]
 
 
 @given(
     samples=st.lists(st.integers(1, 5), min_size=1, max_size=8),
-    moves=st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 6), st.booleans()), max_size=30),
+    moves=st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 6), st.booleans(), st.booleans()), max_size=30),
 )
 def test_whatever_engines_do_every_sample_is_there_once_and_in_order(
-    samples: list[int], moves: list[tuple[str, int, bool]]
+    samples: list[int], moves: list[tuple[str, int, bool, bool]]
 ) -> None:
     starts = [start(f"s{i}", prefix=i % 4, samples=n) for i, n in enumerate(samples)]
-    ledger = Ledger(starts, BUDGET)
+    ledger = books(starts)
     held: dict[str, list[Job]] = {"x": [], "y": [], "z": []}
-    for engine, room, dies in moves:
-        held[engine] += ledger.take(engine, room)
+    quarantined: set[str] = set()
+    for engine, room, dies, raised in moves:
+        held[engine] += take(ledger, engine, room)
         if dies:
             late = answers(held[engine])  # what it had finished when it was given up; some arrives after all
-            ledger.give_back(engine)
+            quarantined |= {one.id for one in ledger.give_back(engine, raised)}
             if room % 2:
                 ledger.accept(late)
             held[engine] = []
-    while not ledger.finished:
+    while ledger.open:
         for engine, jobs in held.items():
-            ledger.accept(answers([*jobs, *ledger.take(engine, 3)]))
+            ledger.accept(answers([*jobs, *take(ledger, engine, 3)]))
             held[engine] = []
-    found = [(one.start.id, one.sample) for one in ledger.trajectories()]
-    assert found == [(one.id, i) for one in starts for i in range(one.samples)]
+    assert sorted(ledger.complete) == sorted(one.id for one in starts)
+    for one in starts:
+        found = [trajectory.sample for trajectory in ledger.collect(one.id)]
+        assert found == ([] if one.id in quarantined else list(range(one.samples)))
+    assert [ledger.held(engine).tokens for engine in held] == [0, 0, 0]
 
 
 def test_two_starts_of_one_id_are_refused() -> None:
     with pytest.raises(ConfigError, match="same id"):
-        Ledger([start("a"), start("a")], BUDGET)
+        books([start("a"), start("a")])
+    ledger = books([start("a")])
+    with pytest.raises(ConfigError, match="same id"):
+        ledger.add([start("a")], SAMPLING)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,6 @@ def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
     pool.close()
 
 
-def processes(pool: RolloutPool) -> list[int]:
-    return [slot._process.pid for slot in pool._slots if slot._process is not None]
-
-
 def keys(trajectories: Sequence[Trajectory]) -> list[tuple[str, int]]:
     return [(one.start.id, one.sample) for one in trajectories]
 
@@ -107,7 +103,7 @@ def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights
     version = pool.restarts + 4
     model = models.load(models.build(tmp_path, True, seed=version))
     pool.load_weights(ray.put(models.weights(model, version)))
-    starts, before, restarts = many(), processes(pool), pool.restarts
+    starts, before, restarts = many(), pool.pids(), pool.restarts
     expected = pool.generate(starts, SAMPLING)
     found = disturbed(pool, starts, number, before[victims])
     assert pool.restarts - restarts == len(before[victims])
@@ -115,10 +111,12 @@ def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights
     assert keys(found) == keys(expected)
     assert tokens(found) == tokens(expected)
     assert {int(one) for trajectory in found for one in trajectory.versions} == {version}
-    for scores in pool.sequence_logprobs([found[0].sequence_ids]):  # waits for the successor: it has the new weights
+    while pool.queues().actors < 2:
+        pool.pump()
+    for scores in pool.sequence_logprobs([found[0].sequence_ids]):  # the successors have the new weights
         np.testing.assert_allclose(scores[0], models.logprobs(model, found[0].sequence_ids), atol=1e-4)
     for victim in before[victims]:
-        assert victim not in processes(pool)
+        assert victim not in pool.pids()
         assert not running(victim)
 
 
@@ -132,7 +130,7 @@ def running(process: int) -> bool:
 
 def test_too_many_deaths_stop_the_run_with_one_line(pool: RolloutPool) -> None:
     assert pool.restarts == 4  # those of the tests before
-    os.kill(processes(pool)[0], signal.SIGKILL)
+    os.kill(pool.pids()[0], signal.SIGKILL)
     with pytest.raises(
         ActorError, match=r"^rollout-0: its process died.*max_restarts = 4 within 3600 s is used up"
     ) as raised:

@@ -1,0 +1,186 @@
+"""What a run must survive beside single deaths: poison requests, engines that come and go, a node that is lost."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+
+from actors.pool import RolloutPool
+from actors.stream import streaming
+from core.records import Start, Trajectory
+from tests.actors import models
+from tests.actors.conftest import CONFIG
+from tests.actors.test_pool import SAMPLING, Get, keys, many, running, tokens
+
+QUARANTINED: list[tuple[str, str]] = []
+LONG = 180.0  # seconds that anything may take on a busy machine
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
+    """One engine, with weights of version 1 that are not those of the model directory."""
+    pool = RolloutPool(
+        str(tiny_model(True)),
+        CONFIG.model_copy(update={"actors": 1, "max_restarts": 2}),
+        dtype="float32",
+        device="cpu",
+        seed=0,
+        cpus=0.5,
+        quarantine=lambda start, reason: QUARANTINED.append((start.id, reason)),
+    )
+    yield pool
+    pool.close()
+
+
+def pump_until(pool: RolloutPool, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        pool.pump()
+
+
+def collect(pool: RolloutPool, count: int) -> dict[str, list[Trajectory]]:
+    """The next `count` starts that are complete; no start may come twice."""
+    found: dict[str, list[Trajectory]] = {}
+    deadline = time.monotonic() + LONG
+    while len(found) < count:
+        assert time.monotonic() < deadline
+        pool.pump()
+        for start_id, trajectories in pool.collect():
+            assert start_id not in found
+            found[start_id] = trajectories
+    return found
+
+
+def test_a_request_that_makes_engines_raise_is_quarantined_on_its_second_try_and_the_run_goes_on(
+    pool: RolloutPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = models.load(models.build(tmp_path, True, seed=1))
+    pool.load_weights(ray.put(models.weights(model, 1)))
+    starts = many(16, 2)
+    expected = pool.generate(starts, SAMPLING)
+    ids = models.start(99).prompt_ids.copy()
+    ids[3] = 10 * models.VOCABULARY  # the embedding has no such row, not even as padding
+    poison = replace(models.start(99, samples=2), prompt_ids=ids)
+    found = pool.generate([*starts[:8], poison, *starts[8:]], SAMPLING)
+    assert tokens(found) == tokens(expected)
+    assert keys(found) == keys(expected)
+    ((name, reason),) = QUARANTINED
+    assert name == poison.id
+    assert "index out of range" in reason
+    assert (pool.restarts, pool.quarantined) == (2, 1)
+    assert "its log ends: " in caplog.text
+    assert pool.generate([poison, starts[0]], SAMPLING)[0].start.id == starts[0].id  # not tried again
+    assert pool.restarts == 2
+
+
+def test_an_engine_joins_with_the_current_weights_and_leaves_with_nothing_lost(
+    pool: RolloutPool, tmp_path: Path
+) -> None:
+    pump_until(pool, lambda: pool.queues().actors == 1)
+    name = pool.add()
+    model = models.load(models.build(tmp_path, True, seed=2))
+    pool.load_weights(ray.put(models.weights(model, 2)))  # it is on its way and not asked
+    pump_until(pool, lambda: pool.queues().actors == 2)
+    starts = many()
+    assert {v for one in pool.generate(starts, SAMPLING) for v in one.versions.tolist()} == {2}
+    sequence = models.start(5, prompt=20).prompt_ids
+    for scores in pool.sequence_logprobs([sequence]):
+        np.testing.assert_allclose(scores[0], models.logprobs(model, sequence), atol=1e-4)
+
+    before = pool.pids()
+    pool.submit(starts, SAMPLING)
+    pool.pump()  # both have work
+    pool.remove(name)
+    collected = collect(pool, len(starts))
+    assert sorted(collected) == sorted(start.id for start in starts)
+    assert all(len(trajectories) == 4 for trajectories in collected.values())
+    pump_until(pool, lambda: len(pool.pids()) == 1)
+    assert not running(before[1])
+    assert pool.restarts == 2  # those of the poison
+
+
+@pytest.fixture
+def second_node(ray_cluster: None) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts another node of the tests' cluster on this machine, with more CPUs than the first."""
+    started: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="node") as folder:
+
+        def start() -> subprocess.Popen[bytes]:
+            address = ray.get_runtime_context().gcs_address
+            command = [str(Path(sys.executable).with_name("ray")), "start", f"--address={address}", "--num-cpus=8"]
+            process = subprocess.Popen(
+                [*command, "--block", f"--temp-dir={folder}"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            started.append(process)
+            return process
+
+        yield start
+        for process in started:
+            lose_node(process)
+
+
+def lose_node(process: subprocess.Popen[bytes]) -> None:
+    """What a power cut does: all processes of the node end at once."""
+    if process.poll() is not None:
+        return
+    for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait(LONG)
+
+
+def test_an_engine_joins_on_a_new_node_and_nothing_is_lost_with_the_node(
+    pool: RolloutPool, second_node: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    starts: list[Start] = many(192)
+    expected = pool.generate(starts, SAMPLING)
+    pool._recipe = replace(pool._recipe, cpus=5.0)  # more than the first node has
+    name = pool.add()
+    pool.generate(many(4), SAMPLING)
+    assert pool.queues().actors == 1  # it waits for room, the run does not
+    node = second_node()
+    pump_until(pool, lambda: pool.queues().actors == 2)
+    pool.submit(starts, SAMPLING)
+    pool.pump()
+    victim = pool.pids()[1]
+    lose_node(node)
+    found = collect(pool, len(starts))
+    assert not running(victim)
+    assert pool.queues().actors == 1
+    assert pool.restarts == 3  # its successor waits for a node again
+    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    pool.remove(name)
+    assert pool.queues().actors == 1
+
+
+def test_weights_may_come_while_a_stream_generates(pool: RolloutPool, tmp_path: Path) -> None:
+    model = models.load(models.build(tmp_path, True, seed=3))
+    weights = [ray.put(models.weights(model, version)) for version in (3, 4, 5)]
+    starts = [replace(start, id=f"stream-{start.id}") for start in many(192)]
+    with streaming(pool) as stream:
+        stream.submit(starts, SAMPLING)
+        for handle in weights:
+            assert len(stream.load_weights(handle)) == 1
+        evaluated = stream.generate(many(4), SAMPLING)
+        assert {v for one in evaluated for v in one.versions.tolist()} == {5}
+        finished: list[tuple[str, list[Trajectory]]] = []
+        while len(finished) < len(starts):
+            finished += stream.finished()
+    assert sorted(start_id for start_id, _ in finished) == sorted(start.id for start in starts)
+    versions = [one.versions for _, trajectories in finished for one in trajectories]
+    assert len(versions) == 192 * 4
+    assert any(len(set(one.tolist())) > 1 for one in versions)  # some went on with newer weights
+    assert all((one[:-1] <= one[1:]).all() for one in versions)
