@@ -24,7 +24,7 @@ from core.config import RolloutConfig
 from core.records import Start
 from core.sampling import Sampling
 from core.seeds import derive
-from core.weights import Weights, flatten
+from core.weights import Weights, pack
 from trainer.asynchronous import Pipeline
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def build_model(directory: Path) -> Weights:
     )
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(directory)
-    return flatten(model.named_parameters(), 0)
+    return pack(model.named_parameters(), 0)
 
 
 def choose(number: int) -> list[Start]:
@@ -142,7 +142,7 @@ def soak(model: Path, weights: Weights, iterations: int, share: float, seed: int
 
 def renamed(weights: Weights, version: int) -> Weights:
     """The same weights as another version."""
-    return Weights(replace(weights.manifest, version=version), weights.buffers)
+    return replace(weights, manifest=replace(weights.manifest, version=version))
 
 
 def summarise(

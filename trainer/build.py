@@ -4,26 +4,33 @@ Called by `launch.py`. The engine adapters are imported here and not above, so t
 Invariant: whatever has been started is stopped when the block is left, however it is left.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from core.config import Config, Device
 from core.plan import BatchPlan
+from core.records import Start
 from core.sampling import Sampling
 from core.seeds import derive
 from trainer.evaluate import EvaluationPlan
-from trainer.loop import Parts, Settings
+from trainer.loop import Parts, Rollouts, Settings
 from trainer.preflight import inspect_model
-from trainer.rundir import RunDirectory
+from trainer.rundir import RunDirectory, quarantine
+
+logger = logging.getLogger("retrospect.build")
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
     from actors.pool import RolloutPool
+    from actors.stream import RolloutStream
     from learner.group import LearnerGroup
     from tasks.task import Task
+    from trainer.asynchronous import Pipeline
 
 
 BY_VALUE = ("value", "frontier", "posterior")
@@ -40,14 +47,21 @@ def store_directory(storage: str, run: RunDirectory) -> str:
 def training_sampling(config: Config) -> Sampling:
     """How training rollouts are drawn."""
     rollout = config.rollout
-    return Sampling(rollout.temperature, rollout.top_p, rollout.max_response_tokens)
+    return Sampling(
+        rollout.temperature,
+        rollout.top_p,
+        rollout.max_response_tokens,
+        rollout.repetition_tokens,
+        rollout.repetition_times,
+    )
 
 
 def evaluation_plan(config: Config) -> EvaluationPlan:
     """How evaluation responses are drawn."""
-    budget = config.rollout.max_response_tokens
-    sampled = Sampling(config.evaluation.temperature, config.evaluation.top_p, budget)
-    return EvaluationPlan(Sampling(0.0, 1.0, budget), sampled, config.evaluation.samples)
+    rollout, evaluation = config.rollout, config.evaluation
+    greedy = Sampling(0.0, 1.0, rollout.max_response_tokens, rollout.repetition_tokens, rollout.repetition_times)
+    sampled = replace(greedy, temperature=evaluation.temperature, top_p=evaluation.top_p)
+    return EvaluationPlan(greedy, sampled, evaluation.samples)
 
 
 def settings(config: Config, plan: BatchPlan) -> Settings:
@@ -65,19 +79,30 @@ def settings(config: Config, plan: BatchPlan) -> Settings:
     )
 
 
+def name_start(start: Start, reason: str) -> None:
+    """Say which start no engine can generate."""
+    logger.error("start %s of problem %s is left out: %s", start.id, start.problem_id, reason)
+
+
 @contextmanager
 def rollout_pool(
-    config: Config, model: str, device: Device, local: bool = False
+    config: Config,
+    model: str,
+    device: Device,
+    local: bool = False,
+    quarantine: Callable[[Start, str], None] = name_start,
 ) -> Iterator["RolloutPool | LocalPool"]:
-    """The engines alone, as evaluation needs them. `local`: one, in this process."""
-    pool = local_pool(config, model, device) if local else ray_pool(config, model, device)
+    """The engines alone, as evaluation needs them. `local`: one, in this process. `quarantine` is told which starts the others
+    cannot generate.
+    """
+    pool = local_pool(config, model, device) if local else ray_pool(config, model, device, quarantine)
     try:
         yield pool
     finally:
         pool.close()
 
 
-def ray_pool(config: Config, model: str, device: Device) -> "RolloutPool":
+def ray_pool(config: Config, model: str, device: Device, quarantine: Callable[[Start, str], None]) -> "RolloutPool":
     """Engines in Ray actors."""
     from actors.pool import RolloutPool
 
@@ -88,6 +113,7 @@ def ray_pool(config: Config, model: str, device: Device) -> "RolloutPool":
         device=device,
         seed=derive(config.run.seed, "engine"),
         cpus=config.cluster.rollout_cpus,
+        quarantine=quarantine,
     )
 
 
@@ -128,12 +154,13 @@ def learner_group(
 
 
 def engines_and_learner(
-    config: Config, plan: BatchPlan, model: str, device: Device, local: bool, stack: ExitStack
+    config: Config, plan: BatchPlan, run: RunDirectory, model: str, device: Device, local: bool, stack: ExitStack
 ) -> "tuple[RolloutPool | LocalPool, LearnerGroup]":
     """Both, side by side: each spends most of its time importing. In one process the learner must come first: it sets the
     number of threads and the process group, which vLLM would not let it do later.
     """
-    pool, group = rollout_pool(config, model, device, local), learner_group(config, model, device, plan, local)
+    pool = rollout_pool(config, model, device, local, partial(quarantine, run))
+    group = learner_group(config, model, device, plan, local)
     if local:
         learner = stack.enter_context(group)
         return stack.enter_context(pool), learner
@@ -141,6 +168,21 @@ def engines_and_learner(
         pool_starting = starters.submit(stack.enter_context, pool)
         group_starting = starters.submit(stack.enter_context, group)
     return pool_starting.result(), group_starting.result()
+
+
+def asynchronous(config: Config, pool: "RolloutPool", stack: ExitStack) -> "tuple[RolloutStream, Pipeline]":
+    """The pool on a thread of its own, and what it is fed from."""
+    from actors.stream import streaming
+    from trainer.asynchronous import Pipeline
+
+    stream = stack.enter_context(streaming(pool))
+    return stream, Pipeline(
+        stream,
+        training_sampling(config),
+        starts=config.rollout.starts,
+        max_staleness=config.rollout.max_staleness,
+        iterations=config.run.iterations,
+    )
 
 
 @contextmanager
@@ -172,13 +214,18 @@ def parts(
         stack.callback(store.close)
         for line in store.dropped:
             print(f"salvaged: {line}", flush=True)
-        actors, learner = engines_and_learner(config, plan, model, device, local, stack)
+        pool, learner = engines_and_learner(config, plan, run, model, device, local, stack)
+        actors: Rollouts = pool
+        pipeline = None
+        if config.rollout.max_staleness:
+            actors, pipeline = asynchronous(config, cast("RolloutPool", pool), stack)
         yield Parts(
             task=task,
             problems=problem_sampler(config.task.sampling, task.train, derive(config.run.seed, "problems")),
             by_id={problem.id: problem for problem in task.train},
             replay=store,
             actors=actors,
+            pipeline=pipeline,
             learner=learner,
             cut=partial(
                 boundaries,

@@ -3,7 +3,7 @@
     checkpoints/000010/learner/      policy, critic, optimizers, schedules, random states (DeepSpeed)
     checkpoints/000010/policy/       the policy in Hugging Face format, with its tokenizer
     checkpoints/000010/replay/       snapshot of the replay store
-    checkpoints/000010/progress.json iteration, problem cursor, token count
+    checkpoints/000010/progress.json iteration, problem cursor, token count, starts in flight (asynchronous mode)
     checkpoints/best                 name of the one with the highest success on held-out problems, and that success
     checkpoints/latest               name of the newest complete checkpoint, switched last
 
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.errors import CheckpointError
+from core.errors import CheckpointError, ConfigError
 from trainer.rundir import RunDirectory, write_atomically
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Progress:
     iteration: int  # the last complete one
     cursor: dict[str, Any]  # of the problem sampler
     total_tokens: int  # generated in training rollouts
+    pipeline: dict[str, Any] | None = None  # asynchronous mode: what was in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,28 @@ def latest(run: RunDirectory) -> Path:
 
 
 def restore(path: Path, parts: "Parts") -> Progress:
-    """Load a checkpoint into freshly started parts. The caller broadcasts the weights to the engines afterwards."""
+    """Load a checkpoint into the parts. The engines have other weights still."""
     progress = Progress(**json.loads((path / "progress.json").read_text()))
     parts.learner.restore(path / "learner")
     parts.replay.restore(str(path / "replay"))
     parts.problems.restore(progress.cursor)
+    return progress
+
+
+def go_on(path: Path, parts: "Parts") -> Progress:
+    """Bring all parts, freshly started or not, to where the checkpoint was written, as if the run had never stopped.
+
+    Raises ConfigError when starts of asynchronous mode are in flight there and the run is synchronous.
+    """
+    progress = restore(path, parts)
+    in_flight = progress.pipeline["in_flight"] if progress.pipeline else []
+    if parts.pipeline is None and in_flight:
+        raise ConfigError(
+            f"rollout.max_staleness = 0: {path} has {len(in_flight)} starts of asynchronous mode in flight; leave "
+            f"rollout.max_staleness as it was"
+        )
+    parts.learner.version -= 1  # the engines get the saved version again
+    parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])
+    if parts.pipeline is not None:
+        parts.pipeline.restore(progress.pipeline, progress.iteration, parts.learner.version)
     return progress

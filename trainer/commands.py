@@ -3,6 +3,7 @@
 Invariant: no actor starts before configuration, resources, model and data have been found good.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from core.config import Config, Device
-from core.errors import ConfigError, DivergenceError, StoreError
+from core.errors import ConfigError, DivergenceError, LearnerError, StoreError
 from core.load import dump_config, field_names, load_config, override
 from core.plan import BatchPlan, Bundle, batch_plan, placement
 from core.records import Problem
@@ -33,6 +34,8 @@ from trainer.sinks import JsonlSink, TensorBoardSink, read_metrics
 if TYPE_CHECKING:
     from tasks.task import Task
 
+
+logger = logging.getLogger("retrospect.commands")
 
 Needs = Callable[[Config, str], tuple[Bundle, ...]]
 """The processes to have room for, of configuration and device."""
@@ -188,6 +191,28 @@ def watchers(run: RunDirectory, local: bool) -> tuple[list[MetricSink], list[str
 def run_session(
     config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, local: bool
 ) -> None:
+    """Train to the end. When a learner rank is lost, all are started anew and the run goes on from its last checkpoint, as
+    `--resume` would, at most `learner.max_restarts` times; without a checkpoint it ends with the LearnerError.
+    """
+    restarts = 0
+    while True:
+        try:
+            return attempt(config, plan, run, parts, resumed, local)
+        except LearnerError as error:
+            saved = checkpoint.saved(run)
+            if saved is None or restarts == config.learner.max_restarts:
+                raise
+            restarts += 1
+            resumed = checkpoint.latest(run)
+            said = f"{error}: restart {restarts} of the learner, the run goes on after iteration {saved}"
+            logger.warning(said)
+            print(said, flush=True)
+            parts.learner.restart()
+
+
+def attempt(
+    config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, local: bool
+) -> None:
     """Restore or begin, then train with every sink open."""
     settings = build.settings(config, plan)
     schedule = Schedule(
@@ -199,9 +224,7 @@ def run_session(
     )
     progress = Progress(0, parts.problems.state(), 0)
     if resumed is not None:
-        progress = checkpoint.restore(resumed, parts)
-        parts.learner.version -= 1  # the engines get the saved version again, as if the run had never stopped
-        parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])
+        progress = checkpoint.go_on(resumed, parts)
     drop_evaluations(run.evaluations, progress.iteration)
     gauges, hints = watchers(run, local)
     sinks: list[MetricSink] = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from core.records import Finish, Judged, Problem
+from core.records import Judged, Problem, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap, majority, pass_at_k
@@ -22,9 +22,8 @@ from trainer.rundir import write_atomically
 from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
-    from actors.local import LocalPool
-    from actors.pool import RolloutPool
     from tasks.task import Answer, Task
+    from trainer.loop import Rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +83,21 @@ class _Row:
 
 
 def evaluate(
-    actors: "RolloutPool | LocalPool", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
+    actors: "Rollouts", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
 ) -> Evaluation:
-    """Generate, judge and summarise."""
-    greedy = task.judge(actors.generate(fresh_starts(problems, 1, seed, iteration=0), plan.greedy))
-    sampled: list[Judged] = []
+    """Generate, judge and summarise. A problem that no engine can generate (see `RolloutPool`) is left out."""
+    greedy = actors.generate(fresh_starts(problems, 1, seed, iteration=0), plan.greedy)
+    sampled: list[Trajectory] = []
     if plan.samples:
         starts = fresh_starts(problems, plan.samples, derive(seed, "sampled"), iteration=0)
-        sampled = task.judge(actors.generate(starts, plan.sampled))
-    answers = None if task.answer is None else answers_of(sampled, task, task.answer)
-    return summarise(problems, greedy, sampled, answers, seed)
+        sampled = actors.generate(starts, plan.sampled)
+    answered = {item.start.problem_id for item in greedy} & {item.start.problem_id for item in sampled or greedy}
+    judged, judged_samples = (
+        task.judge([item for item in part if item.start.problem_id in answered]) for part in (greedy, sampled)
+    )
+    answers = None if task.answer is None else answers_of(judged_samples, task, task.answer)
+    problems = [problem for problem in problems if problem.id in answered]
+    return summarise(problems, judged, judged_samples, answers, seed)
 
 
 def answers_of(judged: Sequence[Judged], task: "Task", answer: "Answer") -> list[str | None]:
@@ -131,7 +135,7 @@ def summarise(
         samples=samples,
         overall=_scores(rows, samples, generator(seed, "bootstrap")),
         levels={level: _scores(by_level[level], samples, generator(seed, level)) for level in sorted(by_level)},
-        truncated=float(np.mean([item.trajectory.finish is Finish.LENGTH for item in greedy])),
+        truncated=float(np.mean([item.trajectory.finish.truncated for item in greedy])),
         greedy=greedy,
         sampled=sampled,
     )

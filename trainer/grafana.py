@@ -48,6 +48,9 @@ PANELS = (
     Panel(
         "Disagreement of learner and engines (nats)", "none", ("logprob_gap", "behaviour_gap_mean", "behaviour_gap_max")
     ),
+    Panel("Staleness (versions)", "none", ("mean_staleness", "max_staleness")),
+    Panel("Idle, stale tokens", "percentunit", ("actor_idle", "learner_idle", "stale_tokens")),
+    Panel("Queues", "short", ("waiting_samples", "running_samples", "finished_starts")),
     Panel("Seconds by phase", "s", tuple(f"{phase}_seconds" for phase in (*PHASES, "other")), stacked=True),
     Panel("Generated tokens per second", "short", ("tokens_per_second",)),
     Panel(
@@ -60,7 +63,12 @@ PANELS = (
         ("store_mean_age", "store_max_age", "store_mean_depth"),
     ),
     Panel("Memory of the replay store", "bytes", ("store_bytes",)),
-    Panel("Trouble: restarts, skipped steps, failed judges", "short", ("restarts", "skipped_steps", "judge_failures")),
+    Panel("Rollout actors", "short", ("rollout_actors",)),
+    Panel(
+        "Trouble: restarts, quarantined starts, skipped steps, failed judges",
+        "short",
+        ("restarts", "quarantined", "skipped_steps", "judge_failures"),
+    ),
 )
 
 

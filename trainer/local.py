@@ -13,7 +13,7 @@ from typing import Any
 from core.config import Config, Device
 
 SINGLE: dict[str, dict[str, Any]] = {
-    "rollout": {"actors": 1, "tensor_parallel": 1},
+    "rollout": {"actors": 1, "max_actors": 0, "tensor_parallel": 1, "max_staleness": 0},
     "learner": {"ranks": 1},
     "task": {"judge_workers": 0},
 }

@@ -9,30 +9,49 @@
                   learner.update(scored)             PPO on policy and critic
                   learner.broadcast(actors)          acknowledged with a digest by every engine
 
-Called by `trainer/session.py`. Invariant: in synchronous mode iteration i depends on nothing but the run seed, i, and the
+Called by `trainer/session.py`; `trainer/asynchronous.py` runs the same functions as a pipeline. Invariant: in synchronous mode iteration i depends on nothing but the run seed, i, and the
 state that a checkpoint holds (weights, optimizers, cursor, replay), so a resumed run repeats the uninterrupted one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from core.records import IntArray, Problem, Provenance, Scored, Start
+from core.records import IntArray, Problem, Provenance, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive
+from core.weights import WeightReceiver
 from trainer.metrics import PhaseClock
 from trainer.starts import candidates, canonical_rollouts, fresh_starts, outcomes, replayed_starts, value_queries
 
 if TYPE_CHECKING:
-    from actors.local import LocalPool
-    from actors.pool import RolloutPool
+    from actors.ledger import Queues
     from learner.group import LearnerGroup
     from learner.stats import BroadcastReport, UpdateStats
     from replay.store import ReplayStore
     from tasks.sampling import ProblemSampler
     from tasks.task import Task
+    from trainer.asynchronous import Pipeline
+
+
+class Rollouts(WeightReceiver, Protocol):
+    """The engines: a pool of Ray actors, the same on a thread of its own, or one engine in this process."""
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of rollout actors since the run began."""
+
+    @property
+    def quarantined(self) -> int:
+        """Starts that no engine could generate since the run began."""
+
+    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
+        """All samples of all starts, ordered by start and sample; those of starts that no engine can generate are missing."""
+
+    def queues(self) -> "Queues":
+        """How things stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +62,10 @@ class Parts:
     problems: "ProblemSampler"
     by_id: Mapping[str, Problem]  # the training problems
     replay: "ReplayStore"
-    actors: "RolloutPool | LocalPool"
+    actors: "Rollouts"
     learner: "LearnerGroup"
     cut: Callable[[IntArray], IntArray]  # boundaries of a response
+    pipeline: "Pipeline | None" = None  # in asynchronous mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,14 @@ def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) ->
         starts = choose_starts(parts, settings, number)
     with clock.phase("generate"):
         trajectories = parts.actors.generate(starts, settings.sampling)
+    return learn(parts, settings, number, trajectories, clock)
+
+
+def learn(
+    parts: Parts, settings: Settings, number: int, trajectories: Sequence[Trajectory], clock: PhaseClock
+) -> Iteration:
+    """What follows generation: judge, score, record, update, broadcast."""
+    starts = list({item.start.id: item.start for item in trajectories}.values())
     with clock.phase("reward"):
         judged = parts.task.judge(trajectories)
     with clock.phase("score"):

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.records import Finish, Scored
+import numpy as np
+
+from core.records import Scored
 from trainer.loop import Iteration
 from trainer.metrics import IterationMetrics, PhaseSeconds
 
@@ -12,6 +15,19 @@ if TYPE_CHECKING:
     from learner.stats import UpdateStats
     from replay.stats import StoreStats
     from trainer.evaluate import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How generation stood at the end of an iteration."""
+
+    restarts: int  # of rollout actors, since the run was started
+    quarantined: int  # starts
+    actors: int  # that serve
+    busy: float  # seconds that they generated in this iteration, summed
+    waiting: int  # samples without an engine
+    running: int  # samples in engines
+    finished: int  # complete starts that wait for the learner
 
 
 def success(scored: Sequence[Scored]) -> float:
@@ -25,7 +41,7 @@ def measure(
     store: "StoreStats",
     *,
     erroneous: float,
-    restarts: int,
+    flow: Flow,
     tokens_before: int,
     evaluation: "Evaluation | None",
 ) -> IterationMetrics:
@@ -36,7 +52,9 @@ def measure(
     return IterationMetrics(
         iteration=iteration.number,
         weight_version=iteration.broadcast.version,
-        restarts=restarts,
+        restarts=flow.restarts,
+        quarantined=flow.quarantined,
+        rollout_actors=flow.actors,
         root_success=success([item for item in scored if not item.trajectory.start.replayed]),
         replay_success=success(replayed),
         **_of_evaluation(evaluation),
@@ -48,11 +66,28 @@ def measure(
         logprob_gap=iteration.broadcast.logprob_gap,
         generated_tokens=tokens,
         total_tokens=tokens_before + tokens,
-        truncated_share=sum(item.trajectory.finish is Finish.LENGTH for item in scored) / len(scored),
+        truncated_share=sum(item.trajectory.finish.truncated for item in scored) / len(scored),
         tokens_per_second=tokens / (seconds.total - seconds.evaluate),
+        **_of_flow(iteration, flow, seconds),
         **_of_store(store),
         seconds=seconds,
     )
+
+
+def _of_flow(iteration: Iteration, flow: Flow, seconds: PhaseSeconds) -> dict[str, Any]:
+    """How old the tokens were, and who waited for whom."""
+    trained_at = iteration.broadcast.version - 1
+    staleness = trained_at - np.concatenate([item.trajectory.versions for item in iteration.scored])
+    return {
+        "stale_tokens": float((staleness > 0).mean()),
+        "mean_staleness": float(staleness.mean()),
+        "max_staleness": int(staleness.max()),
+        "actor_idle": max(0.0, 1.0 - flow.busy / (max(flow.actors, 1) * seconds.total)),
+        "learner_idle": 1.0 - (seconds.score + seconds.update + seconds.broadcast) / seconds.total,
+        "waiting_samples": flow.waiting,
+        "running_samples": flow.running,
+        "finished_starts": flow.finished,
+    }
 
 
 def _of_evaluation(evaluation: "Evaluation | None") -> dict[str, Any]:

@@ -59,7 +59,11 @@ class IterationMetrics:
 
     iteration: int = _metric("progress", "1", "Number of the iteration, from 1.")
     weight_version: int = _metric("progress", "1", "Weight version after the iteration's broadcast.")
-    restarts: int = _metric("progress", "1", "Restarts of rollout actors since the run began.")
+    restarts: int = _metric("progress", "1", "Restarts of rollout actors since the run was started or resumed.")
+    quarantined: int = _metric(
+        "progress", "starts", "Starts that no engine could generate, since the run was started or resumed."
+    )
+    rollout_actors: int = _metric("progress", "1", "Rollout actors that serve.")
 
     root_success: float = _metric("success", "share", "Correct continuations among those that began at a root.")
     replay_success: float = _metric(
@@ -159,6 +163,19 @@ class IterationMetrics:
     tokens_per_second: float = _metric(
         "tokens", "tokens/s", "Generated tokens over the seconds of the whole iteration, evaluation left out."
     )
+
+    stale_tokens: float = _metric(
+        "flow", "share", "Tokens trained on that older weights than the learner's had generated; 0 in synchronous mode."
+    )
+    mean_staleness: float = _metric("flow", "versions", "Weight versions that a token was behind the learner, mean.")
+    max_staleness: int = _metric("flow", "versions", "The same of the oldest token.")
+    actor_idle: float = _metric("flow", "share", "Time in which a rollout actor had nothing to generate, mean.")
+    learner_idle: float = _metric(
+        "flow", "share", "Time in which the learner neither scored, nor updated, nor broadcast."
+    )
+    waiting_samples: int = _metric("flow", "samples", "Samples that waited for an engine at the end of the iteration.")
+    running_samples: int = _metric("flow", "samples", "Samples in the engines then.")
+    finished_starts: int = _metric("flow", "starts", "Complete starts that waited for the learner then.")
 
     store_states: int = _metric("store", "states", "States in the replay store.")
     store_bytes: int = _metric("store", "bytes", "Memory of the replay store over all shards.")

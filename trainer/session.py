@@ -6,15 +6,16 @@ Invariant: metrics of an iteration are on disk before its checkpoint is named th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from core.errors import ActorError
 from core.seeds import derive
-from trainer import checkpoint
+from trainer import asynchronous, checkpoint
 from trainer.checkpoint import Progress
 from trainer.console import RunConsole
 from trainer.evaluate import Evaluation, EvaluationPlan, append_evaluation, evaluate
 from trainer.loop import Iteration, Parts, Settings, iterate
-from trainer.measure import measure
+from trainer.measure import Flow, measure
 from trainer.metrics import MetricSink, PhaseClock
 from trainer.responses import response_rows, write_rows
 from trainer.rundir import RunDirectory, write_samples
@@ -59,10 +60,12 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
     When generation fails for good (ActorError), in training or in an evaluation, a checkpoint of the last complete iteration
     is written before it is raised.
     """
+    step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
+    busy = parts.actors.queues().busy
     for number in range(progress.iteration + 1, schedule.iterations + 1):
         clock = PhaseClock(outputs.console.phase)
         try:
-            iteration = iterate(parts, settings, number, clock)
+            iteration = step(parts, settings, number, clock)
         except ActorError:
             if clock.current == RESCUABLE and progress.iteration:
                 save(parts, schedule, outputs, progress, f"stopped in iteration {number}; ")
@@ -74,7 +77,8 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
                 evaluation = evaluated(parts, settings, schedule, outputs.run, number, clock)
             except ActorError as error:  # the engines are lost, the iteration is not
                 failure = error
-        progress = report(parts, outputs, progress, iteration, clock, evaluation)
+        flow, busy = flow_of(parts, busy)
+        progress = report(parts, outputs, progress, iteration, clock, flow, evaluation)
         top = evaluation is not None and checkpoint.is_best(outputs.run, evaluation.success)
         if schedule.saves(number) or top or failure:
             success = None if evaluation is None else evaluation.success
@@ -105,12 +109,29 @@ def evaluated(
     return result
 
 
+def flow_of(parts: Parts, busy: float) -> tuple[Flow, float]:
+    """How generation stands, and for the next call how long the engines have worked; `busy`: how long before this iteration."""
+    actors, queues = parts.actors, parts.actors.queues()
+    finished = 0 if parts.pipeline is None else parts.pipeline.finished
+    flow = Flow(
+        restarts=actors.restarts,
+        quarantined=actors.quarantined,
+        actors=queues.actors,
+        busy=queues.busy - busy,
+        waiting=queues.waiting,
+        running=queues.running,
+        finished=finished,
+    )
+    return flow, queues.busy
+
+
 def report(
     parts: Parts,
     outputs: Outputs,
     progress: Progress,
     iteration: Iteration,
     clock: PhaseClock,
+    flow: Flow,
     evaluation: Evaluation | None,
 ) -> Progress:
     """Tell every sink of the iteration, and say where the run stands now."""
@@ -119,14 +140,15 @@ def report(
         clock.seconds(),
         parts.replay.stats(),
         erroneous=erroneous_share(iteration.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
-        restarts=parts.actors.restarts,
+        flow=flow,
         tokens_before=progress.total_tokens,
         evaluation=evaluation,
     )
     for sink in (*outputs.sinks, outputs.console):
         sink.write(metrics)
     write_samples(outputs.run, iteration.number, [item.judged for item in iteration.scored], parts.task.decode)
-    return Progress(iteration.number, parts.problems.state(), metrics.total_tokens)
+    pipeline = None if parts.pipeline is None else parts.pipeline.state()
+    return Progress(iteration.number, parts.problems.state(), metrics.total_tokens, pipeline)
 
 
 def held_out(parts: Parts, settings: Settings, schedule: Schedule) -> Evaluation:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from trainer.metrics import IterationMetrics, PhaseSeconds
 
@@ -18,12 +19,26 @@ SECONDS = PhaseSeconds(
 )
 
 
+FLOW: dict[str, Any] = {
+    "stale_tokens": 0.0,
+    "mean_staleness": 0.0,
+    "max_staleness": 0,
+    "actor_idle": 0.5,
+    "learner_idle": 0.5,
+    "waiting_samples": 0,
+    "running_samples": 0,
+    "finished_starts": 0,
+}
+
+
 def iteration(number: int) -> IterationMetrics:
     """Iteration `number`; nothing is replayed in the first, every second is evaluated."""
     return IterationMetrics(
         iteration=number,
         weight_version=number,
         restarts=0,
+        quarantined=0,
+        rollout_actors=1,
         root_success=0.25 + number / 100,
         replay_success=0.5 if number > 1 else math.nan,
         evaluation_success=0.25 + number / 50 if number % 2 == 0 else math.nan,
@@ -57,6 +72,7 @@ def iteration(number: int) -> IterationMetrics:
         truncated_share=0.0,
         padding_share=0.125,
         tokens_per_second=2000.0,
+        **FLOW,
         store_states=600 * number,
         store_bytes=2**20 * number,
         store_evictions=0,

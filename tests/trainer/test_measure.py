@@ -11,7 +11,7 @@ from learner.stats import BroadcastReport, UpdateStats
 from replay.stats import combine
 from tests.trainer.examples import SECONDS
 from trainer.loop import Iteration
-from trainer.measure import measure
+from trainer.measure import Flow, measure
 from trainer.metrics import IterationMetrics
 from trainer.starts import fresh_starts
 
@@ -29,11 +29,14 @@ def scored(start: Start, length: int, correct: bool) -> Scored:
     return Scored(Judged(trajectory, Verdict(float(correct), correct, judge_failed=not correct)), zeros, zeros, None)
 
 
+FLOW = Flow(restarts=0, quarantined=0, actors=2, busy=3.25, waiting=4, running=8, finished=1)
+
+
 def measured(stats: UpdateStats) -> IterationMetrics:
     iteration = Iteration(
         1, [START], [scored(START, 3, True), scored(START, 10, False)], stats, BroadcastReport(1, "", 1e-6, 0.1)
     )
-    return measure(iteration, SECONDS, EMPTY, erroneous=math.nan, restarts=0, tokens_before=7, evaluation=None)
+    return measure(iteration, SECONDS, EMPTY, erroneous=math.nan, flow=FLOW, tokens_before=7, evaluation=None)
 
 
 def test_shares_and_sums_by_hand() -> None:
@@ -44,6 +47,21 @@ def test_shares_and_sums_by_hand() -> None:
     assert (metrics.generated_tokens, metrics.total_tokens) == (13, 20)  # 3 + 10; 7 before
     assert metrics.tokens_per_second == pytest.approx(13 / 6.5)
     assert metrics.store_hit_rate == 0.0  # 0 of 8
+
+
+def test_staleness_and_idle_shares_by_hand() -> None:
+    new, old = scored(START, 3, True), scored(START, 5, False)
+    versions = np.array([4, 5, 5, 6, 6], np.int32)
+    old = replace(old, judged=replace(old.judged, trajectory=replace(old.trajectory, versions=versions)))
+    new = replace(new, judged=replace(new.judged, trajectory=replace(new.trajectory, versions=np.full(3, 6, np.int32))))
+    iteration = Iteration(7, [START], [new, old], STATS, BroadcastReport(7, "", 1e-6, 0.1))  # trained at version 6
+    metrics = measure(iteration, SECONDS, EMPTY, erroneous=math.nan, flow=FLOW, tokens_before=0, evaluation=None)
+    assert metrics.stale_tokens == 3 / 8  # 4, 5, 5 of eight tokens
+    assert metrics.mean_staleness == (2 + 1 + 1) / 8
+    assert metrics.max_staleness == 2
+    assert metrics.actor_idle == 1 - 3.25 / (2 * 6.5)
+    assert metrics.learner_idle == 1 - (0.75 + 2.0 + 0.25) / 6.5  # score, update, broadcast
+    assert (metrics.waiting_samples, metrics.running_samples, metrics.finished_starts) == (4, 8, 1)
 
 
 def test_the_update_is_reported_under_its_own_names() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from actors.ledger import Queues
 from core.errors import ActorError
 from core.sampling import Sampling
 from tests.trainer.examples import iteration as example
@@ -75,7 +76,9 @@ class Session:
             patch.setattr(session, name, getattr(self, name))
         patch.setattr(checkpoint, "save", self.save)
         outputs = Outputs(self.run, cast(Any, self.console), [])
-        session.train(cast(Parts, None), cast(Settings, None), SCHEDULE, outputs, Progress(0, {}, 0))
+        parts = SimpleNamespace(pipeline=None, actors=SimpleNamespace(queues=lambda: Queues(0, 0, 0.0, 1)))
+        parts.actors.restarts = parts.actors.quarantined = 0
+        session.train(cast(Parts, parts), cast(Settings, None), SCHEDULE, outputs, Progress(0, {}, 0))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""Asynchronous mode: which starts make a batch (pure), and the loop on the real engines."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+import ray
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.stream import RolloutStream
+from core.config import Config
+from core.errors import ConfigError, WeightError
+from core.load import load_config, override
+from core.plan import batch_plan
+from trainer import asynchronous, build, checkpoint
+from trainer.asynchronous import batch
+from trainer.checkpoint import Progress
+from trainer.commands import prepare
+from trainer.loop import Iteration, Parts
+from trainer.metrics import PhaseClock
+from trainer.rundir import RunDirectory
+from trainer.session import flow_of
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "tiny.yaml"
+
+
+def test_the_oldest_complete_starts_are_taken() -> None:
+    births = {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert batch(births, ["c", "b", "a"], count=2, version=1, max_staleness=2) == ["b", "a"]
+    assert batch(births, ["c", "b"], count=2, version=1, max_staleness=2) == ["b", "c"]  # a is due at version 2
+    assert batch(births, ["c", "b"], count=2, version=1, max_staleness=1) is None  # a is due now
+    assert batch(births, ["c"], count=2, version=1, max_staleness=2) is None  # too few
+
+
+def test_a_batch_waits_when_the_rest_could_not_be_trained_on_in_time() -> None:
+    births = {"a": 0, "b": 0, "c": 0}  # one start per version, due at 2 at the latest
+    assert batch(births, ["c"], count=1, version=0, max_staleness=2) == ["c"]
+    births = {"a": 0, "b": 0, "d": 1}
+    assert batch(births, ["d"], count=1, version=1, max_staleness=2) is None  # a and b would both be due at 2
+    assert batch(births, ["d", "b"], count=1, version=1, max_staleness=2) == ["b"]
+
+
+@given(
+    count=st.integers(1, 4),
+    staleness=st.integers(1, 4),
+    random=st.randoms(use_true_random=False),
+)
+def test_whatever_order_they_complete_in_none_is_late_and_none_is_left(
+    count: int, staleness: int, random: object
+) -> None:
+    births: dict[str, int] = {}
+    complete: list[str] = []
+    fed, iterations = 0, 12
+    for version in range(iterations):
+        while fed < min(version + 1 + staleness, iterations):
+            fed += 1
+            births |= {f"{fed}.{index}": version for index in range(count)}
+        while (chosen := batch(births, complete, count, version, staleness)) is None:
+            waiting = [start for start in births if start not in complete]
+            assert waiting, "all are complete and there is no batch"
+            complete.append(random.choice(waiting))  # type: ignore[attr-defined]
+        assert len(chosen) == count
+        assert all(version - births.pop(start) <= staleness for start in chosen)
+        complete = [start for start in complete if start not in chosen]
+    assert births == {}
+
+
+STALENESS = 2
+STARTS, SAMPLES, ITERATIONS = 8, 2, 6
+
+
+@pytest.fixture(scope="module")
+def parts(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    """All parts of an asynchronous run on two engines."""
+    config = recipe(tmp_path_factory.mktemp("starters"))
+    run = RunDirectory.create(tmp_path_factory.mktemp("runs"), "asynchronous", "test")
+    with (
+        prepare(config) as ready,
+        build.parts(config, batch_plan(config), run, ready.task, ready.model, "cpu") as parts,
+    ):
+        yield parts
+
+
+def recipe(starters: Path) -> Config:
+    options = {
+        "starter.cache": starters,
+        "starter.steps": 20,  # it is not trained for learning
+        "run.iterations": ITERATIONS,
+        "rollout.actors": 2,
+        "rollout.starts": STARTS,
+        "rollout.samples": SAMPLES,
+        "rollout.max_running": 8,  # so that there is a queue
+        "rollout.max_staleness": STALENESS,
+        "rollout.deadline": 120,
+        "cluster.rollout_cpus": 0.5,
+        "learner.max_logprob_gap": 1e-3,
+    }
+    return override(
+        load_config(RECIPE), [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    )
+
+
+def run_iterations(parts: Parts, numbers: range) -> list[Iteration]:
+    assert parts.pipeline is not None
+    config = recipe(Path("/"))
+    settings = build.settings(config, batch_plan(config))
+    return [asynchronous.iterate(parts.pipeline, parts, settings, number, PhaseClock()) for number in numbers]
+
+
+def check_batches(iterations: list[Iteration]) -> None:
+    """Whole starts, none older than allowed."""
+    for iteration in iterations:
+        trained_at = iteration.number - 1
+        assert iteration.broadcast.version == iteration.number
+        assert len(iteration.starts) == STARTS
+        samples = Counter(item.trajectory.start.id for item in iteration.scored)
+        assert set(samples.values()) == {SAMPLES}
+        for item in iteration.scored:
+            versions = item.trajectory.versions
+            assert (versions[:-1] <= versions[1:]).all()  # weights only get newer within a trajectory
+            assert trained_at - STALENESS <= versions.min() <= versions.max() <= trained_at
+
+
+def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_run_loses_none(
+    parts: Parts, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path, "run", "test")
+    assert parts.pipeline is not None
+    first = run_iterations(parts, range(1, 4))
+    check_batches(first)
+    assert any(
+        (item.trajectory.versions < iteration.number - 1).any() for iteration in first for item in iteration.scored
+    )
+    flow, _ = flow_of(parts, 0.0)
+    assert (flow.actors, flow.busy > 0) == (2, True)
+    state = parts.pipeline.state()
+    assert len(state["in_flight"]) == STALENESS * STARTS  # submitted for the iterations to come
+    saved = checkpoint.save(run, parts, Progress(3, parts.problems.state(), 0, state), keep=1)
+
+    lost = run_iterations(parts, range(4, 6))  # what a crash undoes
+    check_batches(lost)
+    assert checkpoint.go_on(saved, parts).iteration == 3
+    rest = run_iterations(parts, range(4, ITERATIONS + 1))
+    check_batches(rest)
+    assert rest[0].broadcast.logprob_gap < 1e-3
+    assert rest[0].stats.first_kl < 1e-6
+
+    trained = [start.id for iteration in first + rest for start in iteration.starts]
+    assert len(trained) == len(set(trained)) == ITERATIONS * STARTS
+    assert {start.split(".")[0] for start in trained} == {str(number) for number in range(1, ITERATIONS + 1)}
+    assert parts.pipeline.state() == {"fed": ITERATIONS, "in_flight": []}
+
+
+def test_a_synchronous_run_refuses_starts_in_flight_and_so_does_one_with_less_staleness(parts: Parts) -> None:
+    assert parts.pipeline is not None
+    record = {"id": "9.f0", "prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None}
+    many = [record | {"problem_id": "p", "id": f"9.f{index}"} for index in range(STALENESS * STARTS + 1)]
+    with pytest.raises(ConfigError, match=r"rollout\.max_staleness = 2: the checkpoint has 17 starts in flight"):
+        parts.pipeline.restore({"fed": 9, "in_flight": many}, 8, 8)
+
+
+def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Parts) -> None:
+    slot = cast(RolloutStream, parts.actors)._pool._slots[1]
+    ray.get(slot._actor.__ray_call__.remote(receive_badly))
+    with pytest.raises(WeightError, match=r"^rollout-1 acknowledged version \d+ \(0+\), the learner sent"):
+        parts.learner.broadcast(parts.actors, [])
+
+
+def receive_badly(_: object) -> None:
+    """In the actor's process: as if the weights had been damaged on their way."""
+    import actors.engine
+
+    vars(actors.engine)["digest"] = lambda *_: "0" * 32

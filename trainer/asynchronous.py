@@ -1,0 +1,151 @@
+"""Asynchronous mode: the functions of `trainer/loop.py` as a pipeline, with the staleness of every token bounded.
+
+    engines   | batch 1 .... | batch 2 .... | batch 3 .... |        never stop; weights change between two of their steps
+    learner           wait   | update 1     | update 2     | ...    on the oldest batch that is complete
+
+Called by `trainer/session.py`. Batch number N may be submitted once the learner's version is N - 1 - `max_staleness`, and a start
+must be trained on before the learner's version is more than `max_staleness` past the one at which it was submitted. Invariants:
+when the learner trains at version v, no token is older than v - `max_staleness`; every submitted start is handed out once, all
+its samples together; what has not been handed out is in `state`, from which a resumed run submits it again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from core.errors import ConfigError
+from core.records import Start, Trajectory
+from core.sampling import Sampling
+from trainer.loop import Iteration, Parts, Settings, choose_starts, learn
+from trainer.metrics import PhaseClock
+
+if TYPE_CHECKING:
+    from actors.stream import RolloutStream
+
+
+def iterate(pipeline: "Pipeline", parts: Parts, settings: Settings, number: int, clock: PhaseClock) -> Iteration:
+    """One iteration, asynchronous: the engines have the next batches before the learner turns to this one."""
+    with clock.phase("replay"):
+        pipeline.feed(lambda batch: choose_starts(parts, settings, batch), number, parts.learner.version)
+    with clock.phase("generate"):
+        trajectories = pipeline.take(parts.learner.version)
+    return learn(parts, settings, number, trajectories, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A start in the pipeline."""
+
+    start: Start
+    birth: int  # the learner's version when it was submitted: none of its tokens is older
+
+
+class Pipeline:
+    """What has been submitted to the engines and not been trained on.
+
+    Args:
+        stream: the engines.
+        sampling: how training rollouts are drawn.
+        starts: per iteration.
+        max_staleness: versions that a token may be behind the learner, at least 1.
+        iterations: of the run: nothing is submitted that would not be trained on.
+    """
+
+    def __init__(
+        self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int, iterations: int
+    ) -> None:
+        self._stream = stream
+        self._sampling = sampling
+        self._starts = starts
+        self._max_staleness = max_staleness
+        self._iterations = iterations
+        self._fed = 0  # number of the last batch that was submitted
+        self._open: dict[str, Submitted] = {}
+        self._complete: dict[str, list[Trajectory]] = {}  # in the order of completion
+
+    @property
+    def finished(self) -> int:
+        """Starts that are complete and wait for the learner."""
+        return len(self._complete)
+
+    def feed(self, choose: Callable[[int], list[Start]], number: int, version: int) -> None:
+        """Submit the batches that iteration `number` allows, chosen by `choose`."""
+        while self._fed < min(number + self._max_staleness, self._iterations):
+            self._fed += 1
+            self._submit(choose(self._fed), version)
+
+    def take(self, version: int) -> list[Trajectory]:
+        """A batch for the learner at `version`, as soon as it is complete: all samples of its starts, oldest starts first.
+
+        Raises ActorError when generation has failed for good.
+        """
+        births = {start_id: item.birth for start_id, item in self._open.items()}
+        while (chosen := batch(births, list(self._complete), self._starts, version, self._max_staleness)) is None:
+            for start_id, trajectories in self._stream.finished():
+                self._complete[start_id] = trajectories
+        for start_id in chosen:
+            del self._open[start_id]
+        return [trajectory for start_id in chosen for trajectory in self._complete.pop(start_id)]
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint (JSON): the last batch that was submitted, and the starts that have not been trained on."""
+        return {"fed": self._fed, "in_flight": [_as_json(item.start) for item in self._open.values()]}
+
+    def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
+        """Go on after iteration `number` with the starts of `state`, generated anew by the present weights.
+
+        `state` is None after a synchronous iteration. Raises ConfigError when they are more than the settings allow.
+        """
+        starts = [_from_json(record) for record in state["in_flight"]] if state else []
+        if len(starts) > self._starts * self._max_staleness:
+            raise ConfigError(
+                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has {len(starts)} starts in flight, more than that "
+                f"many iterations take; leave rollout.max_staleness and rollout.starts as they were"
+            )
+        self._stream.abandon()
+        self._open, self._complete = {}, {}
+        self._fed = state["fed"] if state else number
+        self._submit(starts, version)
+
+    def _submit(self, starts: Sequence[Start], version: int) -> None:
+        self._open |= {start.id: Submitted(start, version) for start in starts}
+        self._stream.submit(starts, self._sampling)
+
+
+def batch(
+    births: Mapping[str, int], complete: Sequence[str], count: int, version: int, max_staleness: int
+) -> list[str] | None:
+    """The next `count` starts for the learner at `version`, of the `complete` ones; None: wait for more.
+
+    `births`: version of every open start. The oldest complete ones are taken, and taking them must leave no more starts than can
+    be trained on in time: at most `count` for each later version up to their birth + `max_staleness`. (Earliest deadline first
+    misses no deadline that can be met, and as many starts as `count` are due per version by the way they were submitted.)
+    """
+    chosen = sorted(complete, key=births.__getitem__)[:count]
+    if len(chosen) < count:
+        return None
+    left = sorted(births[start_id] for start_id in births.keys() - set(chosen))
+    for later in range(max_staleness + 1):
+        due = int(np.searchsorted(left, version + later - max_staleness, side="right"))
+        if due > count * later:
+            return None
+    return chosen
+
+
+def _as_json(start: Start) -> dict[str, Any]:
+    return {
+        "id": start.id,
+        "problem_id": start.problem_id,
+        "prompt_ids": start.prompt_ids.tolist(),
+        "prefix_ids": start.prefix_ids.tolist(),
+        "samples": start.samples,
+        "seed": start.seed,
+        "state_key": None if start.state_key is None else int(start.state_key),
+    }
+
+
+def _from_json(record: Mapping[str, Any]) -> Start:
+    tokens = {name: np.array(record[name], dtype=np.int32) for name in ("prompt_ids", "prefix_ids")}
+    return Start(**{**record, **tokens})
