@@ -9,10 +9,13 @@ from typing import Any, cast
 import pytest
 
 from actors.ledger import Queues
-from core.errors import ActorError
+from core.config import Config
+from core.errors import ActorError, LearnerError
+from core.load import override
+from core.plan import batch_plan
 from core.sampling import Sampling
 from tests.trainer.examples import iteration as example
-from trainer import checkpoint, session
+from trainer import checkpoint, commands, session
 from trainer.checkpoint import Progress
 from trainer.evaluate import EvaluationPlan
 from trainer.loop import Parts, Settings
@@ -126,3 +129,47 @@ def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypa
     session.train(cast(Parts, None), cast(Settings, None), schedule, outputs, Progress(0, {}, 0))
     assert saved == [(1, 0.5), (2, 0.2), (3, 0.7), (4, 0.7)]  # 1 and 3 are best, 2 and 4 due
     assert checkpoint.best(run) == checkpoint.Best(3, 0.7)
+
+
+@dataclass
+class Learner:
+    """Counts its restarts."""
+
+    restarts: int = 0
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+
+@pytest.mark.parametrize(("saved", "restarts"), [(None, 0), ("000002", 2)])
+def test_a_lost_learner_is_started_anew_from_the_last_checkpoint_but_not_for_ever(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    saved: str | None,
+    restarts: int,
+) -> None:
+    run = RunDirectory.create(tmp_path, "r", "test")
+    if saved:
+        (run.checkpoints / saved).mkdir()
+        (run.checkpoints / saved / "progress.json").write_text("{}")
+        write_atomically(run.checkpoints / "latest", saved)
+    begun: list[Path | None] = []
+
+    def attempt(_config: Any, _plan: Any, _run: Any, _parts: Any, resumed: Path | None, _local: bool) -> None:
+        begun.append(resumed)
+        raise LearnerError("learner-rank-0 died during update")
+
+    monkeypatch.setattr(commands, "attempt", attempt)
+    config = override(Config(), ["--learner.max_restarts", "2"])
+    learner = Learner()
+    parts = cast(Parts, SimpleNamespace(learner=learner))
+    with pytest.raises(LearnerError):
+        commands.run_session(config, batch_plan(config), run, parts, None, local=False)
+    assert learner.restarts == restarts
+    assert begun == [None] + [run.checkpoints / str(saved)] * restarts
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"learner-rank-0 died during update: restart {number} of the learner, the run goes on after iteration 2"
+        for number in range(1, restarts + 1)
+    ]
