@@ -6,8 +6,8 @@ from bench.soak import SAMPLES, STALENESS, STARTS, build_model, choose, soak, su
 
 
 def test_random_faults_lose_and_double_nothing(ray_cluster: None, tmp_path: Path) -> None:
-    iterations = 10
-    result = soak(tmp_path, build_model(tmp_path), iterations, share=0.3, seed=3)
+    iterations = 8
+    result = soak(tmp_path, build_model(tmp_path), iterations, share=0.25, seed=26)  # a kill and a stop
     assert result.faults > 0
     assert result.restarts >= 1
     assert (result.lost, result.doubled, result.incomplete) == (0, 0, 0)
