@@ -92,9 +92,8 @@ def evaluate(
         starts = fresh_starts(problems, plan.samples, derive(seed, "sampled"), iteration=0)
         sampled = actors.generate(starts, plan.sampled)
     answered = {item.start.problem_id for item in greedy} & {item.start.problem_id for item in sampled or greedy}
-    judged, judged_samples = (
-        task.judge([item for item in part if item.start.problem_id in answered]) for part in (greedy, sampled)
-    )
+    kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
+    judged, judged_samples = (task.judge(part) if part else [] for part in kept)
     answers = None if task.answer is None else answers_of(judged_samples, task, task.answer)
     problems = [problem for problem in problems if problem.id in answered]
     return summarise(problems, judged, judged_samples, answers, seed)
