@@ -42,6 +42,12 @@ class Console:
         pass
 
 
+def parts_without_engines() -> Parts:
+    """What a session asks of the parts itself."""
+    actors = SimpleNamespace(queues=lambda: Queues(0, 0, 0.0, 1), restarts=0, quarantined=0)
+    return cast(Parts, SimpleNamespace(pipeline=None, actors=actors))
+
+
 @dataclass
 class Session:
     """A run whose iteration `dies` fails in `phase`; `saves` lists the checkpoints written."""
@@ -79,9 +85,7 @@ class Session:
             patch.setattr(session, name, getattr(self, name))
         patch.setattr(checkpoint, "save", self.save)
         outputs = Outputs(self.run, cast(Any, self.console), [])
-        parts = SimpleNamespace(pipeline=None, actors=SimpleNamespace(queues=lambda: Queues(0, 0, 0.0, 1)))
-        parts.actors.restarts = parts.actors.quarantined = 0
-        session.train(cast(Parts, parts), cast(Settings, None), SCHEDULE, outputs, Progress(0, {}, 0))
+        session.train(parts_without_engines(), cast(Settings, None), SCHEDULE, outputs, Progress(0, {}, 0))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypa
     monkeypatch.setattr(checkpoint, "save", save)
     schedule = replace(SCHEDULE, evaluate_every=1)
     outputs = Outputs(run, cast(Any, fake.console), [])
-    session.train(cast(Parts, None), cast(Settings, None), schedule, outputs, Progress(0, {}, 0))
+    session.train(parts_without_engines(), cast(Settings, None), schedule, outputs, Progress(0, {}, 0))
     assert saved == [(1, 0.5), (2, 0.2), (3, 0.7), (4, 0.7)]  # 1 and 3 are best, 2 and 4 due
     assert checkpoint.best(run) == checkpoint.Best(3, 0.7)
 
