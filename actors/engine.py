@@ -5,9 +5,11 @@ and seeds torch anew: whoever shares the process (`trainer/local.py`) sets its t
 """
 
 import os
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ CPU_BLOCK = 32
 kernels want a multiple of 32."""
 CPU_STEP_TOKENS = 4096
 """Tokens of one engine step on CPU, at least: vLLM's own default there."""
+UNREADABLE = ("llvmlite.binding.ffi",)
+"""vLLM 0.32 looks through every imported module for Triton kernels and stumbles over this one of numba's, whose `lib` answers any
+attribute, `__dict__` too. Both are in one process with `--local` only."""
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.REPETITION}
 
 
@@ -48,6 +53,16 @@ def environment(device: str, threads: int) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "TORCH_COMPILE_DISABLE": "1",  # compiling the sampler costs the first batch 7-30 s and gains nothing on CPU
     }
+
+
+@contextmanager
+def hidden(*modules: str) -> Iterator[None]:
+    """Inside the block these modules count as not imported."""
+    kept = {name: sys.modules.pop(name) for name in modules if name in sys.modules}
+    try:
+        yield
+    finally:
+        sys.modules.update(kept)
 
 
 class VllmEngine:
@@ -85,7 +100,8 @@ class VllmEngine:
                 max_num_seqs=config.max_running,
                 **(_placement(config, device) | config.engine_options),
             )
-            self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+            with hidden(*UNREADABLE):
+                self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except (OSError, ValueError, RuntimeError, TypeError) as error:
             named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
             raise ModelError(f"model.path = {model_path}: vLLM cannot load it{named}: {first_line(error)}") from error
