@@ -79,7 +79,7 @@ def test_sampling_options_shape_the_draws_and_their_logprobs(vllm_engines: dict[
         return engine.generate([Job(start, tuple(range(16)))], Sampling(1.0, 1.0, 6))
 
     model = models.load(tiny_model(True))
-    for one in unpack(ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=120)):
+    for one in unpack(ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300)):
         sequence = np.concatenate([start.context_ids, one.tokens])
         with torch.no_grad():
             logits = model(torch.from_numpy(sequence.astype(np.int64))[None]).logits[0, len(start.context_ids) - 1 :]
