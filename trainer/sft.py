@@ -105,7 +105,11 @@ def checked_model(config: Config) -> tuple[str, ModelInfo]:
 
 
 def check_budget(config: Config, tokens: int, field: str) -> None:
-    """Raises ConfigError when one row does not fit a pass."""
+    """Raises ConfigError when one row does not fit a pass, or adapters are asked for."""
+    if config.learner.lora_rank:
+        raise ConfigError(
+            f"learner.lora_rank = {config.learner.lora_rank}: supervised training trains all weights; set it to 0 for this command"
+        )
     if config.learner.micro_batch_tokens < tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens = {config.learner.micro_batch_tokens} holds no row of {field} = {tokens} tokens; raise "

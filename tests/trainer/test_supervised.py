@@ -268,6 +268,8 @@ def test_bad_pairs_and_messages_are_named(model: str, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 48 holds no row of sft\.max_tokens = 512"):
         sft.prepare(config())
+    with pytest.raises(ConfigError, match=r"learner\.lora_rank = 4: supervised training trains all weights"):
+        reward_model.prepare(Config.model_validate({"learner": {"lora_rank": 4}}))
     with pytest.raises(ConfigError, match=r"leave out --run\.seed"):
         supervised.resume(tmp_path, ["--run.seed", "3"], lambda whole: whole.sft, sft.prepare)
 
