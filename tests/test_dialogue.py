@@ -1,0 +1,70 @@
+"""Dialogue as its user runs it: a reward model from pairs, PPO with replay against it, one checkpoint against another."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.test_end_to_end import metrics, run
+
+WORDS = ("thanks", "please", "gladly", "surely")
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of the runs and what all commands share. Polite replies are preferred."""
+    root = tmp_path_factory.mktemp("dialogue")
+    rows = [
+        {
+            "chosen": f"\n\nHuman: {i} {word}?\n\nAssistant: {word} yes",
+            "rejected": f"\n\nHuman: {i} {word}?\n\nAssistant: no",
+        }
+        for i in range(16)
+        for word in WORDS
+    ]
+    (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root, [
+        *(
+            "--config",
+            "tests/recipes/dialogue.yaml",
+            "--run.root",
+            str(root),
+            "--starter.cache",
+            str(root / "starters"),
+        ),
+        *("--task.path", str(root / "pairs.jsonl"), "--reward_model.pairs", str(root / "pairs.jsonl")),
+        *("--cluster.address", "local"),
+    ]
+
+
+def test_reward_model_training_and_win_rate_follow_one_another(
+    options: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE")  # a user has not set it: the driver must, before the judge imports Ray
+    root, shared = options
+    told = run("reward-model", *shared, "--run.name", "rewards")
+    assert "56 pairs to learn, 8 held out" in told
+    assert "held out: accuracy 100.0 % (95 % interval 100.0 to 100.0) on 8 pairs" in told.splitlines()[-3]
+
+    shared += ["--reward_model.path", str(root / "rewards")]
+    run("train", *shared, "--run.name", "talk")
+    lines = metrics(root / "talk")
+    assert [line["replay_share"] for line in lines] == [0.0, 0.5]
+    assert all(line["reference_kl"] >= 0 and line["kl_coefficient"] == 0.05 for line in lines)
+    sample = json.loads((root / "talk" / "samples" / "000002.jsonl").read_text().splitlines()[0])
+    assert sample["detail"].startswith("score ")
+    assert sample["correct"] == (sample["reward"] > 0)
+
+    file = root / "both.parquet"
+    earlier = str(root / "talk" / "checkpoints" / "000001")
+    text = run(
+        "evaluate", str(root / "talk"), "--against", earlier, "--evaluation.samples", "2", "--responses", str(file)
+    )
+    assert "win rate of the first" in text
+    numbers = json.loads(file.with_suffix(".json").read_text())
+    rate = numbers["comparison"]["win_rate"]
+    assert 0 <= rate["low"] <= rate["mean"] <= rate["high"] <= 1
+    assert rate["problems"] == numbers["problems"] == 8
+    assert list(numbers["pass"]) == ["1", "2"]
+    last = json.loads((root / "talk" / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert (numbers["success"], numbers["reward"]["mean"]) == pytest.approx((last["success"], last["reward"]["mean"]))
