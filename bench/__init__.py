@@ -5,9 +5,3 @@ import os
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import os
-
-os.environ.setdefault(
-    "RAY_AUTH_MODE", "token"
-)  # as in trainer/cluster.py: read when Ray is imported, which comes later
