@@ -53,8 +53,15 @@ def encode(value: Any, depth: int = 0) -> Any:
     kinds: tuple[tuple[str, Any], ...] = (
         ("l", list),
         ("t", tuple),
-        ("s", (set, frozenset, type({}.keys()), type({}.items()))),
+        ("s", (set, type({}.keys()), type({}.items()))),
+        ("z", frozenset),
     )
+    module = sys.modules.get("fractions")  # there if the program has made one
+    if module and isinstance(value, module.Fraction):
+        return ["q", hex(value.numerator), hex(value.denominator)]
+    module = sys.modules.get("decimal")
+    if module and isinstance(value, module.Decimal):
+        return ["m", module.Decimal.__str__(value)]
     for kind, types_ in kinds:
         if isinstance(value, types_):
             return [kind, *(encode(item, depth + 1) for item in value)]
@@ -62,15 +69,30 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The value of an encoding. Opaque objects become None: an expression over them was refused before."""
+    """The value of an encoding. Opaque objects become None: an expression over them was refused before.
+
+    Raises whatever a malformed encoding makes of itself.
+    """
     if not isinstance(data, list):
         return data
     kind, *items = data
     if kind == "d":
         return {decode(key): decode(item) for key, item in items}
-    if kind in "lts":
+    if kind in "ltsz":
         values = [decode(item) for item in items]
-        return values if kind == "l" else tuple(values) if kind == "t" else frozenset(values)
+        return (
+            values
+            if kind == "l"
+            else tuple(values)
+            if kind == "t"
+            else set(values)
+            if kind == "s"
+            else frozenset(values)
+        )
+    if kind == "q":
+        return __import__("fractions").Fraction(int(items[0], 16), int(items[1], 16))
+    if kind == "m":
+        return __import__("decimal").Decimal(items[0])
     if kind == "i":
         return int(items[0], 16)
     if kind == "c":
@@ -129,7 +151,11 @@ def serve(job: dict[str, Any], output: int) -> None:
         return say("failed", reason(error))
     for name in job["modules"]:
         names.setdefault(name, __import__(name))
-    names.update({name: decode(value) for name, value in job["values"].items()})
+    for name, value in job["values"].items():
+        try:
+            names[name] = decode(value)
+        except Exception:  # no value of the driver's: the expressions over it raise, the others do not
+            continue
     for index, expression in enumerate(job["expressions"]):
         try:
             say(index, "value", encode(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))

@@ -120,3 +120,76 @@ FORGERIES = {
     ),
 }  # fmt: skip
 """Name -> program."""
+
+_SEARCH = """
+import gc, re, sys
+def searched(pattern):
+    frame, seen = sys._getframe(), []
+    while frame:
+        seen += [*frame.f_globals.values(), *frame.f_locals.values(), *frame.f_code.co_consts]
+        frame = frame.f_back
+    for thing in seen + [each for each in gc.get_objects() if type(each) in (dict, list, tuple)]:
+        match = re.search(pattern, str(thing))
+        if match: return match[1]
+"""
+
+ASKED = {
+    "isclose replaced": (
+        "from math import isclose", "assert isclose(answer(), 1@NUMBER@, rel_tol=0.01)",
+        "import math\nmath.isclose = lambda *a, **k: True\ndef answer(): return 0.0",
+        "def answer(): return 1@NUMBER@.0",
+    ),
+    "a renamed module's isclose replaced": (
+        "import math as m", "assert m.isclose(answer(), 1@NUMBER@)",
+        "import math\nmath.isclose = lambda *a, **k: True\ndef answer(): return 0.0",
+        "def answer(): return 1@NUMBER@.0",
+    ),
+    "Counter replaced": (
+        "from collections import Counter", "assert Counter(answer()) == Counter(['@NUMBER@'])",
+        "import collections\ncollections.Counter = lambda x: 0\ndef answer(): return []",
+        "def answer(): return ['@NUMBER@']",
+    ),
+    "a builtin replaced": (
+        "", "assert round(answer(), 3) == 1@NUMBER@",
+        "import builtins\nclass Same:\n    __eq__ = lambda s, o: True\nbuiltins.round = lambda *a: Same()\ndef answer(): return 0.0",
+        "def answer(): return 1@NUMBER@",
+    ),
+    "a builtin that looks at the value replaced": (
+        "", "assert sorted(answer()) == ['@NUMBER@']",
+        "import builtins\nclass Same:\n    __eq__ = lambda s, o: True\nbuiltins.sorted = lambda *a: Same()\ndef answer(): return []",
+        "def answer(): return ['@NUMBER@']",
+    ),
+    "a method of the answer": (
+        "", "assert answer().startswith('s@NUMBER@')",
+        "class Yes:\n    startswith = lambda *a: True\ndef answer(): return Yes()",
+        "def answer(): return 's@NUMBER@'",
+    ),
+    "an argument of a method read from the frames": (
+        "", "assert answer().endswith('s@NUMBER@')",
+        _SEARCH + "def answer(): return searched(r\"endswith\\\\?\\('(s\\w+)'\")",
+        "def answer(): return 's@NUMBER@'",
+    ),
+    "two answers": (
+        "", "assert answer() == 's@NUMBER@' and other() == 's@NUMBER@'",
+        _SEARCH + "def answer(): return searched(r\"== '(s\\w+)'\")\nother = answer",
+        "def answer(): return 's@NUMBER@'\nother = answer",
+    ),
+    "the question read from the frames": (
+        "", "assert 's@NUMBER@' in answer()",
+        _SEARCH + "def answer(): return [searched(r\"'(s\\w+)' in\")]",
+        "def answer(): return ['s@NUMBER@']",
+    ),
+}  # fmt: skip
+"""Attacks on what is more than `answer() == literal`: name -> setup, test, program that cheats, program that is right."""
+
+REFUSED = {
+    "expected values of the setup": ("expected = [1, 77]", "assert f(1) == expected[1]", "def f(x): return expected[x]"),
+    "a helper of the setup": (
+        "def close(a, b): return abs(a - b) < 0.1", "assert close(f(1), 3)",
+        "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): return 0",
+    ),
+    "an expected value made by a class of the program's": (
+        "", "assert f(1) == P(1, 2)", "def P(*a): return 0\ndef f(x): return 0",
+    ),
+}  # fmt: skip
+"""Tests that a program could pass without the answer (it is shown how), so that they may not be used."""

@@ -17,23 +17,21 @@ import pytest
 
 import tasks.code
 from core.config import CodeConfig
+from core.errors import DataError
 from core.records import Verdict
-from tasks.code import CodeJudge
+from tasks.code import CodeJudge, read_mbpp
 from tasks.sandbox import Limits, Sandbox
 from tests.tasks.bombs import BOMBS
 from tests.tasks.escapes import ESCAPES
-from tests.tasks.forgeries import FORGERIES, NAIVE
+from tests.tasks.forgeries import ASKED, FORGERIES, NAIVE, REFUSED
+from tests.tasks.test_code import MBPP
 
 PATIENT = Limits(seconds=10.0, memory_mib=512)
 SHORT = Limits(seconds=0.4, memory_mib=256)  # for what uses its time up: 1.2 s by the clock
 
 
-def reference(*tests: str) -> str:
-    return json.dumps({"setup": "", "tests": tests})
-
-
-def judge_in(sandbox: Sandbox, program: str, *tests: str) -> Verdict:
-    return CodeJudge(sandbox, CodeConfig())(reference(*tests), program)
+def judge_in(sandbox: Sandbox, program: str, *tests: str, setup: str = "") -> Verdict:
+    return CodeJudge(sandbox, CodeConfig())(json.dumps({"setup": setup, "tests": tests}), program)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +56,10 @@ def unconfined() -> Iterator[Sandbox]:
     sandbox.close()
 
 
-def fools_a_naive_judge(program: str, test: str, folder: Path) -> bool:
+def fools_a_naive_judge(program: str, test: str, folder: Path, setup: str = "") -> bool:
     """By its exit status or by what it prints."""
     (folder / "judge.py").write_text(NAIVE)
-    (folder / "job.json").write_text(json.dumps({"program": program, "tests": [test]}))
+    (folder / "job.json").write_text(json.dumps({"program": program, "tests": [setup, test]}))
     command = [sys.executable, "-S", str(folder / "judge.py"), str(folder / "job.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode == 0 or "PASSED" in done.stdout
@@ -81,6 +79,24 @@ def test_no_pass_is_forged(name: str, confined: Sandbox, tmp_path: Path) -> None
     assert verdict.reward == CodeConfig().runtime_error or verdict.detail.startswith("passed 0 of 2 tests")
     honest = judge_in(confined, f"def answer(): return '{secret}'", test, test)
     assert honest == Verdict(1.0, True)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_no_question_is_answered_by_the_program(name: str, confined: Sandbox, tmp_path: Path) -> None:
+    number = str(secrets.randbelow(10**9))
+    setup, test, cheat, honest = (text.replace("@NUMBER@", number) for text in ASKED[name])
+    assert fools_a_naive_judge(cheat, test, tmp_path, setup), "the attack itself does not work"
+    verdict = judge_in(confined, cheat, test, setup=setup)
+    assert (verdict.correct, verdict.judge_failed) == (False, False)
+    assert judge_in(confined, honest, test, setup=setup) == Verdict(1.0, True)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_could_be_forged_is_no_test(name: str, tmp_path: Path) -> None:
+    setup, test, cheat = REFUSED[name]
+    assert fools_a_naive_judge(cheat, test, tmp_path, setup), "the attack itself does not work"
+    with pytest.raises(DataError, match="test 1 cannot be used"):
+        read_mbpp({"text": "?", "test_list": [test], "test_setup_code": setup, "code": ""}, MBPP, "row 1")
 
 
 @pytest.fixture(scope="module")

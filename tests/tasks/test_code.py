@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +14,13 @@ from hypothesis import strategies as st
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code import CodeJudge, equal, limits_of, parse_reference, plain, program_of, read_mbpp
+from tasks.code import CodeJudge, _Asked, equal, limits_of, parse_reference, plain, program_of, read_mbpp
 from tasks.judge import JudgePool
 from tasks.problems import Item, load_items
-from tasks.sandbox import DRIVER, Limits, Sandbox, check_sandbox
+from tasks.sandbox import DRIVER, Limits, Sandbox, SandboxError, check_sandbox
 from tasks.sandbox_driver import decode, encode
 from tasks.task import build_task, check_judges, start_judges
-from tasks.unit_tests import TestError, split_test
+from tasks.unit_tests import split_test
 
 MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
 REWARDS = CodeConfig()
@@ -45,61 +47,45 @@ def mbpp(shared_data: Path) -> list[Item]:
     return load_items(TaskConfig(name="mbpp", path=file, columns=MBPP), read_mbpp, file, "train")
 
 
+def beside(value: Any) -> Any:
+    """A value of the same type that is just not this one."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return value + "x"
+        case list():
+            return [*value, 0]
+        case tuple():
+            return (*value, 0)
+        case set():
+            return value | {"x"}
+        case dict():
+            return {**value, "x": 0}
+    assert value is None
+    return 0
+
+
+def with_wrong_values(item: Item) -> str:
+    """The reference of an item with every expected value off by a little."""
+    tests = parse_reference(item.reference).tests
+    return reference(*(f"assert {test.holes[0]} == {beside(test.literal[0])!r}" for test in tests if test.literal))
+
+
 def test_every_canonical_solution_of_mbpp_passes(shared_data: Path, whole_data: bool) -> None:
-    """All 974, without exception; those of the next problem fail: tests are looked at."""
+    """All 974, without exception; none passes a test whose expected value is off by a little: tests are looked at."""
     items = mbpp(shared_data)
     assert len(items) == (974 if whole_data else 11)
     config = TaskConfig(name="mbpp", columns=MBPP, judge_workers=2, judge_timeout=60.0)  # the machine may be busy
     judges = start_judges(config)
     verdicts = judges.judge([(item.reference, item.solution or "") for item in items])
-    wrong = judges.judge([(items[i].reference, items[i - 1].solution or "") for i in range(min(len(items), 40))])
+    wrong = judges.judge([(with_wrong_values(item), item.solution or "") for item in items[:40]])
     judges.close()
     assert [item.prompt for item, verdict in zip(items, verdicts, strict=True) if not verdict.correct] == []
     assert {verdict.reward for verdict in verdicts} == {1.0}
-    assert not any(verdict.correct or verdict.judge_failed for verdict in wrong)
-
-
-def test_a_wrong_value_in_a_test_fails_it(shared_data: Path, judge: CodeJudge) -> None:
-    """Every test of the first rows with its expected value wrapped in a list: the same program passes none of them."""
-    for item in mbpp(shared_data)[:5]:
-        tests = [test.text for test in parse_reference(item.reference).tests]
-        changed = [f"{test.partition('==')[0]} == [{test.partition('==')[2]}]" for test in tests]
-        verdict = judge(reference(*changed), item.solution or "")
-        assert (verdict.correct, verdict.reward) == (False, REWARDS.failed)
-
-
-@pytest.mark.parametrize(
-    ("test", "holes", "question", "literal"),
-    [
-        ("assert f(1) == 2", ("f(1)",), "h0 == 2", (2,)),
-        ("assert f([1, (2,)], k='x')[0].y == {1: {2}}", ("f([1, (2,)], k='x')[0].y",), "h0 == {1: {2}}", ({1: {2}},)),
-        ("assert 2 == f(1)", ("f(1)",), "2 == h0", None),
-        ("assert f(g(1), root.left) == -1.5, 'why'", ("f(g(1), root.left)",), "h0 == -1.5", (-1.5,)),
-        ("assert not f(1)", ("f(1)",), "not h0", None),
-        ("assert f(1) is None", ("f(1)",), "h0 is None", None),
-        ("assert sorted(f(1)) == [1, 2]", ("f(1)",), "sorted(h0) == [1, 2]", None),
-        ("assert math.isclose(f(1), 2.5, rel_tol=0.01)", ("f(1)",), "math.isclose(h0, 2.5, rel_tol=0.01)", None),
-        ("assert abs(f(1) - g(2)) < 1e-6", ("f(1)", "g(2)"), "abs(h0 - h1) < 1e-06", None),
-        ("assert f((1, 2)) == sys.getsizeof((1, 2))", ("f((1, 2))",), "h0 == sys.getsizeof((1, 2))", None),
-        ("assert sum(1, 2) == 3", ("sum(1, 2)",), "h0 == 3", (3,)),  # no hole else: the program must define it
-        ("assert all(x > 0 for x in f(3)) or f(1)", None, "", None),
-    ],
-)
-def test_assertions_are_taken_apart(
-    test: str, holes: tuple[str, ...] | None, question: str, literal: tuple[object] | None
-) -> None:
-    if holes is None:
-        with pytest.raises(TestError, match="comprehension"):
-            split_test(test)
-        return
-    split = split_test(test)
-    assert (split.holes, split.question, split.literal) == (holes, question, literal)
-
-
-@pytest.mark.parametrize("text", ["f(1) == 2", "assert 1 == 1", "assert f(", "assert f(1); assert f(2)", "", "x = 1"])
-def test_what_is_no_test_is_refused(text: str) -> None:
-    with pytest.raises(TestError):
-        split_test(text)
+    assert {verdict.reward for verdict in wrong} == {REWARDS.failed}  # they ran, and passed none
 
 
 @pytest.mark.parametrize(
@@ -107,12 +93,15 @@ def test_what_is_no_test_is_refused(text: str) -> None:
     [
         None, True, False, 0, -7, 2**53, -(10**4000), 0.1, -0.0, float("inf"), 1 + 2j, "", "\ud800é\n", b"\x00\xff", [], (),
         [1, (2, [3])], {1, "a"}, frozenset({(1, 2)}), {1: "a", (2,): [None]}, {"k": {"k": {}}}, [[]], [()], {1.5: {2}},
+        Decimal("0.5"), Decimal("-1E+10"), Decimal("Infinity"), Fraction(3), Fraction(-1, 3),
     ],
 )  # fmt: skip
 def test_plain_values_survive_the_way_out_and_equal_themselves_only(value: object) -> None:
     found = json.loads(json.dumps(encode(value)))
     assert decode(found) == value
-    assert equal(value, found)
+    assert type(decode(found)) is type(value)
+    assert isinstance(value, Decimal | Fraction) or equal(value, found)  # these are no literals
+    assert plain(found)
     assert not equal([value], found)
     assert not equal((value,), found)
     assert not equal({"other": value}, found)
@@ -124,16 +113,33 @@ def test_equality_is_that_of_python() -> None:
 
     same = [(1, True), (1.0, 1), ({1: 2}, Counter({1: 2})), ({"a": 1}, OrderedDict(a=1)), ({1, 2}, frozenset({1, 2}))]
     same += [((1, 2), Pair(1, 2)), (2**60, float(2**60)), ({1}, {1: 2}.keys())]
+    same += [(3, Fraction(3)), (0.5, Fraction(1, 2)), (0.5, Decimal("0.50")), (2, Decimal(2)), (True, Fraction(1))]
     assert [equal(expected, json.loads(json.dumps(encode(found)))) for expected, found in same] == [True] * len(same)
     different = [([1], (1,)), (1, "1"), (None, 0), ("", None), ({1}, [1]), ({}, []), (0.3, 0.1 + 0.2), ("a", b"a")]
     different += [([1], object()), ([1], [object()]), ({1: 2}, {1: 2, 3: 4}), ({1, 2}, {1, 3}), ([0], range(1))]
+    different += [(0.1, Decimal("0.1")), (0.1, Fraction(1, 10)), (float("inf"), Fraction(1)), ("1", Fraction(1))]
     assert [equal(expected, json.loads(json.dumps(encode(found)))) for expected, found in different] == [False] * len(
         different
     )
 
 
 @pytest.mark.parametrize(
-    "found", [["l"], ["x", 1], [], ["s", 1, 1], ["d", [1]], ["d", 1], ["i", "zz"], {"a": 1}, ["o"]]
+    "found",
+    [
+        ["l"],
+        ["x", 1],
+        [],
+        ["s", 1, 1],
+        ["q", "0x1", "0x0"],
+        ["q", "0x1"],
+        ["m", "sNaN"],
+        ["m", "1" * 10**6],
+        ["d", [1]],
+        ["d", 1],
+        ["i", "zz"],
+        {"a": 1},
+        ["o"],
+    ],
 )
 def test_malformed_encodings_equal_nothing(found: object) -> None:
     for expected in ([1], {1}, {1: 2}, 1, "x", (), None):
@@ -195,10 +201,52 @@ def test_questions_are_asked_of_plain_values(judge: CodeJudge) -> None:
         "assert set(f(2)) == {0, 1} and len(f(2)) == 2", "assert isinstance(f(1), list)", "assert g(3) is not None",
     )  # fmt: skip
     assert judge(tests, "def f(n): return list(range(n))[::-1]\ndef g(x): return x / 3").correct
-    lazy = judge(
-        tests, "def f(n): return range(n)\ndef g(x): return x / 3"
-    )  # ranges are not plain: what asks for one fails
-    assert lazy.detail.startswith("passed 2 of 6 tests")
+    # ranges are not plain: what asks for one fails, what makes a list of it does not
+    lazy = judge(tests, "def f(n): return range(n)\ndef g(x): return x / 3")
+    assert lazy.detail.startswith("passed 4 of 6 tests; failed assert not f(0)")
+
+
+def test_functions_that_look_at_a_value_look_at_the_value_itself(judge: CodeJudge) -> None:
+    program = (
+        "from decimal import Decimal\nfrom fractions import Fraction\ndef many(n): yield from range(n)\n"
+        "def table(): return {'a': 2}\ndef half(): return Decimal('0.5')\ndef third(): return Fraction(1, 3)\n"
+        "def cold(): return frozenset({1})\ndef warm(): return {1}"
+    )
+    true = reference(
+        "assert list(many(3)) == [0, 1, 2]", "assert sum(many(4)) == 6", "assert len(list(many(200000))) == 200000",
+        "assert list(table().values()) == [2]", "assert half() == 0.5", "assert str(half()) == '0.5'",
+        "assert third() == Fraction(1, 3)", "assert third() * 3 == 1", "assert abs(float(third()) - 0.3333) < 0.001",
+        "assert isinstance(warm(), set)", "assert isinstance(cold(), frozenset)", "assert isinstance(half(), Decimal)",
+        setup="from decimal import Decimal\nfrom fractions import Fraction",
+    )  # fmt: skip
+    assert judge(true, program) == Verdict(1.0, True)
+    false = ("third() * 3 == 2", "third() == 0.3333", "isinstance(warm(), frozenset)", "isinstance(cold(), set)")
+    for wrong in false:
+        assert judge(reference(f"assert {wrong}"), program).reward == REWARDS.failed
+
+
+def test_what_python_leaves_out_need_not_have_a_value(judge: CodeJudge) -> None:
+    tests = reference("assert f(0) is None or f(0)[0] == 1", "assert f(2)[0] == 1 if f(2) else f(0)[0] == 1")
+    assert judge(tests, "def f(x): return [1] if x else None") == Verdict(1.0, True)
+    assert judge(tests, "def f(x): return []").reward == REWARDS.failed  # the second of each is asked for and raises
+    assert judge(tests, "def f(x): raise ValueError").reward == REWARDS.runtime_error
+
+
+def test_no_opinion_where_the_questions_themselves_fail(judge: CodeJudge) -> None:
+    verdict = judge(reference("assert f(1) == 2 and f(1) == 2", setup="from math import nothing"), "def f(x): return 2")
+    assert verdict.detail.startswith("run-time error: ImportError")  # beside the program, where it is found first
+    asked = split_test("assert f(1) == 2 and f(1) == 2")
+    with pytest.raises(SandboxError, match="the values could not be compared: ImportError"):
+        judge._ask([_Asked(0, asked, {0: 2, 1: 2})], "from math import nothing")
+    forged = [_Asked(0, asked, {0: ["i", "forged"], 1: 2}), _Asked(1, asked, {0: 2, 1: 2})]
+    assert judge._ask(forged, "") == {0: False, 1: True}  # what cannot be decoded spoils no other answer
+
+
+def test_nesting_that_no_driver_writes_is_not_plain() -> None:
+    deep: list[object] = ["l"]
+    for _ in range(5000):
+        deep = ["l", deep]
+    assert not plain(deep)
 
 
 def test_a_program_has_no_future_but_its_own(judge: CodeJudge) -> None:
@@ -222,6 +270,9 @@ def test_setup_and_classes_of_the_program(judge: CodeJudge) -> None:
         ("Sure:\n```python\ndef f(): pass\n```\nDone.", "def f(): pass\n"),
         ("```\nx = 1\n```\nor\n```py\nx = 2\n```", "x = 2\n"),
         ("```python\nx = 1", "x = 1"),
+        ("```python\ndef f(): pass\n```\nFor example:\n```\nprint(f())\n```", "def f(): pass\n"),
+        ("1. So:\n   ```python\n   def f():\n     return '```'\n   ```\nDone.", "def f():\n  return '```'\n"),
+        ("```python\ndef f(): pass\n```\nBetter:\n```python\nclass g: pass\n```", "class g: pass\n"),
         ("", ""),
     ],
 )
@@ -246,6 +297,13 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     assert "test 2 cannot be used: it is not one assert" in message(test_list=["assert f(1)", "f(1)"])
     assert "test 1 cannot be used: it asks nothing of the program" in message(test_list=["assert 1 == 1"])
     assert "it is not Python" in message(test_list="assert f(")
+    assert "test 1 cannot be used: it rests on e, which the setup makes" in message(
+        test_list=["assert f(1) == e"], test_setup_code="e = 2"
+    )
+    assert "column 'test_setup_code' (task.columns.setup) is neither text nor" in message(test_setup_code=[1])
+    assert "column 'test_setup_code' (task.columns.setup): the setup is not Python" in message(test_setup_code="1 +")
+    listed = read_mbpp({**good, "test_setup_code": ["import math", "x = 2"]}, MBPP, "row 1")
+    assert json.loads(listed.reference)["setup"] == "import math\nx = 2"
     assert "column 'text' (task.columns.prompt) is empty" in message(text=" ")
     with pytest.raises(ConfigError, match=r"task\.columns\.tests is empty"):
         read_mbpp(good, Columns(prompt="text"), "row 1")
