@@ -5,8 +5,9 @@ Called by `tasks/code.py` in the judging processes. Invariants:
 - One sandbox per program, never reused. A spare one (its interpreter up, its imports done) waits while another works, so that
   a program does not wait for the start; nothing is carried over, because there is nothing that lives on.
 - Inside: own user, PID, mount, IPC, network, UTS and cgroup namespaces, no capabilities; the system's /usr and the Python
-  installation read-only, without third-party packages; no /proc, /sys, /etc, /home; a /tmp of `TMP_MIB` in memory; an
-  empty environment with a fixed hash seed; one process (`tasks/seccomp.py`), so RLIMIT_AS bounds all of its memory.
+  installation read-only, without third-party packages; no /proc, /sys, /etc, /home; an empty /tmp; an empty environment with
+  a fixed hash seed. Nothing can be written to: a file in memory, even an empty one, is memory of the kernel's that no limit counts.
+  One process (`tasks/seccomp.py`), so RLIMIT_AS bounds its memory, but for some tens of MiB of the kernel's (pipes, locks).
 - Whatever becomes of the program, `run` returns after the wall clock at the latest, and everything inside is then dead: the
   sandbox's init dies with the process killed here, and the kernel ends its PID namespace.
 - It fails closed: without bubblewrap (or on a machine that `seccomp` does not know) nothing runs, except in the mode that is
@@ -33,8 +34,8 @@ from tasks.pipes import readable
 from tasks.seccomp import denied_calls
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
-TMP_MIB = 16
-"""Size of /tmp, and of the largest file."""
+FILE_MIB = 16
+"""Size of the largest file, where one can be written at all (unsafe-subprocess)."""
 MOST_OUTPUT = 1 << 20
 """Bytes that a sandbox may say; one that says more is stopped."""
 MOST_REASON = 300
@@ -144,7 +145,7 @@ class _Process:
     """One sandbox: from its start to the death of everything in it."""
 
     def __init__(self, mode: SandboxMode, limits: Limits) -> None:
-        arguments = [str(limits.seconds), str(limits.memory_mib), str(TMP_MIB)]
+        arguments = [str(limits.seconds), str(limits.memory_mib), str(FILE_MIB)]
         self._folder = ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read after the process has ended)
         if mode == "bubblewrap":
@@ -346,6 +347,6 @@ def bubblewrap_command(seccomp: int) -> list[str]:
             options += ["--tmpfs", folder, "--remount-ro", folder]
     for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
         options += ["--dev-bind", device, device]
-    options += ["--ro-bind", str(DRIVER), "/driver.py", "--size", str(TMP_MIB << 20), "--tmpfs", "/tmp"]
+    options += ["--ro-bind", str(DRIVER), "/driver.py", "--dir", "/tmp"]
     options += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp)]
     return [bwrap, *options, "--", _python(), *_FLAGS, "/driver.py"]

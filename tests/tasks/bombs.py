@@ -1,6 +1,6 @@
 """Programs that want to use up the machine, hang the judge or live on. None may; none has a pass to gain.
 
-`attack()` is called; whatever it returns is no answer to the test. `MARK` is a word that its process can be found by.
+`attack()` is called; whatever it returns is no answer to the test.
 """
 
 _CATCH = "    while True:\n        try:\n            {}\n        except BaseException: pass\n"
@@ -34,6 +34,9 @@ BOMBS = {
     "files in /tmp": (
         "def attack():\n    for i in range(1000): open(f'/tmp/{i}', 'wb').write(b'x' * (1 << 20))\n    return 1"
     ),
+    "empty files in /tmp": "import os\ndef attack():\n    for i in range(200000): os.mknod(f'/tmp/{i}')\n    return 1",
+    "folders": "import os\ndef attack():\n    for i in range(200000): os.mkdir(f'{i}')\n    return 1",
+    "links": "import os\ndef attack():\n    for i in range(200000): os.symlink('x' * 4000, f'{i}')\n    return 1",
     "one large file": "def attack():\n    with open('/tmp/x', 'wb') as f: f.truncate(1 << 40)\n    return 1",
     "open files": "def attack():\n    held = [open('/dev/null') for _ in range(10000)]\n    return 1",
     "limits raised": (
@@ -79,3 +82,38 @@ BOMBS = {
     "half a character": "def attack(): return '\ud800'",
 }  # fmt: skip
 """Name -> program."""
+
+_NO_PLACE = r"OSError: \[Errno 30\] Read-only file system"
+_COMPARED = "passed 0 of 1 tests"
+
+REASONS = {
+    "memory bomb": "MemoryError",
+    "one large allocation": "MemoryError",
+    "large pages of memory": r"\[Errno 12\] Cannot allocate memory",
+    "memory in shared segments": "OSError: refused",
+    "files in /tmp": _NO_PLACE,
+    "empty files in /tmp": _NO_PLACE,
+    "folders": _NO_PLACE,
+    "links": _NO_PLACE,
+    "one large file": _NO_PLACE,
+    "open files": r"\[Errno 24\] Too many open files",
+    "limits raised": "ValueError: not allowed to raise maximum limit",
+    "endless output": "stopped after [0-9]+ bytes of output",
+    "endless lines": "stopped after [0-9]+ bytes of output",
+    "large answer": "a value too large to compare",
+    "deep answer": _COMPARED,
+    "deep lines": _COMPARED,
+    "number of many digits": _COMPARED,
+    "cyclic answer": _COMPARED,
+    "colliding answer": _COMPARED,
+    "segmentation fault": "killed by signal 11",
+    "abort": "killed by signal 6",
+    "everything closed and gone": "ended itself with status 0",
+    "nested source": "does not compile: SyntaxError: too many nested parentheses",
+    "source of many tokens": "does not compile: (MemoryError|RecursionError)",
+    "zero bytes": "does not compile: SyntaxError: source code string cannot contain null bytes",
+    "half a character": "does not compile: UnicodeEncodeError",
+}
+"""Name -> what the verdict says, given time: which of the limits it is that ends it."""
+STOPPED = r"stopped after \S+ s$|used up its processor time or memory|MemoryError"
+"""What it says of all others."""
