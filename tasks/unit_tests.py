@@ -186,7 +186,10 @@ class _Splitter(ast.NodeTransformer):
         self.spared: set[int] = set()
 
     def question(self, node: ast.expr, spared: bool = False) -> ast.expr:
-        """What and, or, not, if join is taken apart one by one; each may have one hole. `spared`: Python may leave it out."""
+        """What and, or, not, if join is taken apart one by one; each may have one hole. `spared`: Python may leave it out.
+
+        Several may stand side by side in a list or tuple that is compared with what has none: `(f(1), f(2)) == (3, 4)`.
+        """
         match node:
             case ast.BoolOp(op, values):
                 return ast.BoolOp(op, [self.question(each, spared or i > 0) for i, each in enumerate(values)])
@@ -198,7 +201,7 @@ class _Splitter(ast.NodeTransformer):
         asked: ast.expr = self.visit(node)
         if spared:
             self.spared.update(range(before, len(self.holes)))
-        if len(self.holes) > before + 1:
+        if len(self.holes) > before + 1 and not _side_by_side(asked):
             both = " and ".join(self.holes[before:])
             raise TestError(
                 f"it asks one thing of several that the program makes ({both}); write the expected value out"
@@ -326,6 +329,18 @@ def _called(question: ast.expr, setup: Setup) -> frozenset[str]:
         ):
             raise TestError("it does not show which of its functions is the program's")
     return frozenset({first[2]})
+
+
+def _holes_in(*nodes: ast.AST) -> int:
+    inside = [part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return sum(name[:1] == "h" and name[1:].isdigit() for name in inside)
+
+
+def _side_by_side(asked: ast.expr) -> bool:
+    match asked:
+        case ast.Compare(ast.List(answers) | ast.Tuple(answers), [ast.Eq() | ast.NotEq()], [expected]):
+            return not _holes_in(expected) and all(_holes_in(answer) <= 1 for answer in answers)
+    return False
 
 
 def _check_question(question: ast.expr) -> None:

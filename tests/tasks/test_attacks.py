@@ -215,6 +215,26 @@ def test_a_bomb_reaches_no_further_than_its_sandbox(name: str, short: Sandbox, c
     assert judge_in(confined, "def attack(): return 'nothing'", "assert attack() == 'nothing'").correct
 
 
+def test_deep_lines_do_not_reach_a_question(confined: Sandbox) -> None:
+    """An answer that no driver writes, nested deeper than a function of the judge could follow."""
+    program = (
+        "import os\ndef attack():\n    deep = b'[\"l\",' * 900 + b'1' + b']' * 900\n"
+        "    for fd in range(3, 64):\n        try: os.write(fd, b'[0, \"value\", ' + deep + b']\\n')\n        except OSError: pass"
+    )
+    verdict = judge_in(confined, program, "assert attack() == 1 or 0 == 1")
+    assert (verdict.reward, verdict.judge_failed) == (CodeConfig().failed, False)
+
+
+def test_a_spare_sandbox_that_cannot_start_fails_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sandbox = Sandbox("bubblewrap", PATIENT)
+    program, test = "def answer(): return 1", "assert answer() == 1"
+    assert judge_in(sandbox, program, test).correct  # and a spare one waits
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert judge_in(sandbox, program, test).correct
+    assert judge_in(sandbox, program, test).judge_failed
+    sandbox.close()
+
+
 def sandboxes(mebibytes: int) -> list[int]:
     """Process ids of the sandboxes with this much memory, which is on their command lines: others may be running."""
     found = []
