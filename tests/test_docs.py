@@ -54,7 +54,7 @@ def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.Mon
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "my_module.py").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)  # the folder that a user starts from
-    pool = JudgePool("my_module:reward", workers=1, limit=5.0, memory_gib=0.0)
+    pool = JudgePool("my_module:reward", workers=1, limit=60.0, memory_gib=0.0)
     right, wrong = pool.judge([("7", "3 + 4 = 7\n#### 7"), ("7", "#### 8")])
     pool.close()
     assert (right.correct, wrong.correct) == (True, False)

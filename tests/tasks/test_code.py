@@ -342,7 +342,7 @@ def test_the_sandbox_fails_closed(
 
 
 def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
-    pool = JudgePool("tests.tasks.verifiers:misbehave", workers=1, limit=5.0, memory_gib=0.0, failed_reward=-1.0)
+    pool = JudgePool("tests.tasks.verifiers:misbehave", workers=1, limit=60.0, memory_gib=0.0, failed_reward=-1.0)
     verdicts = pool.judge([("", "raise"), ("", "die"), ("", "say 1")])
     pool.close()
     assert [(verdict.reward, verdict.judge_failed) for verdict in verdicts] == [

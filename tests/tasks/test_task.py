@@ -112,7 +112,7 @@ def test_a_text_task_without_data_is_an_error(tokenizer: Tokenizer) -> None:
 
 
 def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer: Tokenizer) -> None:
-    config = SMALL.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit", "judge_timeout": 0.5})
+    config = SMALL.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit", "judge_timeout": 5.0})
     built = build_task(config, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
     problem = built.train[0]
     texts = ["7", "8", "9"]  # a reward, a hang, an exception: see the function
@@ -121,7 +121,7 @@ def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer:
     built.close()
     assert [verdict.reward for verdict in verdicts] == [0.5, 0.0, 0.0]
     assert [verdict.detail for verdict in verdicts[1:]] == [
-        "judge timed out after 0.5 s",
+        "judge timed out after 5 s",
         "judge raised ValueError: nine",
     ]
 
