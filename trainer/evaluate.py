@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from core.errors import ActorError
 from core.records import Judged, Problem, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive, generator
@@ -85,13 +86,21 @@ class _Row:
 def evaluate(
     actors: "Rollouts", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
 ) -> Evaluation:
-    """Generate, judge and summarise. A problem that no engine can generate (see `RolloutPool`) is left out."""
+    """Generate, judge and summarise. A problem that no engine can generate (see `RolloutPool`) is left out.
+
+    Raises ActorError when none is left.
+    """
     greedy = actors.generate(fresh_starts(problems, 1, seed, iteration=0), plan.greedy)
     sampled: list[Trajectory] = []
     if plan.samples:
         starts = fresh_starts(problems, plan.samples, derive(seed, "sampled"), iteration=0)
         sampled = actors.generate(starts, plan.sampled)
-    answered = {item.start.problem_id for item in greedy} & {item.start.problem_id for item in sampled or greedy}
+    parts = (greedy, sampled) if plan.samples else (greedy,)
+    answered = set.intersection(*({item.start.problem_id for item in part} for part in parts))
+    if not answered:
+        raise ActorError(
+            f"evaluation: no engine could generate any of the {len(problems)} held-out problems; why is printed above"
+        )
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)
     answers = None if task.answer is None else answers_of(judged_samples, task, task.answer)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.config import Config, Device
-from core.errors import ConfigError
+from core.errors import ActorError, ConfigError
 from core.plan import batch_plan, evaluation_placement
+from core.records import Verdict
 from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap, paired_difference
 from trainer import build
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One model against another on the same problems, by their greedy responses."""
+    """One model against another on the problems that both answered, by their greedy responses."""
 
     win_rate: Estimate  # share of problems on which the first has the higher reward; equal rewards count half
     ties: float  # share of problems with equal rewards
@@ -37,21 +38,26 @@ class Comparison:
 
 
 def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
-    """The first against the second. Raises ValueError when they answered different numbers of problems."""
-    rewards = [
-        (mine.verdict.reward, theirs.verdict.reward) for mine, theirs in zip(first.greedy, second.greedy, strict=True)
-    ]
-    wins = [float(mine > theirs) + 0.5 * float(mine == theirs) for mine, theirs in rewards]
+    """The first against the second. Raises ActorError when there is no problem that both answered."""
+    theirs = by_problem(second)
+    pairs = [(mine, theirs[name]) for name, mine in by_problem(first).items() if name in theirs]
+    if not pairs:
+        raise ActorError("no held-out problem was answered by both models; why engines left them out is printed above")
+    rewards = [(mine.reward, other.reward) for mine, other in pairs]
+    wins = [float(mine > other) + 0.5 * float(mine == other) for mine, other in rewards]
     rng = generator(seed, "comparison")
     return Comparison(
         win_rate=bootstrap(wins, rng=rng),
-        ties=sum(mine == theirs for mine, theirs in rewards) / len(rewards),
+        ties=sum(mine == other for mine, other in rewards) / len(rewards),
         success=paired_difference(
-            [float(item.verdict.correct) for item in second.greedy],
-            [float(item.verdict.correct) for item in first.greedy],
-            rng=rng,
+            [float(other.correct) for _, other in pairs], [float(mine.correct) for mine, _ in pairs], rng=rng
         ),
     )
+
+
+def by_problem(result: Evaluation) -> dict[str, Verdict]:
+    """The verdict of each problem's greedy response: of a problem that no engine could generate there is none."""
+    return {item.trajectory.start.problem_id: item.verdict for item in result.greedy}
 
 
 def run(config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False) -> int:
@@ -74,17 +80,17 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
             check_rival(ready.model, rival)
         with connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
             result = held_out(config, ready.task, ready.model, device, local)
+            rows = list(response_rows(result, ready.task, ready.model))
+            write_rows(where, rows)  # at once: whatever becomes of the other model, these are not generated again
             other = held_out(config, ready.task, rival, device, local) if rival else None
         report(ready.model, result)
         numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **record(result)}
-        rows = list(response_rows(result, ready.task, ready.model))
         if other is not None:
-            comparison = compare(result, other, config.run.seed)
             report(rival, other)
+            write_rows(where, [*rows, *response_rows(other, ready.task, rival)])
+            comparison = compare(result, other, config.run.seed)
             report_comparison(comparison)
             numbers |= {"against": {"model": rival, **record(other)}, "comparison": asdict(comparison)}
-            rows += response_rows(other, ready.task, rival)
-    write_rows(where, rows)
     write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
     return 0
@@ -120,7 +126,10 @@ def report(model: str, result: Evaluation) -> None:
 
 def report_comparison(comparison: Comparison) -> None:
     """Print the win rate."""
-    print(f"win rate of the first {percent(comparison.win_rate)}, ties {100 * comparison.ties:.1f} %")
+    wins = comparison.win_rate
+    print(
+        f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {100 * comparison.ties:.1f} %"
+    )
     print(f"  success, first minus second: {percent(comparison.success)}")
 
 

@@ -1,6 +1,8 @@
 """Estimates of an evaluation, one model against another, and what is written down: numbers by hand."""
 
 import json
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,11 +11,24 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from core.errors import ConfigError
-from core.records import Finish, Judged, Problem, Trajectory, Verdict
+from core.config import Config
+from core.errors import ActorError, ConfigError
+from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
+from core.sampling import Sampling
 from tasks.task import BUILDERS, Task
 from tests.trainer.test_preflight import save_model, save_tokenizer
-from trainer.evaluate import Evaluation, append_evaluation, describe, drop_evaluations, powers, record, summarise
+from trainer import build, commands, evaluation
+from trainer.evaluate import (
+    Evaluation,
+    EvaluationPlan,
+    append_evaluation,
+    describe,
+    drop_evaluations,
+    evaluate,
+    powers,
+    record,
+    summarise,
+)
 from trainer.evaluation import check_rival, compare
 from trainer.responses import check_suffix, response_rows, write_rows
 from trainer.starts import fresh_starts
@@ -75,6 +90,79 @@ def test_a_win_is_a_higher_reward_and_a_tie_half_of_one() -> None:
     assert (found.win_rate.mean, found.ties) == (0.75, 0.5)  # (1 + 1/2) / 2
     assert found.success.mean == 0.5  # one of two problems more
     assert compare(second, first, seed=0).win_rate.mean == 0.25
+
+
+class Engines:
+    """Answers all problems but those it is told to leave out, as a pool does that quarantines them."""
+
+    def __init__(self, *left_out: str) -> None:
+        self._left_out = left_out
+
+    def generate(self, starts: Sequence[Start], _sampling: Sampling) -> list[Trajectory]:
+        zeros = np.zeros(1, np.int32)
+        return [
+            Trajectory(start, sample, zeros + 9, zeros.astype(np.float32), zeros, Finish.STOP)
+            for start in starts
+            if start.problem_id not in self._left_out
+            for sample in range(start.samples)
+        ]
+
+
+def task_of(rewards: dict[str, float]) -> Task:
+    """Judges a response by its problem alone."""
+
+    def judge(trajectories: Sequence[Trajectory]) -> list[Judged]:
+        found = [(item, rewards[item.start.problem_id]) for item in trajectories]
+        return [Judged(item, Verdict(reward, reward == 1)) for item, reward in found]
+
+    return cast(Task, SimpleNamespace(judge=judge, answer=None))
+
+
+def answered(*left_out: str, samples: int = 0, **rewards: float) -> Evaluation:
+    greedy = Sampling(0.0, 1.0, 8)
+    plan = EvaluationPlan(greedy, greedy, samples)
+    return evaluate(cast(Any, Engines(*left_out)), task_of(rewards), PROBLEMS, plan, seed=0)
+
+
+def test_models_are_compared_on_the_problems_that_both_answered() -> None:
+    both, hard = answered(a=1.0, b=0.25), answered("a", a=0.0, b=0.5)
+    found = compare(both, hard, seed=0)
+    assert (found.win_rate.mean, found.ties, found.win_rate.problems) == (0.0, 0.0, 1)  # b alone: 0.25 against 0.5
+    easy = answered("b", a=1.0, b=0.0)
+    assert compare(both, easy, seed=0).ties == 1.0  # a alone, by name and not by place: 1 against 1
+    with pytest.raises(ActorError, match="no held-out problem was answered by both models"):
+        compare(easy, hard, seed=0)
+
+
+def test_an_evaluation_without_any_answer_is_an_error_of_the_engines() -> None:
+    for samples in (0, 2):
+        with pytest.raises(ActorError, match="no engine could generate any of the 2 held-out problems"):
+            answered("a", "b", samples=samples, a=0.0, b=0.0)
+    left = answered("b", samples=2, a=1.0, b=0.0)
+    assert (left.success, left.samples, len(left.sampled)) == (1.0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "left_out", [("a", "b"), ("b",)]
+)  # no engine of the other model answers; none what the first did
+def test_responses_are_written_before_models_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: tuple[str, ...]
+) -> None:
+    """The command with stand-ins for engines and models: only what it does when one of them fails is looked at."""
+    task = task_of({"a": 1.0, "b": 0.0})
+    task.evaluation, task.decode = PROBLEMS, lambda ids: str(ids.tolist())  # type: ignore[method-assign]
+    engines = {"first": Engines("a"), "other": Engines(*left_out)}
+    monkeypatch.setattr(commands, "prepare", lambda _: nullcontext(SimpleNamespace(task=task, model="first")))
+    monkeypatch.setattr(commands, "connected", lambda *_: nullcontext("cpu"))
+    monkeypatch.setattr(evaluation, "check_rival", lambda *_: None)
+    monkeypatch.setattr(evaluation, "model_of", lambda path: path.name)
+    monkeypatch.setattr(build, "rollout_pool", lambda _config, model, *_: nullcontext(engines[model]))
+    file = tmp_path / "r.jsonl"
+    with pytest.raises(ActorError):
+        evaluation.run(Config(), "first", "other", file)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    expected = [("first", "b")] + ([("other", "a")] if left_out == ("b",) else [])
+    assert [(row["model"], row["problem"]) for row in rows] == expected
 
 
 def test_answers_are_compared_by_value() -> None:
