@@ -150,10 +150,12 @@ class VllmEngine:
         return batch
 
     def run(self, seconds: float, refill: int = 0) -> FlatBatch:
-        """Step for about `seconds`, or until only `refill` samples are left in flight; returns what finished."""
+        """Step for about `seconds`, at least once, or until only `refill` samples are left in flight; returns what finished."""
         end = time.monotonic() + seconds
-        while self.unfinished > refill and time.monotonic() < end:
+        while self.unfinished > refill:
             self.step()
+            if time.monotonic() >= end:
+                break
         if self._sleeps and not self.unfinished:
             self._sleep()
         return self.collect()

@@ -107,11 +107,13 @@ class HfEngine:
                 self._waiting.append(Sample(start.id, number, context, budget, sampling, dice))
 
     def run(self, seconds: float, refill: int = 0) -> FlatBatch:
-        """Step for about `seconds`, or until only `refill` samples are left in flight; returns what finished."""
+        """Step for about `seconds`, at least once, or until only `refill` samples are left in flight; returns what finished."""
         end = time.monotonic() + seconds
         done: list[Continuation] = []
-        while self.unfinished > refill and time.monotonic() < end:
+        while self.unfinished > refill:
             done += self.step()
+            if time.monotonic() >= end:
+                break
         if self._sleeps and not self.unfinished:
             self._model.to("cpu")
         return pack(done)

@@ -159,7 +159,8 @@ class RolloutPool:
 
     def pids(self) -> list[int]:
         """Process ids of the engines that are up or on their way, for measurements."""
-        return [slot.process.pid for slot in self._slots if slot.process is not None]
+        processes = [slot.process for slot in self._slots]  # read once: a stream's thread may be replacing one
+        return [process.pid for process in processes if process is not None]
 
     def pump(self) -> None:
         """One round: work for the idle engines, then what the busy ones answer; waits no longer than a turn.

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from tests.actors import models
 from tests.actors.conftest import CONFIG
 
 SAMPLING = Sampling(1.0, 1.0, 40)
+MAX_RESTARTS = 4
+LONG = 180.0  # seconds that anything may take on a busy machine
 Get = Callable[[bool], Path]
 
 
@@ -28,7 +31,7 @@ def launch(model: Path, **changes: object) -> RolloutPool:
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
-    pool = launch(tiny_model(True), deadline=10.0, max_restarts=4)
+    pool = launch(tiny_model(True), deadline=30.0, max_restarts=MAX_RESTARTS)
     yield pool
     pool.close()
 
@@ -88,7 +91,7 @@ def disturbed(pool: RolloutPool, starts: Sequence[Start], number: int, victims: 
     [
         (signal.SIGKILL, slice(1, 2), "rollout-1: its process died"),
         (signal.SIGKILL, slice(0, 2), "rollout-0: its process died"),
-        (signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 10 s"),
+        (signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 30 s"),
     ],
     ids=["one killed", "all killed at once", "one hangs"],
 )
@@ -111,13 +114,27 @@ def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights
     assert keys(found) == keys(expected)
     assert tokens(found) == tokens(expected)
     assert {int(one) for trajectory in found for one in trajectory.versions} == {version}
-    while pool.queues().actors < 2:
-        pool.pump()
+    pump_until(pool, lambda: pool.queues().actors == 2)
     for scores in pool.sequence_logprobs([found[0].sequence_ids]):  # the successors have the new weights
         np.testing.assert_allclose(scores[0], models.logprobs(model, found[0].sequence_ids), atol=1e-4)
     for victim in before[victims]:
         assert victim not in pool.pids()
-        assert not running(victim)
+        assert ends(victim)
+
+
+def pump_until(pool: RolloutPool, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        pool.pump()
+
+
+def ends(process: int) -> bool:
+    """Whether a process that was killed ends: the kernel may take a moment."""
+    deadline = time.monotonic() + LONG
+    while running(process) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not running(process)
 
 
 def running(process: int) -> bool:
@@ -128,13 +145,19 @@ def running(process: int) -> bool:
         return False
 
 
+def kill_engines(pool: RolloutPool) -> None:
+    """One after the other, as many as may be restarted and one more."""
+    for _ in range(MAX_RESTARTS + 1):
+        pump_until(pool, lambda: pool.queues().actors == 2)
+        os.kill(pool.pids()[0], signal.SIGKILL)
+        pool.generate(many(8), SAMPLING)
+
+
 def test_too_many_deaths_stop_the_run_with_one_line(pool: RolloutPool) -> None:
-    assert pool.restarts == 4  # those of the tests before
-    os.kill(pool.pids()[0], signal.SIGKILL)
     with pytest.raises(
         ActorError, match=r"^rollout-0: its process died.*max_restarts = 4 within 3600 s is used up"
     ) as raised:
-        pool.generate(many(8), SAMPLING)
+        kill_engines(pool)
     assert "\n" not in str(raised.value)
 
 
