@@ -101,7 +101,8 @@ def split_items(
     """Training items, evaluation items (disjoint by prompt text) and the number of duplicates dropped.
 
     Without evaluation data the `eval_problems` prompts with the smallest hashes are held out, whatever the seed and the
-    order of the rows: the same problems in every run. `problems` bounds the training items. Raises DataError.
+    order of the rows: the same problems in every run. With them, all of it is kept out of training, and the first `eval_problems` are
+    evaluated. `problems` bounds the training items. Raises DataError.
     """
     unique = {digest(item.prompt): item for item in reversed(items)}
     held: dict[str, Item]
@@ -113,11 +114,11 @@ def split_items(
             )
         held = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
     else:
-        held = dict(list({digest(item.prompt): item for item in evaluation}.items())[: config.eval_problems])
+        held = {digest(item.prompt): item for item in evaluation}
     train = [item for key, item in reversed(unique.items()) if key not in held]
     if not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
-    return train[: config.problems], list(held.values()), len(items) - len(unique)
+    return train[: config.problems], list(held.values())[: config.eval_problems], len(items) - len(unique)
 
 
 def render(template: str, tokenizer: Tokenizer, prompt: str) -> list[int]:

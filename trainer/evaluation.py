@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.config import Config, Device
+from core.config import Config, Device, TaskConfig
 from core.errors import ActorError, ConfigError
+from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
 from core.records import Verdict
 from core.seeds import derive, generator
@@ -22,7 +23,7 @@ from trainer.evaluate import Evaluation, describe, evaluate, percent, record
 from trainer.preflight import inspect_model, load_tokenizer
 from trainer.responses import check_suffix, response_rows, write_rows
 from trainer.rundir import write_atomically
-from trainer.targets import model_of
+from trainer.targets import model_of, run_of
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -69,6 +70,8 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
 
     if responses is not None:
         check_suffix(responses)
+    for path in filter(None, (target, against)):
+        check_unseen(config.task, path)
     if target:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
     rival = model_of(Path(against)) if against else ""
@@ -101,6 +104,28 @@ def held_out(config: Config, task: "Task", model: str, device: Device, local: bo
     with build.rollout_pool(config, model, device, local) as actors:
         seed = derive(config.run.seed, "evaluation")
         return evaluate(actors, task, task.evaluation, build.evaluation_plan(config), seed)
+
+
+def check_unseen(task: TaskConfig, target: str) -> None:
+    """Raises ConfigError when problems would be evaluated that the run of `target` was trained on.
+
+    A run holds out `task.eval_problems` of its data, or the whole of `task.eval_path`; generated problems are told apart by hash.
+    """
+    run = run_of(Path(target))
+    if run is None or task.eval_path or not task.path:
+        return
+    known = load_config(run.config).task
+    if (task.path, task.split) != (known.path, known.split):
+        return
+    if known.eval_path:
+        raise ConfigError(
+            f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
+        )
+    if task.eval_problems > known.eval_problems:
+        raise ConfigError(
+            f"task.eval_problems = {task.eval_problems}, but {target} held out {known.eval_problems} and was trained on the others; "
+            f"lower it, or name other data in task.eval_path"
+        )
 
 
 def check_rival(model: str, rival: str) -> None:

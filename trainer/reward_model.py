@@ -2,8 +2,8 @@
 
 Called by `launch.py`. It starts from `model.path` with a new head of one label and writes RUN/policy: a sequence classifier, its
 tokenizer and `reward.json` (mean and deviation of its scores on the held-out dialogues, by which rewards are normalised).
-Invariant: pairs of one prompt are all learned or all held out; held out are the prompts with the smallest hashes, as in the task
-dialogue, so that a policy is not judged on prompts whose preferences were learned.
+Invariant: pairs of one prompt are all learned or all held out; held out are the prompts with the smallest hashes. Evaluation prompts
+of the task are not learned either, so that no policy is judged on prompts whose preferences were learned.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from core.config import Config
 from core.errors import DataError
-from core.seeds import generator
+from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap
 from tasks.reward_model import Scale
 from trainer import supervised
 from trainer.preflight import load_tokenizer
-from trainer.sft import check_budget, check_context, checked_model
+from trainer.sft import check_budget, check_context, check_learned, checked_model
 from trainer.supervised import Numbers, Prepared
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
     """Training and held-out pairs. Raises DataError."""
     from learner.examples import Pair
     from tasks import chat
+    from tasks.held_out import evaluation_prompts, prompts
     from tasks.problems import digest
     from tasks.sources import load_rows, require_columns
 
@@ -140,6 +141,7 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
     rows = load_rows(settings.pairs, settings.split)
     columns = [("reward_model.chosen", settings.chosen), ("reward_model.rejected", settings.rejected)]
     require_columns(rows, columns, settings.pairs)
+    unseen, asked = evaluation_prompts(config.task, derive(config.run.seed, "task")), set()
     by_prompt: dict[str, list[Pair]] = {}
     for number, row in enumerate(rows, 1):
         sides = []
@@ -150,6 +152,8 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
                 raise DataError(f"{where} does not end with the assistant's turn; mend or delete the row")
             sides.append(np.array(chat.encode(tokenizer, messages, where).ids, np.int32))
             prompt = digest(chat.plain(messages[:-1]))
+            if not unseen.isdisjoint(prompts(messages)):
+                asked.add(prompt)
         pair = Pair(*sides)
         if pair.width <= settings.max_tokens and not np.array_equal(pair.chosen, pair.rejected):
             by_prompt.setdefault(prompt, []).append(pair)
@@ -164,4 +168,7 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
         )
     ordered = [(key, pair) for key in sorted(by_prompt) for pair in by_prompt[key]]
     last = ordered[settings.eval_rows - 1][0]  # the other pairs of the last held-out prompt are held out, too
-    return [pair for key, pair in ordered if key > last], [pair for key, pair in ordered if key <= last]
+    held_out = [pair for key, pair in ordered if key <= last]
+    learned = [pair for key, pair in ordered if key > last and key not in asked]
+    check_learned(config, settings.pairs, kept - len(held_out), len(learned))
+    return learned, held_out

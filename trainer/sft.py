@@ -1,7 +1,7 @@
 """`launch.py sft`: supervised fine-tuning on a task's canonical solutions, or on dialogues (loss on the assistant's tokens).
 
 Called by `launch.py`. The model that it writes (RUN/policy) is what `model.path` takes. Invariant: held-out rows are never learned:
-the task's evaluation problems, or of the user's dialogues those with the smallest hashes, whatever the seed and the order.
+the task's evaluation problems, and of the user's dialogues those with the smallest hashes, whatever the seed and the order.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ import numpy as np
 from core.config import Config
 from core.errors import ConfigError, DataError
 from core.records import Problem
+from core.seeds import derive
 from trainer import supervised
 from trainer.preflight import ModelInfo, check_vocabulary, inspect_model, load_tokenizer
 from trainer.supervised import Numbers, Prepared
@@ -145,12 +146,14 @@ def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"
     """Training and held-out dialogues of `sft.path`. Raises DataError."""
     from learner.examples import Text
     from tasks import chat
+    from tasks.held_out import evaluation_prompts, prompts
     from tasks.problems import digest
     from tasks.sources import load_rows, require_columns
 
     settings, tokenizer = config.sft, load_tokenizer(model)
     rows = load_rows(settings.path, settings.split)
     require_columns(rows, [("sft.column", settings.column)], settings.path)
+    unseen, asked = evaluation_prompts(config.task, derive(config.run.seed, "task")), set()
     texts: dict[str, Text] = {}
     for number, row in enumerate(rows, 1):
         where = f"{settings.path}: row {number}: column {settings.column!r}"
@@ -160,7 +163,10 @@ def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"
             raise DataError(f"{where}: the assistant says nothing; mend or delete the row")
         if len(tokens.ids) <= settings.max_tokens:
             arrays = np.array(tokens.ids, np.int32), np.array(tokens.learned, np.int32)
-            texts[digest(chat.dump(messages))] = Text(*arrays)
+            key = digest(chat.dump(messages))
+            texts[key] = Text(*arrays)
+            if not unseen.isdisjoint(prompts(messages)):
+                asked.add(key)
     print(f"{settings.path}: {len(rows) - len(texts)} of {len(rows)} rows left out: over sft.max_tokens, or duplicates")
     if len(texts) <= settings.eval_rows:
         raise DataError(
@@ -168,4 +174,17 @@ def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"
             f"{settings.eval_rows} are held out: none is left; lower sft.eval_rows or raise sft.max_tokens"
         )
     keys = sorted(texts)
-    return [texts[key] for key in keys[settings.eval_rows :]], [texts[key] for key in keys[: settings.eval_rows]]
+    learned = [key for key in keys[settings.eval_rows :] if key not in asked]
+    check_learned(config, settings.path, len(keys) - settings.eval_rows, len(learned))
+    return [texts[key] for key in learned], [texts[key] for key in keys[: settings.eval_rows]]
+
+
+def check_learned(config: Config, path: str, rows: int, learned: int) -> None:
+    """Say how many rows are not learned because the task is evaluated on them. Raises DataError when no other is left."""
+    if not learned:
+        raise DataError(
+            f"{path}: every row that is not held out is an evaluation problem of task {config.task.name}; lower "
+            f"task.eval_problems or give other rows"
+        )
+    if learned < rows:
+        print(f"{path}: {rows - learned} rows not learned: they are evaluation problems of task {config.task.name}")

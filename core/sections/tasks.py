@@ -101,7 +101,9 @@ class TaskConfig(Section):
     )
     eval_split: str = Field("test", description="Split of a Hugging Face data set to evaluate on.")
     eval_problems: int = Field(
-        256, ge=1, description="Evaluation problems; they never enter training or the replay store."
+        256,
+        ge=1,
+        description="Evaluation problems, of eval_path the first so many; neither they nor the other rows of eval_path enter training or the replay store.",
     )
     columns: Columns = Columns()
     template: str = Field(

@@ -41,6 +41,10 @@ def test_training_rows_that_are_evaluation_prompts_are_dropped() -> None:
     train, evaluation, _ = split_items(config, items(10), items(4))
     assert [item.prompt for item in train] == [f"question {i}" for i in range(4, 10)]
     assert len(evaluation) == 4
+    few = config.model_copy(update={"eval_problems": 2})  # of the four: the others are not trained on either
+    train, evaluation, _ = split_items(few, items(10), items(4))
+    assert [item.prompt for item in train] == [f"question {i}" for i in range(4, 10)]
+    assert [item.prompt for item in evaluation] == ["question 0", "question 1"]
     with pytest.raises(DataError, match="every prompt is also an evaluation prompt"):
         split_items(config, items(4), items(10))
 

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from core.config import Config
+from core.config import Config, TaskConfig
 from core.errors import ActorError, ConfigError
+from core.load import dump_config
 from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
 from core.sampling import Sampling
 from tasks.task import BUILDERS, Task
@@ -29,8 +30,9 @@ from trainer.evaluate import (
     record,
     summarise,
 )
-from trainer.evaluation import check_rival, compare
+from trainer.evaluation import check_rival, check_unseen, compare
 from trainer.responses import check_suffix, response_rows, write_rows
+from trainer.rundir import RunDirectory
 from trainer.starts import fresh_starts
 
 PROBLEMS = [
@@ -224,3 +226,25 @@ def test_models_of_different_vocabularies_are_not_compared(tmp_path: Path) -> No
     check_rival(first, same)
     with pytest.raises(ConfigError, match=r"--against .*b: it has another vocabulary than .*a; compare models of one"):
         check_rival(first, second)
+
+
+def test_problems_that_a_run_was_trained_on_are_not_evaluated(tmp_path: Path) -> None:
+    def run(name: str, **task: Any) -> str:
+        made = RunDirectory.create(tmp_path, name, "test")
+        made.config.write_text(dump_config(Config(task=TaskConfig(name="gsm8k", path="rows.jsonl", **task))))
+        return str(made.path)
+
+    held, other = run("held", eval_problems=8), run("other", eval_path="more.jsonl", eval_problems=8)
+    asked = TaskConfig(name="gsm8k", path="rows.jsonl", eval_problems=9)
+    with pytest.raises(
+        ConfigError, match=r"task\.eval_problems = 9, but .*held held out 8 and was trained on the others"
+    ):
+        evaluation.run(Config(task=asked), held)
+    with pytest.raises(
+        ConfigError, match=r"task\.eval_path is empty, but .*other was trained on the rows of task\.path"
+    ):
+        evaluation.run(Config(task=asked), "", other)
+    for harmless in ({"eval_problems": 8}, {"eval_path": "more.jsonl"}, {"path": "elsewhere.jsonl"}):
+        check_unseen(asked.model_copy(update=harmless), held)
+    check_unseen(TaskConfig(eval_problems=4000), held)
+    check_unseen(asked, str(tmp_path))

@@ -30,6 +30,7 @@ from tasks.reward_model import (
     verdict,
 )
 from tasks.starter import resolve_model
+from tasks.task import task_items
 from trainer import reward_model, sft, supervised
 from trainer.rundir import RunDirectory
 from trainer.supervised import rows_of_step, train
@@ -293,3 +294,44 @@ def test_pairs_of_one_prompt_stay_together_and_only_replies_are_learned(model: s
     assert (len(first), len(second)) == (26, 4)
     said = {tokenizer.decode(text.tokens[text.learned]) for text in (*first, *second)}
     assert said == {f"yes {i}<|endoftext|>" for i in range(30)}
+
+
+@pytest.mark.parametrize("where", ["eval_path", "path"])
+def test_evaluation_problems_of_the_task_are_not_learned(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    file, pairs_file = tmp_path / "rows.jsonl", tmp_path / "pairs.jsonl"
+    turns = [f"\n\nHuman: {i}?\n\nAssistant: " for i in range(40)]
+    rows = [{"chosen": f"{turn}yes {i}", "rejected": f"{turn}no"} for i, turn in enumerate(turns)]
+    pairs_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    messages = [{"role": "system", "content": "Be kind."}]  # the question alone is compared, too
+    dialogues = [[*messages, {"role": "user", "content": f" {i}? "}] for i in range(40)]
+    for i, turns_of in enumerate(dialogues):
+        turns_of.append({"role": "assistant", "content": f"yes {i}"})
+    file.write_text("".join(json.dumps({"messages": turns_of}) + "\n" for turns_of in dialogues))
+    task: dict[str, Any] = {"name": "dialogue", where: str(pairs_file), "columns": {"prompt": "chosen"}}
+    if where == "eval_path":  # more rows than are evaluated: none of them is learned
+        (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:20]))
+        task |= {"eval_path": str(tmp_path / "eval.jsonl"), "eval_problems": 3}
+    else:
+        task |= {"eval_problems": 20}
+    sections = {"sft": {"path": str(file), "eval_rows": 4}, "reward_model": {"pairs": str(pairs_file), "eval_rows": 4}}
+    whole = Config.model_validate({"task": task, **sections})
+    unseen = {f"{i}?" for i in range(20)}
+    if where == "path":
+        unseen = {item.messages[0].content for item in task_items(whole.task, 0)[1]}
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    learned, held_out = reward_model.load_pairs(whole, model)
+    assert (len(unseen), len(held_out)) == (20, 4)
+    asked = [tokenizer.decode(pair.chosen).split("Human: ")[1].split("\n")[0] for pair in learned]
+    assert len(asked) >= 16
+    assert not unseen & set(asked)
+    texts, _ = sft.from_messages(whole, model)
+    asked = [tokenizer.decode(text.tokens).split("Human: ")[1].split("\n")[0].strip() for text in texts]
+    assert len(asked) >= 16
+    assert not unseen & set(asked)
+    assert capsys.readouterr().out.count("rows not learned: they are evaluation problems of task dialogue") == 2
+    all_of_it = whole.model_copy(update={"task": TaskConfig(**task | {"eval_path": str(pairs_file)})})
+    for command in (reward_model.load_pairs, sft.from_messages):
+        with pytest.raises(DataError, match="every row that is not held out is an evaluation problem of task dialogue"):
+            command(all_of_it, model)
