@@ -21,7 +21,7 @@ from tasks.refute import differ
 from tasks.sources import Row
 
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
-_HASHES = re.compile(r"^[ \t]*####[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_HASHES = re.compile(r"^[ \t]*####(.*)$", re.MULTILINE)
 _PLAIN = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
 _BASED = re.compile(r"(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)(?:_(?:\{([0-9]+)\}|([0-9])))?")
 _BARE_FRACTION = re.compile(r"\\([dt]?frac)\s*(\\[a-zA-Z]+|[0-9])\s*(\\[a-zA-Z]+|[0-9])(?![a-zA-Z{])")
@@ -46,7 +46,7 @@ def gsm8k_solution(answer: str) -> str:
 def hash_answer(text: str) -> str | None:
     """What stands behind the last `####` of a text, None without one."""
     found = _HASHES.findall(text)
-    return found[-1] if found and found[-1] else None
+    return (found[-1].strip() or None) if found else None
 
 
 def boxed_answer(text: str) -> str | None:

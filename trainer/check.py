@@ -10,7 +10,7 @@ from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
 from core.seeds import derive
-from trainer.preflight import load_task, located
+from trainer.preflight import describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
 
@@ -79,7 +79,7 @@ def check_model_and_data(config: Config) -> str:
     size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
     return (
         f"model: {info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}\n"
-        f"data: {len(task.train)} training problems, {len(task.evaluation)} evaluation problems"
+        f"{describe_data(task)}"
     )
 
 

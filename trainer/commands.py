@@ -24,7 +24,7 @@ from trainer.console import open_console
 from trainer.evaluate import append_evaluation, describe, drop_evaluations
 from trainer.loop import Parts
 from trainer.metrics import MetricSink
-from trainer.preflight import load_task
+from trainer.preflight import describe_data, load_task
 from trainer.report import curves, success_before, summary
 from trainer.rundir import RunDirectory, open_log, write_atomically, write_versions
 from trainer.session import Outputs, Schedule, held_out
@@ -69,6 +69,7 @@ def prepare(config: Config) -> Iterator[Prepared]:
     check_options(config.rollout)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
     task, _ = load_task(config, model)
+    print(describe_data(task))
     try:
         check_canonical(config, task.train)
         yield Prepared(model, task)

@@ -52,6 +52,11 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     return task, info
 
 
+def describe_data(task: "Task") -> str:
+    """How many problems there are, and what was left out, in one line."""
+    return f"data: {len(task.train)} training problems, {len(task.evaluation)} evaluation problems; {task.left_out}"
+
+
 def located(reward_model: RewardModelConfig) -> RewardModelConfig:
     """The section with the model's directory in place of a run's."""
     path = model_of(Path(reward_model.path).expanduser()) if reward_model.path else ""

@@ -101,6 +101,12 @@ def test_the_last_box_counts_and_must_be_closed() -> None:
 def test_hashes_count_at_the_start_of_a_line_only() -> None:
     assert hash_answer("a #### 5") is None
     assert hash_answer("  ####  5  \nmore") == "5"
+    assert hash_answer("#### 5\n####  \t") is None  # the last one counts, and it is empty
+
+
+def test_an_answer_among_many_spaces_is_found_in_linear_time() -> None:
+    spaces = " " * 2_000_000  # a pattern that looks at each space twice for each would take hours
+    assert hash_answer(f"####{spaces}5 6{spaces}7{spaces}\n{spaces}") == f"5 6{spaces}7"
 
 
 def test_plain_numbers_are_compared_as_such() -> None:

@@ -1,12 +1,17 @@
 """Model and tokenizer checks on real (tiny) files."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from core.config import Config
 from core.errors import ModelError
+from tasks.corpus import character_tokenizer
+from trainer.check import check_model_and_data
+from trainer.commands import prepare
 from trainer.preflight import check_value_model, check_vocabulary, inspect_model, load_tokenizer
 
 
@@ -94,3 +99,34 @@ def test_a_critic_of_another_family_or_vocabulary(tmp_path: Path) -> None:
         check_value_model(str(save_model(tmp_path / "other", vocabulary=9)), policy)
     with pytest.raises(ModelError, match=r"learner\.value_path = .*nothing: cannot read the model"):
         check_value_model(str(tmp_path / "nothing"), policy)
+
+
+PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
+
+
+def text_recipe(folder: Path, rows: list[dict[str, str]]) -> Config:
+    """Task gsm8k on `rows` with a tiny model whose tokens are characters."""
+    tokenizer = character_tokenizer(PRINTABLE)
+    tokenizer.save_pretrained(save_model(folder / "model", vocabulary=len(tokenizer)))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"name": "gsm8k", "path": str(folder / "rows.jsonl"), "eval_problems": 2, "judge_workers": 0}
+    task["columns"] = {"prompt": "question", "answer": "answer", "solution": "answer"}
+    rollout = {"max_prompt_tokens": 12, "max_response_tokens": 20}
+    return Config.model_validate({"model": {"path": str(folder / "model")}, "task": task, "rollout": rollout})
+
+
+def test_what_is_left_out_is_said_by_check_and_by_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"{i} + 0?", "answer": f"#### {i}"} for i in range(10)]
+    rows += [
+        {"question": "1 + 0?", "answer": "#### 1"},
+        {"question": "what is 1 and 1?", "answer": "#### 2"},
+        {"question": "2 + 2?", "answer": "2 + 2 is four, then,\n#### 4"},
+    ]
+    config = text_recipe(tmp_path, rows)
+    told = (
+        "training problems, 2 evaluation problems; 1 duplicate prompts and 1 prompts over rollout.max_prompt_tokens left out; "
+        "1 canonical solutions over rollout.max_response_tokens not used"
+    )
+    assert f"data: 9 {told}" in check_model_and_data(config)
+    with prepare(config):
+        assert capsys.readouterr().out == f"data: 9 {told}\n"
