@@ -81,16 +81,9 @@ def resume(path: Path, options: Sequence[str]) -> int:
 def prepare(config: Config) -> Prepared:
     """The model and the rows. Raises ModelError, DataError, ConfigError."""
     check_budget(config, config.sft.max_tokens, "sft.max_tokens")
-    if config.sft.path:
-        model, info = checked_model(config)
-        train, held_out = from_messages(config, model)
-    else:
-        from trainer.commands import prepare as prepare_task
-
-        with prepare_task(config) as ready:
-            model, info = ready.model, inspect_model(ready.model)
-            train, held_out = (from_problems(p, config) for p in (ready.task.train, ready.task.evaluation))
+    model, info = checked_model(config)
     check_context(info, config.sft.max_tokens, "sft.max_tokens")
+    train, held_out = from_messages(config, model) if config.sft.path else from_task(config, model)
     print(f"{len(train)} rows to learn, {len(held_out)} held out")
     return Prepared(model, SftJob(train, held_out, config.learner.micro_batch_tokens, config.learner.ranks))
 
@@ -124,20 +117,49 @@ def check_context(info: ModelInfo, tokens: int, field: str) -> None:
         raise ConfigError(f"{field} = {tokens}, but the model's context is {info.context} tokens; lower it")
 
 
-def from_problems(problems: Sequence[Problem], config: Config) -> list["Text"]:
-    """Prompt and canonical solution; the solution is learned. Raises DataError when no problem has one that fits."""
+def from_task(config: Config, model: str) -> tuple[list["Text"], list["Text"]]:
+    """Training and held-out solutions of the task; nothing that judges is needed. Raises DataError, ConfigError."""
+    from tasks.problems import encode
+    from tasks.task import task_items
+
+    train, evaluation, duplicates = task_items(config.task, derive(config.run.seed, "task"))
+    split = encode(
+        config.task,
+        load_tokenizer(model),
+        train,
+        evaluation,
+        duplicates=duplicates,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    print(f"task {config.task.name}: {split.left_out}")
+    return from_problems(split.train, config, "training"), from_problems(split.evaluation, config, "evaluation")
+
+
+def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> list["Text"]:
+    """Prompt and canonical solution; the solution is learned. Says how many of the `kind` problems are left out.
+
+    Raises DataError when no problem has a solution that fits.
+    """
     from learner.examples import Text
 
-    found = []
+    found, long = [], 0
     for problem in problems:
         if problem.solution_ids is not None:
             tokens = np.concatenate([problem.prompt_ids, problem.solution_ids])
             if len(tokens) <= config.sft.max_tokens:
                 found.append(Text(tokens, np.arange(len(problem.prompt_ids), len(tokens), dtype=np.int32)))
+            else:
+                long += 1
     if not found:
         raise DataError(
             f"task {config.task.name}: no canonical solution within sft.max_tokens = {config.sft.max_tokens} to learn from; set "
             f"task.columns.solution, raise it, or give dialogues in sft.path"
+        )
+    if len(found) < len(problems):
+        print(
+            f"task {config.task.name}: {len(problems) - len(found)} of {len(problems)} {kind} problems left out: {long} over "
+            f"sft.max_tokens, the others without a canonical solution within rollout.max_response_tokens"
         )
     return found
 

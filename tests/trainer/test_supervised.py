@@ -31,6 +31,7 @@ from tasks.reward_model import (
 )
 from tasks.starter import resolve_model
 from tasks.task import task_items
+from tests.conftest import FEW_ROWS
 from trainer import reward_model, sft, supervised
 from trainer.rundir import RunDirectory
 from trainer.supervised import rows_of_step, train
@@ -335,3 +336,36 @@ def test_evaluation_problems_of_the_task_are_not_learned(
     for command in (reward_model.load_pairs, sft.from_messages):
         with pytest.raises(DataError, match="every row that is not held out is an evaluation problem of task dialogue"):
             command(all_of_it, model)
+
+
+def test_solutions_are_learned_without_anything_that_judges(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no bubblewrap, and no reward model is named
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"chosen": f"\n\nHuman: {i}?\n\nAssistant: {'yes' * i}"}) + "\n" for i in range(1, 41))
+        + json.dumps({"chosen": "\n\nHuman: 41?"})
+    )
+    dialogue_task = {"name": "dialogue", "path": str(tmp_path / "chats.jsonl"), "columns": {"prompt": "chosen"}}
+    columns = {"prompt": "text", "tests": "test_list", "solution": "code"}
+    programs = {"name": "mbpp", "path": str(FEW_ROWS / "mbpp" / "mbpp.jsonl"), "columns": columns}
+    for task, rows in ((dialogue_task, 41), (programs, None)):
+        whole = Config.model_validate(
+            {
+                "model": {"path": model},
+                "task": {**task, "eval_problems": 1},
+                "rollout": {"max_prompt_tokens": 600, "max_response_tokens": 100 if rows else 1200},
+                "sft": {"max_tokens": 100 if rows else 2000},
+                "learner": {"micro_batch_tokens": 4096},
+            }
+        )
+        job = sft.prepare(whole).job
+        assert isinstance(job, sft.SftJob)
+        assert job.rows > 0
+        assert len(job.held_out) == 1
+        told = capsys.readouterr().out
+        assert f"task {task['name']}: 0 duplicate prompts and 0 prompts over rollout.max_prompt_tokens left out" in told
+        if rows:  # every problem that is not learned is told
+            left = f"task dialogue: {rows - 1 - job.rows} of {rows - 1} training problems left out: "
+            assert left in told
+            assert "0 over sft.max_tokens" not in told
