@@ -94,7 +94,7 @@ def next_frame(data: pa.Buffer, offset: int) -> int | None:
 def recover(folder: Folder, identity: dict[str, Any], after: int, *, salvage: bool) -> Recovered:
     """All frames with a sequence number above `after`, in order.
 
-    A damaged end of the last segment is a torn write: dropped. Damage before a valid frame, a missing segment or a
+    An unfinished frame at the end of the last segment is a torn write: dropped. Any other damage, a missing segment or a
     foreign file raise StoreError; with `salvage` what can be read is kept and `dropped` says what was not.
     """
     found = Recovered()
@@ -145,7 +145,7 @@ def _frames(
             if following is None:
                 if last:
                     found.torn[name] = offset
-                else:
+                if not last or not _unfinished(data, offset):
                     yield None, f"{where}: bytes {offset} to {data.size} are damaged"
                 return
             hole = f"{where}: bytes {offset} to {following} are damaged"
@@ -153,6 +153,15 @@ def _frames(
             continue
         yield read[0], hole
         offset, hole = read[1], None
+
+
+def _unfinished(data: pa.Buffer, offset: int) -> bool:
+    """Whether what begins at a byte offset is a write that did not come to its end: cut off, or room never written to."""
+    left = data.slice(offset).to_pybytes()
+    if len(left) < _HEADER.size or not any(left):
+        return True
+    magic, size, *_ = _HEADER.unpack_from(left)
+    return bool(magic == _MAGIC and _HEADER.size + size > len(left))
 
 
 def _check_identity(frame: Frame, where: str, identity: dict[str, Any]) -> None:

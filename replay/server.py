@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from core.config import ReplayConfig
-from core.errors import StoreError
+from core.errors import StoreError, first_line
 from replay import snapshot
 from replay.keys import Keys, Reals, Rows, owned_groups
 from replay.log import Log, Recovered, mend, recover, segments
@@ -20,7 +20,7 @@ from replay.ops import Operation, apply, check, decode, encode
 from replay.records import Selected
 from replay.shard import Shard
 from replay.stats import ShardStats, shard_stats
-from replay.storage import Folder, Manifest, read_manifest, read_snapshot, write_manifest, write_snapshot
+from replay.storage import Folder, Manifest, read_manifest, read_snapshot, shown, write_manifest, write_snapshot
 
 MANIFEST = "shard.json"
 """Names the snapshot that a shard's log goes on from."""
@@ -66,18 +66,42 @@ class Identity:
         }
 
 
+def claim(folder: Folder, shards: int, vocabulary: int, fingerprint: str, *, salvage: bool) -> list[str]:
+    """Write down who uses a live directory, and refuse one that another number of shards wrote.
+
+    With `salvage` an unreadable note of that is dropped, which is what the returned lines say: shards know whose they are.
+    """
+    dropped: list[str] = []
+    if DIRECTORY in folder.names():
+        try:
+            theirs = read_manifest(folder, DIRECTORY)["shards"]
+        except StoreError as error:
+            if not salvage:
+                raise
+            dropped.append(str(error))
+        else:
+            if theirs == shards:
+                return []
+            raise StoreError(
+                f"{shown(folder.uri)}: written by {theirs} shards, but replay.shards is {shards}; set it to {theirs}, or"
+                " restore a checkpoint into a new directory"
+            )
+    write_manifest(folder, DIRECTORY, {"shards": shards, "vocabulary": vocabulary, "fingerprint": fingerprint})
+    return dropped
+
+
 class ReplayShard:
     """One shard. `ReplayStore` alone calls it."""
 
-    def __init__(self, identity: Identity, config: ReplayConfig, directory: str, salvage: bool = False) -> None:
-        self._identity, self._config, self._salvage = identity, config, salvage
+    def __init__(self, identity: Identity, config: ReplayConfig, directory: str) -> None:
+        self._identity, self._config = identity, config
         self._name = f"replay-shard-{identity.index}"
         self._folder = Folder(directory).child(f"shard-{identity.index}")
         self._shard: Shard | None = None
         self._log: Log
-        self._dropped: list[str] = []
         self._compaction: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._failure: str | None = None  # why this object can serve no more
+        self._told = False  # whether a caller has heard of it
         self._hurry = threading.Event()
 
     # -- writes
@@ -93,7 +117,12 @@ class ReplayShard:
             )
         check(shard, operation)
         self._log.append(*encode(operation))
-        apply(shard, operation)
+        try:
+            apply(shard, operation)
+        except BaseException as error:  # on disk but not in memory: whoever reads the files anew gets it
+            self._failure = f"write {sequence} is on disk but could not be applied: {first_line(error)}"
+            self._told = True
+            raise
         self._compact_when_due()
         return self.extent()
 
@@ -128,10 +157,12 @@ class ReplayShard:
             shard.version,
         )
 
-    def dropped(self) -> list[str]:
-        """What salvage could not read, one line each."""
-        self._opened()
-        return self._dropped
+    def salvage(self) -> list[str]:
+        """Open damaged files with what can be read of them; what could not, one line each.
+
+        Asked for by a call and not when the shard is made, so that an actor which is restarted later drops nothing.
+        """
+        return self._read(salvage=True)[1] if self._shard is None else []
 
     def least(self, count: int) -> tuple[Keys, Keys]:
         """See `Shard.least`."""
@@ -170,20 +201,21 @@ class ReplayShard:
     def _opened(self) -> Shard:
         """The shard, read from its files on the first call."""
         if self._failure is not None:
-            raise StoreError(f"{self._name}: compaction failed: {self._failure}")
-        if self._shard is not None:
-            return self._shard
+            self._told = True
+            raise StoreError(f"{self._name}: {self._failure}")
+        return self._read(salvage=False)[0] if self._shard is None else self._shard
+
+    def _read(self, *, salvage: bool) -> tuple[Shard, list[str]]:
+        """Open the files; the shard and what was dropped of them."""
         folder = self._folder.make()
-        found = load_shard(folder, self._identity, self._config, salvage=self._salvage)
+        found = load_shard(folder, self._identity, self._config, salvage=salvage)
         mend(folder, found.log.torn)
         self._log = Log(folder, self._identity.as_dict(), found.sequence)
         self._log.nbytes, self._log.segments = found.log.nbytes, found.log.segments
-        self._dropped = found.log.dropped
-        shard = found.shard
         if found.log.dropped:
-            self._write_snapshot(shard, found.sequence, segments(folder))
-        self._shard = shard
-        return shard
+            self._write_snapshot(found.shard, found.sequence, segments(folder))
+        self._shard = found.shard
+        return found.shard, found.log.dropped
 
     def _compact_when_due(self) -> None:
         due = self._log.nbytes > max(COMPACT_BYTES, self._opened().content_bytes) or self._log.segments > COMPACT_FILES
@@ -203,7 +235,7 @@ class ReplayShard:
         try:
             self._write_snapshot(frozen, sequence, covered, self._rest)
         except BaseException as error:  # handed to the next call, which raises it
-            self._failure = error
+            self._failure = f"compaction failed: {error}"
 
     def _write_snapshot(
         self, shard: Shard, sequence: int, covered: list[str], rest: Callable[[float], object] | None = None
@@ -227,11 +259,17 @@ class ReplayShard:
             self._hurry.clear()
 
     def close(self) -> None:
-        """Finish what runs in the background; the next call opens the files anew."""
+        """Finish what runs in the background; the next call opens the files anew.
+
+        StoreError when compaction has failed and no call has said so yet.
+        """
         self._wait_for_compaction()
         if self._shard is not None:
             self._log.close()
         self._shard = None
+        failure, self._failure = self._failure, None
+        if failure is not None and not self._told:
+            raise StoreError(f"{self._name}: {failure}")
 
 
 class Loaded(NamedTuple):
@@ -244,19 +282,42 @@ class Loaded(NamedTuple):
 
 def load_shard(folder: Folder, identity: Identity, config: ReplayConfig, *, salvage: bool) -> Loaded:
     """Read a shard's snapshot and apply its log; writes nothing."""
-    theirs = identity.as_dict()
-    shard, sequence = Shard(config, identity.vocabulary, f"replay-shard-{identity.index}"), 0
-    if MANIFEST in folder.names():
-        manifest = read_manifest(folder, MANIFEST)
-        _check_identity(folder.named(MANIFEST), manifest["identity"], theirs)
-        content = read_snapshot(folder, manifest["part"])
-        snapshot.restore(shard, content)
-        shard.counters, sequence = content.counters, manifest["sequence"]
-    found = recover(folder, theirs, sequence, salvage=salvage)
+    shard, sequence, dropped = _last_snapshot(folder, identity, config, salvage=salvage)
+    found = recover(folder, identity.as_dict(), sequence, salvage=salvage)
+    found.dropped[:0] = dropped
     for frame in found.frames:
-        apply(shard, decode(frame.kind, frame.payload, identity.vocabulary))
+        operation = decode(frame.kind, frame.payload, identity.vocabulary)
         sequence = frame.sequence
+        try:
+            check(shard, operation)
+        except StoreError as error:  # it goes on from something that was dropped
+            if not found.dropped:
+                raise
+            found.dropped.append(f"{folder.named('log')}: operation {sequence}: {error}")
+            continue
+        apply(shard, operation)
     return Loaded(shard, sequence, found)
+
+
+def _last_snapshot(
+    folder: Folder, identity: Identity, config: ReplayConfig, *, salvage: bool
+) -> tuple[Shard, int, list[str]]:
+    """The shard of the snapshot that the log goes on from, the last write in it, and what salvage dropped of it: all."""
+    name = f"replay-shard-{identity.index}"
+    shard = Shard(config, identity.vocabulary, name)
+    if MANIFEST not in folder.names():
+        return shard, 0, []
+    try:
+        manifest = read_manifest(folder, MANIFEST)
+        content = read_snapshot(folder, manifest["part"])
+    except StoreError as error:
+        if not salvage:
+            raise StoreError(f"{error}, or --resume with --salvage to go on without this snapshot") from error
+        return shard, 0, [f"{error}: the whole snapshot"]
+    _check_identity(folder.named(MANIFEST), manifest["identity"], identity.as_dict())
+    snapshot.restore(shard, content)
+    shard.counters = content.counters
+    return shard, manifest["sequence"], []
 
 
 def _check_identity(where: str, theirs: dict[str, int | str], mine: dict[str, int | str]) -> None:

@@ -8,6 +8,7 @@ is repeated until the deadline, and counts once.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from replay.ops import Evict, Operation, Trust
 from replay.posterior import SHORTLIST, belief, critic_gate, thompson
 from replay.ranking import RANKINGS, Ranking
 from replay.records import Selected, joined
-from replay.server import DIRECTORY, Extent, Identity, ReplayShard
+from replay.server import Extent, Identity, ReplayShard, claim
 from replay.shard import Revaluation
 from replay.stats import StoreStats, combine
 from replay.storage import Folder, read_manifest, shown, write_manifest
@@ -62,7 +63,8 @@ class ReplayStore:
             raise StoreError(f"replay.shards is {config.shards}; at most {GROUPS} are possible")
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
-        _claim(Folder(directory).make(), config.shards, vocabulary, fingerprint)
+        claimed = claim(Folder(directory).make(), config.shards, vocabulary, fingerprint, salvage=salvage)
+        self.dropped: list[str] = claimed  # what salvage could not read, one line each
         self._owner = shard_of_group(config.shards)
         self._ranking: Ranking = RANKINGS[config.ranking]
         self._top, self._explore = config.draw == "top", config.explore
@@ -74,11 +76,12 @@ class ReplayStore:
         self._local = local
         start = _here if local else _start
         self._actors = [
-            start(Identity(index, config.shards, vocabulary, fingerprint), config, directory, salvage)
+            start(Identity(index, config.shards, vocabulary, fingerprint), config, directory)
             for index in range(config.shards)
         ]
+        if salvage:
+            self.dropped += [line for lines in self._all("salvage") for line in lines]
         self._extents: list[Extent] = self._all("extent")
-        self.dropped: list[str] = [line for lines in self._all("dropped") for line in lines] if salvage else []
 
     def __len__(self) -> int:
         """States in the store."""
@@ -180,8 +183,10 @@ class ReplayStore:
         if not self._actors:
             return
         if self._local:
-            self._all("close")
-            self._actors = []
+            actors, self._actors = self._actors, []
+            with ExitStack() as stack:  # all are closed, also when one has something to say
+                for actor in actors:
+                    stack.callback(actor.close)
             return
         try:
             self._all("close")
@@ -333,20 +338,7 @@ class ReplayStore:
                 reference = getattr(self._actors[shard], method).remote(*arguments)
 
 
-def _claim(folder: Folder, shards: int, vocabulary: int, fingerprint: str) -> None:
-    """Write down who uses a directory, and refuse one that another number of shards wrote."""
-    if DIRECTORY in folder.names():
-        theirs = read_manifest(folder, DIRECTORY)["shards"]
-        if theirs != shards:
-            raise StoreError(
-                f"{shown(folder.uri)}: written by {theirs} shards, but replay.shards is {shards}; set it to {theirs}, or restore a"
-                " checkpoint into a new directory"
-            )
-    else:
-        write_manifest(folder, DIRECTORY, {"shards": shards, "vocabulary": vocabulary, "fingerprint": fingerprint})
-
-
-def _start(identity: Identity, config: ReplayConfig, directory: str, salvage: bool) -> Any:
+def _start(identity: Identity, config: ReplayConfig, directory: str) -> Any:
     """Start one shard's actor."""
     name = f"replay-shard-{identity.index}"
     if _taken(name):
@@ -356,12 +348,12 @@ def _start(identity: Identity, config: ReplayConfig, directory: str, salvage: bo
     environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
     options = {"name": name, "num_cpus": 0, "max_restarts": -1, "runtime_env": environment}
     uri = directory if "://" in directory else os.path.abspath(directory)
-    return ray.remote(ReplayShard).options(**options).remote(identity, config, uri, salvage)
+    return ray.remote(ReplayShard).options(**options).remote(identity, config, uri)
 
 
-def _here(identity: Identity, config: ReplayConfig, directory: str, salvage: bool) -> Any:
+def _here(identity: Identity, config: ReplayConfig, directory: str) -> Any:
     """One shard in this process."""
-    return ReplayShard(identity, config, directory, salvage)
+    return ReplayShard(identity, config, directory)
 
 
 def _taken(name: str) -> bool:

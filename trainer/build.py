@@ -213,7 +213,9 @@ def parts(
         )
         stack.callback(store.close)
         for line in store.dropped:
-            print(f"salvaged: {line}", flush=True)
+            print(f"salvage drops {line}", flush=True)
+        if store.dropped:
+            print("the store of the checkpoint replaces what is left of it", flush=True)
         pool, learner = engines_and_learner(config, plan, run, model, device, local, stack)
         actors: Rollouts = pool
         pipeline = None

@@ -4,9 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from core.config import ReplayConfig
 from core.errors import StoreError
-from replay.ops import Evict
+from core.records import Outcome
+from replay.batch import pack_outcomes
+from replay.log import recover
+from replay.ops import Evict, Operation, decode
+from replay.shard import Shard
+from replay.storage import Folder
+from replay.store import ReplayStore
 from tests.replay.test_durability import contents, filled, server
+
+IDENTITY = {"index": 0, "shards": 1, "vocabulary": 4, "fingerprint": "f"}
 
 
 def damage(folder: Path, at: int) -> Path:
@@ -24,8 +33,8 @@ def test_a_damaged_middle_is_refused_and_salvage_says_what_was_dropped(tmp_path:
     damage(tmp_path, path.stat().st_size // 2)  # in the third of five writes
     with pytest.raises(StoreError, match=rf"{path.name}: bytes \d+ to \d+ are damaged; start with --salvage"):
         server(tmp_path).extent()
-    saved = server(tmp_path, salvage=True)
-    lines = saved.dropped()
+    saved = server(tmp_path)
+    lines = saved.salvage()
     assert [line.split("arrow: ")[1].split(" ", 1)[0] for line in lines] == ["bytes", "operations"]
     assert lines[1].endswith("operations 3 to 3 before it are missing")
     assert {problem for problem, _ in contents(saved)} == {"p0", "p1", "p3", "p4"}
@@ -54,7 +63,7 @@ def test_files_of_another_store_are_refused(tmp_path: Path, field: str, value: o
         shard.close()
         message = f"written for {field} .*, but this run has {value!r}"
     with pytest.raises(StoreError, match=message):
-        server(tmp_path, False, **{field: value}).extent()
+        server(tmp_path, **{field: value}).extent()
 
 
 @pytest.mark.parametrize("table", ["states", "trajectories", "problems"])
@@ -83,7 +92,7 @@ def test_a_snapshot_of_another_store_is_refused(tmp_path: Path, field: str, valu
     shard.compact()
     shard.close()
     with pytest.raises(StoreError, match=rf"shard\.json: written for {field} .*, but this run has {value!r}"):
-        server(tmp_path, False, **{field: value}).extent()
+        server(tmp_path, **{field: value}).extent()
 
 
 @pytest.mark.parametrize("text", [b"{}", b"\0\1", b'{"hash": "0", "manifest": {"sequence": 5}}'])
@@ -94,3 +103,120 @@ def test_a_foreign_or_damaged_manifest_is_refused(tmp_path: Path, text: bytes) -
     (tmp_path / "shard-0" / "shard.json").write_bytes(text)
     with pytest.raises(StoreError, match=r"shard\.json: (not a manifest of a replay store|its hash does not match)"):
         server(tmp_path).extent()
+
+
+@pytest.mark.parametrize("name", ["snapshot-0000000000000005-states.parquet", "shard.json"])
+def test_salvage_goes_on_without_a_damaged_snapshot(tmp_path: Path, name: str) -> None:
+    """Two writes after the snapshot: one stands by itself, the other is about a problem that was in the snapshot."""
+    shard = filled(tmp_path)
+    shard.compact()
+    shard.write(6, pack_outcomes([Outcome(1, "p0", True, 5)]))
+    added = filled(tmp_path / "other", writes=6)
+    shard.write(7, last_add(tmp_path / "other"))
+    added.close()
+    shard.close()
+    path = tmp_path / "shard-0" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data if name.startswith("snapshot") else b"")
+    with pytest.raises(StoreError, match=rf"{name}: .*--salvage to go on without this snapshot$"):
+        server(tmp_path).extent()
+    saved = server(tmp_path)
+    lines = saved.salvage()
+    assert lines[0].endswith(": the whole snapshot")
+    assert name in lines[0]
+    assert lines[1].endswith("operations 1 to 5 before it are missing")
+    assert lines[2].endswith("operation 6: replay-shard-0: problem 'p0' is unknown: no trajectory of it was ever added")
+    assert len(lines) == 3
+    assert {problem for problem, _ in contents(saved)} == {"p5"}
+    saved.write(8, Evict(1))
+    saved.close()
+    assert len(contents(server(tmp_path))) == 1  # clean again
+
+
+def last_add(directory: Path) -> Operation:
+    """The last write in the log of a shard."""
+    folder = Folder(str(directory)).child("shard-0")
+    frame = recover(folder, IDENTITY, 0, salvage=False).frames[-1]
+    return decode(frame.kind, frame.payload, 4)
+
+
+def test_salvage_is_for_the_first_opening_only(tmp_path: Path) -> None:
+    """A shard that is opened again later, as a restarted actor is, refuses damage as ever."""
+    shard = filled(tmp_path)
+    assert shard.salvage() == []
+    shard.close()
+    path = next((tmp_path / "shard-0").glob("log-*.arrow"))
+    damage(tmp_path, path.stat().st_size // 2)
+    with pytest.raises(StoreError, match="start with --salvage"):
+        shard.extent()
+
+
+def test_a_store_is_salvaged_with_an_unreadable_directory_file(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    made.close()
+    (tmp_path / "directory.json").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"directory\.json: not a manifest"):
+        store(tmp_path)
+    saved = store(tmp_path, salvage=True)
+    assert [line.rpartition("/")[2] for line in saved.dropped] == ["directory.json: not a manifest of a replay store"]
+    saved.close()
+    assert store(tmp_path).dropped == []
+
+
+def store(directory: Path, salvage: bool = False) -> ReplayStore:
+    given = {"vocabulary": 4, "directory": str(directory), "fingerprint": "f"}
+    return ReplayStore(ReplayConfig(shards=2), **given, salvage=salvage, local=True)  # type: ignore[arg-type]
+
+
+def test_the_last_write_with_a_wrong_byte_is_damage_and_half_of_it_is_a_torn_write(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    path = next((tmp_path / "shard-0").glob("log-*.arrow"))
+    whole = path.read_bytes()
+    damage(tmp_path, len(whole) - 1)
+    with pytest.raises(StoreError, match=rf"{path.name}: bytes \d+ to {len(whole)} are damaged; start with --salvage"):
+        server(tmp_path).extent()
+    saved = server(tmp_path)
+    (line,) = saved.salvage()
+    assert line.endswith("are damaged")
+    assert {problem for problem, _ in contents(saved)} == {"p0", "p1", "p2", "p3"}
+    saved.write(5, Evict(1))
+    saved.close()
+    assert len(contents(server(tmp_path))) == 7
+    for path in (tmp_path / "shard-0").iterdir():
+        path.unlink()
+    path = tmp_path / "shard-0" / "log-0000000000000001.arrow"
+    path.write_bytes(whole[:-1])
+    assert {problem for problem, _ in contents(server(tmp_path))} == {"p0", "p1", "p2", "p3"}
+    path.write_bytes(whole + bytes(5000))  # a file system that has room for what it had no time to write
+    assert len(contents(server(tmp_path))) == 10
+
+
+def test_a_write_that_is_on_disk_but_cannot_be_applied_stops_the_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a repetition of it would be taken for done."""
+    shard = filled(tmp_path)
+
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Shard, "evict", broken)
+    with pytest.raises(MemoryError):
+        shard.write(6, Evict(3))
+    for sequence in (6, 7):
+        with pytest.raises(StoreError, match="write 6 is on disk but could not be applied: no room"):
+            shard.write(sequence, Evict(3))
+    monkeypatch.undo()
+    shard.close()
+    assert len(contents(shard)) == 7  # read anew, with the write
+
+
+def test_a_compaction_that_fails_before_the_end_is_said_once(tmp_path: Path) -> None:
+    shard = filled(tmp_path)
+    (tmp_path / "shard-0" / "snapshot-0000000000000005-states.parquet").mkdir()  # the name is taken
+    shard.compact()
+    with pytest.raises(StoreError, match="replay-shard-0: compaction failed: cannot write"):
+        shard.close()
+    shard.close()
+    assert len(contents(shard)) == 10

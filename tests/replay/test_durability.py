@@ -30,10 +30,10 @@ QUOTA = 4
 PROBLEMS = st.sampled_from(["p", "q", "r"])
 
 
-def server(directory: object, salvage: bool = False, **identity: Any) -> ReplayShard:
+def server(directory: object, **identity: Any) -> ReplayShard:
     config = ReplayConfig(per_problem=QUOTA, ranking="value")
     known: dict[str, Any] = {"index": 0, "shards": 1, "vocabulary": 4, "fingerprint": "f"}
-    return ReplayShard(Identity(**known | identity), config, str(directory), salvage)
+    return ReplayShard(Identity(**known | identity), config, str(directory))
 
 
 def contents(shard: ReplayShard) -> dict[tuple[str, int], tuple[float, int, int, int]]:
