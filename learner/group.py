@@ -184,13 +184,13 @@ class LearnerGroup:
         version = self.version + 1
         (weights,) = [weights for weights in self._all(RankWorker.export_weights, version) if weights is not None]
         digest = weights.manifest.digest
+        self.version = version  # of the learner's weights, whether or not an engine lives to get them
         for engine in receiver.load_weights(weights):
             if (engine.version, engine.digest) != (version, digest):
                 raise WeightError(
                     f"{engine.engine} acknowledged version {engine.version} ({engine.digest}), the learner sent "
                     f"version {version} ({digest}); resume from the last checkpoint"
                 )
-        self.version = version
         gap = self._probe_gap(receiver.sequence_logprobs(probe), self.logprobs(probe)) if probe else 0.0
         return BroadcastReport(version, digest, gap, time.monotonic() - begin)
 

@@ -13,12 +13,14 @@ Called by `trainer/session.py`; `trainer/asynchronous.py` runs the same function
 state that a checkpoint holds (weights, optimizers, cursor, replay), so a resumed run repeats the uninterrupted one.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from core.errors import ActorError, LearnerError
 from core.records import IntArray, Problem, Provenance, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive
@@ -92,6 +94,7 @@ class Iteration:
     scored: list[Scored]
     stats: "UpdateStats"
     broadcast: "BroadcastReport"
+    failure: ActorError | None = None  # the engines were lost with the new weights on their way; the learner has them
 
 
 def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) -> Iteration:
@@ -106,7 +109,14 @@ def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) ->
 def learn(
     parts: Parts, settings: Settings, number: int, trajectories: Sequence[Trajectory], clock: PhaseClock
 ) -> Iteration:
-    """What follows generation: judge, score, record, update, broadcast."""
+    """What follows generation: judge, score, record, update, broadcast.
+
+    Raises ActorError when there is nothing to learn from.
+    """
+    if not trajectories:
+        raise ActorError(
+            f"no engine could generate any start of iteration {number}: see quarantine/ in the run directory"
+        )
     starts = list({item.start.id: item.start for item in trajectories}.values())
     with clock.phase("reward"):
         judged = parts.task.judge(trajectories)
@@ -121,10 +131,24 @@ def learn(
         parts.replay.add(candidates(canonical, parts.cut, parts.learner.version, lambda _: Provenance.CANONICAL))
     with clock.phase("update"):
         stats = parts.learner.update(scored)
+    probe = [item.sequence_ids for item in trajectories[: settings.probe_sequences]]
+    report, failure = broadcast(parts, probe, clock)
+    return Iteration(number, starts, scored, stats, report, failure)
+
+
+def broadcast(
+    parts: Parts, probe: Sequence[IntArray], clock: PhaseClock
+) -> "tuple[BroadcastReport, ActorError | None]":
+    """Give the engines the new weights; when they are lost for good, what there is to report all the same, and the error."""
+    from learner.stats import BroadcastReport
+
     with clock.phase("broadcast"):
-        probe = [item.sequence_ids for item in trajectories[: settings.probe_sequences]]
-        broadcast = parts.learner.broadcast(parts.actors, probe)
-    return Iteration(number, starts, scored, stats, broadcast)
+        try:
+            return parts.learner.broadcast(parts.actors, probe), None
+        except LearnerError:
+            raise
+        except ActorError as error:
+            return BroadcastReport(parts.learner.version, "", math.nan, 0.0), error
 
 
 def choose_starts(parts: Parts, settings: Settings, number: int) -> list[Start]:

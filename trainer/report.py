@@ -26,6 +26,11 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#b2182b", "#7
 PHASE_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7", "#999999", "#444444")
 
 
+def largest_gap(metrics: Sequence[IterationMetrics]) -> float:
+    """Of the broadcasts that the engines lived to answer [nats]; NaN if there was none."""
+    return max((m.logprob_gap for m in metrics if not math.isnan(m.logprob_gap)), default=math.nan)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A number at the start and at the end of a run."""
@@ -111,7 +116,7 @@ def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], *, iteration
         f"  {duration(seconds)} of training, {last.total_tokens:,} tokens generated "
         f"({_mean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
         f"  {100 * replayed:.0f} % of starts replayed; store: {last.store_states:,} states, {byte_count(last.store_bytes)}",
-        f"  largest log-prob gap to vLLM after a broadcast: {max(m.logprob_gap for m in metrics):.1e} nats",
+        f"  largest log-prob gap to vLLM after a broadcast: {largest_gap(metrics):.1e} nats",
         "",
         f"  results   {run.path}",
         f"  curves    {run.curves}",

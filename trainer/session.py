@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from core.errors import ActorError
+from core.errors import ActorError, LearnerError
 from core.seeds import derive
 from trainer import asynchronous, checkpoint
 from trainer.checkpoint import Progress
@@ -16,14 +16,15 @@ from trainer.console import RunConsole
 from trainer.evaluate import Evaluation, EvaluationPlan, append_evaluation, evaluate
 from trainer.loop import Iteration, Parts, Settings, iterate
 from trainer.measure import Flow, measure
-from trainer.metrics import MetricSink, PhaseClock
+from trainer.metrics import MetricSink, Phase, PhaseClock
 from trainer.responses import response_rows, write_rows
 from trainer.rundir import RunDirectory, write_samples
 from trainer.starts import erroneous_share
 
-RESCUABLE = "generate"
-"""The phase whose failure leaves a learner that can be saved, with the weights of the last complete iteration. After a
-failure of its own (score, update, broadcast) its ranks are gone."""
+RESCUABLE: tuple[Phase, ...] = ("replay", "generate", "reward")
+"""The phases in which the learner is as the last complete iteration left it, so that it can be saved when an engine or a judge
+fails for good (in asynchronous mode the engines' failure is noticed whenever the pipeline is used). What happens in a broadcast
+is in `Iteration.failure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class Outputs:
 def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs, progress: Progress) -> None:
     """Iterations progress.iteration + 1 .. schedule.iterations.
 
-    When generation fails for good (ActorError), in training or in an evaluation, a checkpoint of the last complete iteration
-    is written before it is raised.
+    When the engines or judges fail for good (ActorError), wherever that is noticed, a checkpoint of the last complete iteration
+    is written before it is raised. After a failure of the learner itself (LearnerError) there is nothing left to save.
     """
     step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
     busy = parts.actors.queues().busy
@@ -66,13 +67,15 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
         clock = PhaseClock(outputs.console.phase)
         try:
             iteration = step(parts, settings, number, clock)
+        except LearnerError:
+            raise
         except ActorError:
-            if clock.current == RESCUABLE and progress.iteration:
+            if clock.current in RESCUABLE and progress.iteration:
                 save(parts, schedule, outputs, progress, f"stopped in iteration {number}; ")
             raise
-        failure = None
+        failure = iteration.failure
         evaluation = None
-        if schedule.evaluates(number):
+        if failure is None and schedule.evaluates(number):
             try:
                 evaluation = evaluated(parts, settings, schedule, outputs.run, number, clock)
             except ActorError as error:  # the engines are lost, the iteration is not

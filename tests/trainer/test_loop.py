@@ -1,5 +1,6 @@
 """Renewing stale values: what is charged to which phase, and when it is done at all."""
 
+import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 
 from core.config import Config
+from core.errors import ActorError, LearnerError
 from core.load import override
 from core.plan import batch_plan
 from core.records import FloatArray, Problem, Provenance, ReplayedState
 from trainer import build
-from trainer.loop import Parts, refresh
+from trainer.loop import Parts, Settings, broadcast, learn, refresh
 from trainer.metrics import PhaseClock
+from trainer.session import RESCUABLE
 
 PROBLEM = Problem("p", np.array([1], np.int32), "gold")
 STALE = [ReplayedState(key, "p", np.array([key], np.int32), 0.5, Provenance.OWN_FAILED, 0) for key in (7, 8)]
@@ -49,6 +52,38 @@ def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_no
     assert store.told == [([8], [0.25], 3)]
     refresh(cast(Parts, parts), 0, clock)
     assert len(store.phases) == 3
+
+
+@dataclass
+class Learner:
+    """Has finished an update; its broadcast meets `error`."""
+
+    error: Exception
+    version: int = 4
+
+    def broadcast(self, _engines: Any, _probe: Any) -> None:
+        self.version += 1
+        raise self.error
+
+
+def test_engines_lost_in_a_broadcast_do_not_undo_the_update_but_a_lost_learner_does() -> None:
+    def parts(error: Exception) -> Parts:
+        return cast(Parts, SimpleNamespace(learner=Learner(error), actors=None))
+
+    error = ActorError("rollout-0 died")
+    report, failure = broadcast(parts(error), [], PhaseClock())
+    assert (report.version, math.isnan(report.logprob_gap), failure) == (5, True, error)
+    with pytest.raises(LearnerError):
+        broadcast(parts(LearnerError("rank 0 died")), [], PhaseClock())
+
+
+def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_saved() -> None:
+    clock = PhaseClock()
+    with clock.phase("generate"):
+        pass
+    with pytest.raises(ActorError, match=r"^no engine could generate any start of iteration 7: see quarantine/"):
+        learn(cast(Parts, None), cast(Settings, None), 7, [], clock)
+    assert clock.current in RESCUABLE
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from core.errors import ActorError, LearnerError
 from core.load import override
 from core.plan import batch_plan
 from core.sampling import Sampling
-from tests.trainer.examples import iteration as example
-from trainer import checkpoint, commands, session
+from trainer import asynchronous, checkpoint, commands, session
 from trainer.checkpoint import Progress
 from trainer.evaluate import EvaluationPlan
 from trainer.loop import Parts, Settings
@@ -60,10 +59,12 @@ class Session:
     console: Console = field(default_factory=Console)
 
     def iterate(self, _parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
-        if number == self.dies and self.phase != "evaluate":
+        failure = ActorError(f"died in {self.phase}") if number == self.dies else None
+        if failure and self.phase not in ("broadcast", "evaluate"):
             with clock.phase(self.phase):
-                raise ActorError(f"died in {self.phase}")
-        return example(number)
+                raise LearnerError(str(failure)) if self.phase in ("score", "update") else failure
+        lost = failure if self.phase == "broadcast" else None
+        return SimpleNamespace(iteration=number, failure=lost)
 
     def held_out(self, *_: Any) -> Any:
         raise ActorError("died in evaluate")
@@ -96,7 +97,12 @@ class Session:
         (3, "generate", [2]),  # the checkpoint that was due after iteration 2, not a second one
         (2, "score", []),  # the learner died itself
         (2, "update", []),
-        (2, "broadcast", []),
+        (1, "replay", []),
+        (2, "replay", [1]),  # in asynchronous mode: noticed when the next starts were submitted
+        (2, "reward", [1]),
+        (1, "broadcast", [1]),  # the update was done
+        (2, "broadcast", [2]),
+        (3, "broadcast", [2, 3]),  # and no evaluation by engines that are lost
         (3, "evaluate", [2, 3]),  # iteration 3 was complete
     ],
 )
@@ -107,8 +113,26 @@ def test_what_is_saved(
     with pytest.raises(ActorError, match=f"died in {phase}"):
         broken.train(monkeypatch)
     assert broken.saves == saves
-    assert broken.reports == list(range(1, dies + (phase == "evaluate")))  # metrics before the checkpoint
+    assert broken.reports == list(
+        range(1, dies + (phase in ("broadcast", "evaluate")))
+    )  # metrics before the checkpoint
     assert any("stopped" in note for note in broken.console.notes) == (saves != [])
+
+
+@pytest.mark.parametrize("breaks", ["submit", "finished"])
+def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_saved(
+    monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    def lost(*_: Any) -> Any:
+        raise ActorError("rollout.max_restarts is used up")
+
+    stream = SimpleNamespace(**{"submit": lambda *_: None, "finished": lambda: [], breaks: lost})
+    pipeline = asynchronous.Pipeline(cast(Any, stream), GREEDY, starts=1, max_staleness=1, iterations=4)
+    monkeypatch.setattr(asynchronous, "choose_starts", lambda *_: [])
+    parts, clock = cast(Parts, SimpleNamespace(learner=SimpleNamespace(version=0))), PhaseClock()
+    with pytest.raises(ActorError, match="is used up"):
+        asynchronous.iterate(pipeline, parts, cast(Settings, None), 1, clock)
+    assert clock.current in session.RESCUABLE
 
 
 def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
