@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from learner.group import LearnerGroup
 from learner.ranks import rank_environment
 from learner.worker import RankWorker
 
-DATA = Path(os.environ.get("RETROSPECT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+ROOT = Path(__file__).parents[1]
+BESIDE = ROOT.parent / "shared" / "data"
+DATA = Path(os.environ.get("RETROSPECT_DATA", BESIDE if BESIDE.is_dir() else ROOT / "tests" / "data"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def trajectories(count: int, vocabulary: int) -> list[Judged]:
     """Random tokens with the lengths of real problems and solutions; every fourth continues half of its solution."""
     rng = np.random.default_rng(0)
     with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:
-        problems = [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
+        problems = list(islice(cycle([json.loads(line) for line in islice(lines, count)]), count))
     out = []
     for i, problem in enumerate(problems):
         prompt, response = len(problem["question"]) // 3, max(2, len(problem["answer"]) // 3)

@@ -4,7 +4,9 @@ A Ray actor made by `learner.group`, which sends ready arrays and reads plain re
 all ranks in the same order with the same number of micro-batches (collectives inside).
 """
 
+import contextlib
 import os
+import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import torch
 from transformers.utils import is_flash_attn_2_available
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
-from core.errors import CheckpointError
+from core.errors import CheckpointError, LearnerError
 from core.records import FloatArray
 from core.weights import Bucket, NamedTensor, Weights, pack
 from learner.actor_critic import ActorCritic, LossSettings, SeparateModels, SharedTrunk, StepPlan, model_inputs, places
@@ -54,9 +56,7 @@ class RankWorker:
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 listens: this node's address and a free port."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+        return ray.util.get_node_ip_address(), free_port()
 
     def join(self, rank: int, ranks: int, address: tuple[str, int], device: Device, timeout: float) -> None:
         """Set the environment that DeepSpeed reads and enter the process group."""
@@ -186,6 +186,20 @@ class RankWorker:
         named = self._actor_critic.policy.named_tensors()
         own = ((name.removeprefix(prefix), tensor) for name, tensor in named if name.startswith(prefix))
         return merged(own, 0.0 if self._lora is None else self._lora.scale)
+
+
+def free_port() -> int:
+    """A free TCP port below those that the kernel hands out unasked: until it is used nobody gets it by chance.
+
+    On a kernel that hands out every port above 20,000 any free one.
+    """
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(20_000, given)
+    for port in [*random.SystemRandom().sample(candidates, min(100, len(candidates))), 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise LearnerError("learner-rank-0: no free TCP port on its node; end what holds them, or allow more open files")
 
 
 def trained(module: PolicyModel) -> str:

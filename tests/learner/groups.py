@@ -23,7 +23,7 @@ PROBE = [np.arange(1, 12, dtype=np.int32), np.array([7, 7, 3], dtype=np.int32)]
 def group(
     path: Path, algorithm: AlgorithmConfig | None = None, dtype: str = "float32", **learner: Any
 ) -> Iterator[LearnerGroup]:
-    options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 200.0} | learner
+    options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
     made = LearnerGroup(
         path,
         LearnerConfig(**options),

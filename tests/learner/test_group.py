@@ -9,6 +9,7 @@ import pytest
 
 from core.config import AlgorithmConfig
 from core.errors import ActorError, DivergenceError, WeightError
+from learner.ranks import Ranks
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
     PROBE,
@@ -45,8 +46,9 @@ def test_ranks_zero_stages_and_cuts_give_the_same_weights(tiny_model: Tiny) -> N
     assert moved > 2e-4  # 8 steps of Adam at 1e-4
     for weights, values in results[1:]:
         for name, expected in results[0][0].items():
-            np.testing.assert_allclose(weights[name], expected, atol=1e-6, rtol=0, err_msg=name)
-        np.testing.assert_allclose(values, results[0][1], atol=1e-6)
+            # not 1e-6, to which losses and gradients agree: Adam enlarges the rounding of small gradients
+            np.testing.assert_allclose(weights[name], expected, atol=1e-5, rtol=0, err_msg=name)
+        np.testing.assert_allclose(values, results[0][1], atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -154,6 +156,7 @@ def test_a_dead_rank_is_named(tiny_model: Tiny) -> None:
     import ray
 
     with group(tiny_model(True), ranks=2) as learner:
-        ray.kill(ray.get_actor("learner-rank-1"))
+        assert isinstance(learner._ranks, Ranks)
+        ray.kill(learner._ranks._actors[1])  # not by name: that of a group closed just now may still be taken
         with pytest.raises(ActorError, match=r"learner-rank-1 died during score"):
             learner.score(make_judged(0))
