@@ -64,6 +64,8 @@ class Evaluation:
     overall: Scores
     levels: dict[str, Scores]  # by difficulty
     truncated: float  # share of greedy responses that used up their token budget
+    left_out: int  # problems that no engine could generate: not part of any number here
+    judge_failures: int  # verdicts, of greedy and sampled responses, that the judge failed to give: they count as wrong
     greedy: list[Judged]  # one per problem
     sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
 
@@ -104,8 +106,9 @@ def evaluate(
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)
     answers = None if task.answer is None else answers_of(judged_samples, task, task.answer)
-    problems = [problem for problem in problems if problem.id in answered]
-    return summarise(problems, judged, judged_samples, answers, seed)
+    kept_problems = [problem for problem in problems if problem.id in answered]
+    left_out = len(problems) - len(kept_problems)
+    return summarise(kept_problems, judged, judged_samples, answers, seed, left_out=left_out)
 
 
 def answers_of(judged: Sequence[Judged], task: "Task", answer: "Answer") -> list[str | None]:
@@ -119,15 +122,18 @@ def summarise(
     sampled: list[Judged],
     answers: Sequence[str | None] | None,
     seed: int,
+    *,
+    left_out: int = 0,
 ) -> Evaluation:
     """Estimates over all problems and by level.
 
     Args:
-        problems: the held-out problems.
+        problems: the held-out problems that were answered.
         greedy: one judged response per problem.
         sampled: as many for every problem, those of problem 0 first; may be empty.
         answers: the final answer of every sampled response; None: the task has no short answers.
         seed: of the bootstrap.
+        left_out: held-out problems that were not answered.
     """
     samples = len(sampled) // len(problems)
     rows = []
@@ -144,6 +150,8 @@ def summarise(
         overall=_scores(rows, samples, generator(seed, "bootstrap")),
         levels={level: _scores(by_level[level], samples, generator(seed, level)) for level in sorted(by_level)},
         truncated=float(np.mean([item.trajectory.finish.truncated for item in greedy])),
+        left_out=left_out,
+        judge_failures=sum(item.verdict.judge_failed for item in (*greedy, *sampled)),
         greedy=greedy,
         sampled=sampled,
     )
@@ -181,13 +189,22 @@ def describe(result: Evaluation) -> str:
     parts = [f"pass@{one.k} {100 * one.estimate.mean:.1f} %" for one in result.overall.passes]
     if result.overall.majority is not None:
         parts.append(f"maj@{result.samples} {100 * result.overall.majority.mean:.1f} %")
+    if result.left_out:
+        parts.append(f"{result.left_out} problems left out: no engine could generate them")
+    if result.judge_failures:
+        parts.append(f"{result.judge_failures} verdicts counted as wrong: the judge failed")
     return ", ".join([line, *parts])
 
 
 def record(result: Evaluation) -> dict[str, object]:
     """The numbers as plain data, for JSON."""
     levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
-    return {"samples": result.samples, **_plain(result.overall), "truncated": result.truncated, "levels": levels}
+    counts = {
+        "truncated": result.truncated,
+        "left_out": result.left_out,
+        "judge_failures": result.judge_failures,
+    }
+    return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels}
 
 
 def _plain(scores: Scores) -> dict[str, object]:

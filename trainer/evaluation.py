@@ -21,7 +21,7 @@ from tasks.estimators import Estimate, bootstrap, paired_difference
 from trainer import build
 from trainer.evaluate import Evaluation, describe, evaluate, percent, record
 from trainer.preflight import inspect_model, load_tokenizer
-from trainer.responses import check_suffix, response_rows, write_rows
+from trainer.responses import check_place, response_rows, write_rows
 from trainer.rundir import write_atomically
 from trainer.targets import model_of, run_of
 
@@ -68,8 +68,6 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
     """
     from trainer.commands import connected, prepare, settled
 
-    if responses is not None:
-        check_suffix(responses)
     for path in filter(None, (target, against)):
         check_unseen(config.task, path)
     if target:
@@ -77,6 +75,7 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
     rival = model_of(Path(against)) if against else ""
     batch_plan(config)
     where = responses or config.run.root / "evaluations" / f"{name_of(target or config.model.path)}.jsonl"
+    check_place(where)
     config = settled(config, local)
     with prepare(config) as ready:
         if rival:

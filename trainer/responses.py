@@ -19,10 +19,21 @@ if TYPE_CHECKING:
 SUFFIXES = (".jsonl", ".parquet")
 
 
-def check_suffix(path: Path) -> None:
-    """Raises ConfigError for a file that is neither JSONL nor Parquet."""
+def check_place(path: Path) -> None:
+    """Make the folder and find out, before there is anything to lose, whether the file can be written.
+
+    Raises ConfigError where it cannot, and for a file that is neither JSONL nor Parquet.
+    """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--responses {path}: write to a file that ends with {' or '.join(SUFFIXES)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
 def response_rows(result: "Evaluation", task: "Task", model: str) -> Iterator[dict[str, object]]:
@@ -45,6 +56,7 @@ def _row(item: Judged, problem: Problem, task: "Task") -> dict[str, object]:
         "reward": item.verdict.reward,
         "correct": item.verdict.correct,
         "detail": item.verdict.detail,
+        "judge_failed": item.verdict.judge_failed,
     }
 
 
@@ -61,7 +73,11 @@ def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
         else:
             write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     except OSError as error:
-        raise ConfigError(f"--responses {path}: {error.strerror or error}; name a file that can be written") from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--responses {path}: {error.strerror or error}; name a file that can be written")
 
 
 def _whole(value: object) -> object:

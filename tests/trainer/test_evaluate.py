@@ -31,7 +31,7 @@ from trainer.evaluate import (
     summarise,
 )
 from trainer.evaluation import check_rival, check_unseen, compare
-from trainer.responses import check_suffix, response_rows, write_rows
+from trainer.responses import check_place, response_rows, write_rows
 from trainer.rundir import RunDirectory
 from trainer.starts import fresh_starts
 
@@ -120,6 +120,35 @@ def task_of(rewards: dict[str, float]) -> Task:
     return cast(Task, SimpleNamespace(judge=judge, answer=None))
 
 
+def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
+    task = cast(Any, task_of({"a": 1.0}))
+    failed = Verdict(0.0, False, "judge timed out", judge_failed=True)
+    task.judge = lambda items: [Judged(item, failed if item.sample else Verdict(1.0, True)) for item in items]
+    greedy = Sampling(0.0, 1.0, 8)
+    result = evaluate(cast(Any, Engines("b")), task, PROBLEMS, EvaluationPlan(greedy, greedy, 3), seed=0)
+    assert (result.left_out, result.judge_failures, result.success) == (1, 2, 1.0)  # samples 1 and 2 of problem a
+    assert describe(result).endswith(
+        "1 problems left out: no engine could generate them, 2 verdicts counted as wrong: the judge failed"
+    )
+    kept = record(result)
+    assert (kept["problems"], kept["left_out"], kept["judge_failures"]) == (1, 1, 2)
+    task.evaluation, task.decode = PROBLEMS, str
+    assert [row["judge_failed"] for row in response_rows(result, task, "m")] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("place", ["file/r.jsonl", "folder.jsonl"])
+def test_a_place_that_cannot_be_written_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.jsonl").mkdir()
+    monkeypatch.setattr(commands, "prepare", None)  # nothing is read or started
+    with pytest.raises(ConfigError, match=rf"--responses .*{place}: .*; name a file that can be written"):
+        evaluation.run(Config(), "", "", tmp_path / place)
+    check_place(tmp_path / "deep" / "r.jsonl")
+    assert not list((tmp_path / "deep").iterdir())
+
+
 def answered(*left_out: str, samples: int = 0, **rewards: float) -> Evaluation:
     greedy = Sampling(0.0, 1.0, 8)
     plan = EvaluationPlan(greedy, greedy, samples)
@@ -195,7 +224,7 @@ def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suff
     read = pyarrow.parquet.read_table(path).to_pylist() if suffix == ".parquet" else [json.loads(path.read_text())]
     assert read == [{"response": "\\ud800é" if suffix == ".parquet" else "\ud800é"}]
     with pytest.raises(ConfigError, match=r"--responses x\.csv: write to a file that ends with \.jsonl or \.parquet"):
-        check_suffix(Path("x.csv"))
+        check_place(Path("x.csv"))
 
 
 def test_the_record_of_an_iteration(tmp_path: Path, result: Evaluation) -> None:
