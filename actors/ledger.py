@@ -130,19 +130,21 @@ class Ledger:
     def take(self, engine: str, samples: int, tokens: int = UNBOUNDED) -> Assignment | None:
         """Jobs for `engine`, as many as fit into `samples` more samples and `tokens` tokens in all; None if there are none.
 
-        A start with more samples than fit is divided. An engine that has nothing gets one sample however long it is, and never
-        has two suspects at once: if it raises again, it is known why.
+        A start with more samples than fit is divided. An engine that has nothing gets one sample however long it is. A suspect
+        goes to an engine that has nothing, and nothing joins it there: if that engine raises, it is known why.
         """
         held, jobs, kept = self._held[engine], list[Job](), []
         sampling: Sampling | None = None
-        suspects = self._suspects & {start_id for start_id, _ in held.keys} if self._suspects else set[str]()
+        if self._suspects and any(start_id in self._suspects for start_id, _ in held.keys):
+            return None
         while self._queue and samples > 0:
             place, start_id, numbers = heapq.heappop(self._queue)
             entry = self._entries.get(start_id)
             left = () if entry is None or entry.dropped else tuple(n for n in numbers if n not in entry.done)
             if entry is None or not left:
                 continue  # done meanwhile: by an engine believed dead
-            if start_id in self._suspects and suspects - {start_id}:
+            suspect = start_id in self._suspects
+            if suspect and held.keys:
                 kept.append((place, start_id, left))
                 continue
             fit = min(len(left), samples, max((tokens - held.tokens) // entry.tokens, 0 if held.keys else 1))
@@ -150,7 +152,6 @@ class Ledger:
                 kept.append((place, start_id, left))
                 break
             sampling = entry.sampling
-            suspects |= self._suspects & {start_id}
             jobs.append(Job(entry.start, left[:fit]))
             for number in left[:fit]:
                 self._out[start_id, number] = engine
@@ -158,6 +159,8 @@ class Ledger:
             samples, held.tokens = samples - fit, held.tokens + fit * entry.tokens
             if left[fit:]:
                 kept.append((place, start_id, left[fit:]))
+            if suspect:
+                break
         for item in kept:
             heapq.heappush(self._queue, item)
         return None if sampling is None else Assignment(jobs, sampling)
@@ -177,28 +180,27 @@ class Ledger:
                     self._finish(entry)
         return before - self.open
 
-    def give_back(self, engine: str, raised: bool = False) -> list[Start]:
+    def give_back(self, engine: str, raised: bool = False) -> Start | None:
         """Put everything that is out with a lost `engine` into the queue again, where it was.
 
         `raised`: the engine raised in a step, so that a start that it had may be to blame. All of them become suspects, which
-        travel apart from each other; the one that is there when an engine raises again is quarantined, and the others are
-        cleared. A process that died proves nothing. Returns the quarantined starts.
+        travel alone; the one that makes an engine raise again is quarantined, and the others are cleared. A process that died
+        proves nothing. Returns the quarantined start.
         """
         lost = defaultdict[str, list[int]](list)
         for start_id, number in list(self._held[engine].keys):
             lost[start_id].append(number)
             self._recall(start_id, number)
-        guilty = sorted(self._suspects & lost.keys()) if raised else []
-        for start_id, numbers in lost.items():
-            if start_id not in guilty:
-                heapq.heappush(self._queue, (self._entries[start_id].place, start_id, tuple(sorted(numbers))))
-        for start_id in guilty:
-            self.drop(start_id)
-        if guilty:
+        if raised and len(lost) == 1 and lost.keys() <= self._suspects:
+            (guilty,) = lost
+            self.drop(guilty)
             self._suspects = set()
-        elif raised:
+            return self._entries[guilty].start
+        for start_id, numbers in lost.items():
+            heapq.heappush(self._queue, (self._entries[start_id].place, start_id, tuple(sorted(numbers))))
+        if raised:
             self._suspects |= lost.keys()
-        return [self._entries[start_id].start for start_id in guilty]
+        return None
 
     def drop(self, start_id: str) -> None:
         """Quarantine a start, also where it is out with other engines: it is complete, without samples."""

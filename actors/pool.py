@@ -45,7 +45,8 @@ logger = logging.getLogger("retrospect.actors")
 class RolloutPool:
     """`config.actors` engines, and up to `config.max_actors` as the cluster has room. Returns when the first can serve.
 
-    `quarantine` is told every start that an engine cannot generate, with the reason. Raises ModelError when the model cannot be
+    `quarantine` is told every start that an engine cannot generate, with the reason. As many as `max_restarts` in a window may be
+    quarantined: more mean that the engines, not the starts, are at fault. Raises ModelError when the model cannot be
     loaded and ActorError when an engine does not come up.
     """
 
@@ -65,6 +66,7 @@ class RolloutPool:
         self._config = config
         self._tell = quarantine
         self._recent: list[float] = []  # when engines were restarted, as far as it counts
+        self._blamed: list[float] = []  # when a start was found to be what made engines raise
         self._poisoned: set[bytes] = set()  # contexts that made engines raise
         self._handle: WeightHandle | None = None
         self._current: tuple[int, str] | None = None  # version and digest of the weights; None while they are swapped
@@ -165,7 +167,7 @@ class RolloutPool:
     def pump(self) -> None:
         """One round: work for the idle engines, then what the busy ones answer; waits no longer than a turn.
 
-        Raises what `_replace` raises.
+        Raises what `_lose` raises.
         """
         if self._stopping:
             raise ActorError("the rollout pool is closing")
@@ -210,6 +212,7 @@ class RolloutPool:
         for start in starts if self._poisoned else ():
             if start.context_ids.tobytes() in self._poisoned:
                 self._ledger.drop(start.id)
+                self._quarantine(start, "engines have raised on its context before")
         return call
 
     def _launch(self, slot: Slot) -> None:
@@ -327,17 +330,36 @@ class RolloutPool:
                 )
 
     def _lose(self, slot: Slot, error: BaseException) -> None:
-        """An engine has failed: take its work back, find the request that is to blame, and replace it."""
+        """An engine has failed: take its work back, find the request that is to blame, and replace it.
+
+        Raises ActorError when too many requests are to blame, and what `_replace` raises.
+        """
         raised = slot.generating and isinstance(error, ray.exceptions.RayTaskError)
         guilty = self._ledger.give_back(slot.name, raised)
         gone = slot.guest and slot.node_lost()  # nodes come and go: that is no fault of the engine
-        for start in guilty:
-            self.quarantined += 1
-            self._poisoned.add(start.context_ids.tobytes())
-            self._tell(start, describe(error))
-        if guilty and self._recent:
-            self._recent.pop()  # the time before was the request's fault too
-        self._replace(slot, error, excused=bool(guilty) or gone)
+        if guilty is not None:
+            self._blamed = self._counted(self._blamed)
+            if len(self._blamed) >= self._config.max_restarts:
+                raise ActorError(
+                    f"{slot.name}: engines raise whatever they are given: {self._what(slot, error)}; starts quarantined within "
+                    f"{self._config.restart_window:g} s: rollout.max_restarts = {self._config.max_restarts} and this one"
+                ) from None
+            self._blamed.append(time.monotonic())
+            self._quarantine(guilty, describe(error))
+            if self._recent:
+                self._recent.pop()  # the time before was the request's fault too
+        self._replace(slot, error, excused=guilty is not None or gone)
+
+    def _quarantine(self, start: Start, reason: str) -> None:
+        """A start is left out, now and whenever its context comes again."""
+        self.quarantined += 1
+        self._poisoned.add(start.context_ids.tobytes())
+        self._tell(start, reason)
+
+    def _counted(self, moments: Sequence[float]) -> list[float]:
+        """Those within the window in which restarts and quarantines are counted."""
+        now = time.monotonic()
+        return [moment for moment in moments if now - moment < self._config.restart_window]
 
     def _replace(self, slot: Slot, error: BaseException, excused: bool) -> None:
         """Kill a failed engine's process and start another. `excused`: it does not count as one of the allowed restarts.
@@ -348,14 +370,13 @@ class RolloutPool:
         slot.kill()
         if isinstance(error, WeightError):
             raise error
-        now = time.monotonic()
-        self._recent = [moment for moment in self._recent if now - moment < self._config.restart_window]
+        self._recent = self._counted(self._recent)
         if len(self._recent) >= self._config.max_restarts and not excused:
             raise ActorError(
                 f"{slot.name}: {what}; rollout.max_restarts = {self._config.max_restarts} within "
                 f"{self._config.restart_window:g} s is used up: look into its log, or allow more restarts"
             ) from None
-        self._recent += [] if excused else [now]
+        self._recent += [] if excused else [time.monotonic()]
         self.restarts += 1
         logger.warning("%s: %s; restart %d", slot.name, what, self.restarts)
         self._launch(slot)

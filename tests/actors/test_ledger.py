@@ -98,7 +98,7 @@ def test_what_a_dead_engine_had_goes_out_again_without_its_finished_samples() ->
     ledger = books([start("a", samples=3), start("b"), start("c", prefix=1)])
     take(ledger, "dead", 5)
     ledger.accept(pack([answer("a", 1)]))
-    assert ledger.give_back("dead") == []
+    assert ledger.give_back("dead") is None
     assert ledger.waiting == 6  # 3 + 2 + 2 samples, one of them done
     assert names(take(ledger, "new", 9)) == [("a", (0, 2)), ("b", (0, 1)), ("c", (0, 1))]
 
@@ -116,32 +116,63 @@ def test_the_start_that_makes_engines_raise_is_found_on_its_second_try_and_the_o
     starts = [start(name, samples=2) for name in ("a", "poison", "b", "c")]
     ledger = books(starts)
     assert len(take(ledger, "x", 99)) == 4
-    assert ledger.give_back("x", raised=True) == []  # first try: one of four
+    assert ledger.give_back("x", raised=True) is None  # first try: one of four
     tried: list[str] = []
-    quarantined: list[Start] = []
-    while not quarantined:
+    quarantined: Start | None = None
+    while quarantined is None:
         (job,) = take(ledger, "x", 99)  # one suspect at a time
         tried.append(job.start.id)
         if job.start.id == "poison":
             quarantined = ledger.give_back("x", raised=True)
         else:
             ledger.accept(answers([job]))
-    assert ([one.id for one in quarantined], tried) == (["poison"], ["a", "poison"])
+    assert (quarantined.id, tried) == ("poison", ["a", "poison"])
     assert [job.start.id for job in take(ledger, "x", 99)] == ["b", "c"]  # cleared: together
     assert ledger.complete == ["a", "poison"]
     assert ledger.collect("poison") == []
 
 
-def test_suspects_travel_apart_but_with_others_and_a_death_accuses_nobody() -> None:
+def test_suspects_travel_alone_and_a_death_accuses_nobody() -> None:
     ledger = books([start("a", samples=1), start("b", samples=1)])
     take(ledger, "x", 2)
     ledger.give_back("x", raised=True)
     ledger.add([start("new", samples=1)], SAMPLING)
-    assert [job.start.id for job in take(ledger, "x", 9)] == ["a", "new"]
+    assert [job.start.id for job in take(ledger, "x", 9)] == ["a"]
+    assert take(ledger, "x", 9) == []  # nothing joins it
     assert [job.start.id for job in take(ledger, "y", 9)] == ["b"]
-    assert ledger.give_back("x") == []  # killed
-    assert [one.id for one in ledger.give_back("y", raised=True)] == ["b"]
+    assert ledger.give_back("x") is None  # killed
+    assert [job.start.id for job in take(ledger, "z", 1)] == ["a"]
+    assert ledger.give_back("z") is None
+    guilty = ledger.give_back("y", raised=True)
+    assert guilty is not None
+    assert guilty.id == "b"
     assert [job.start.id for job in take(ledger, "x", 9)] == ["a", "new"]
+
+
+def test_a_suspect_does_not_join_others_and_is_not_condemned_beside_them() -> None:
+    ledger = books([start("split", samples=2), start("poison", samples=1)])
+    assert names(take(ledger, "x", 1)) == [("split", (0,))]
+    assert names(take(ledger, "y", 9)) == [("split", (1,)), ("poison", (0,))]
+    ledger.give_back("x", raised=True)  # "split" is a suspect, and with "y" there is another that may be to blame
+    assert ledger.give_back("y", raised=True) is None
+    assert names(take(ledger, "x", 9)) == [("split", (0,))]
+    ledger.add([start("new", samples=1)], SAMPLING)
+    assert names(take(ledger, "x", 9)) == []
+    assert names(take(ledger, "y", 9)) == [("split", (1,))]
+    assert names(take(ledger, "z", 9)) == [("poison", (0,))]
+    guilty = ledger.give_back("z", raised=True)
+    assert guilty is not None
+    assert guilty.id == "poison"
+
+
+def test_a_suspect_waits_for_an_engine_that_has_nothing() -> None:
+    ledger = books([start("a", samples=1), start("b", samples=1)])
+    take(ledger, "x", 1)
+    assert names(take(ledger, "y", 1)) == [("b", (0,))]
+    ledger.give_back("x", raised=True)
+    ledger.add([start("c", samples=1)], SAMPLING)
+    assert names(take(ledger, "y", 9)) == [("c", (0,))]  # and not "a", which is before it
+    assert names(take(ledger, "x", 9)) == [("a", (0,))]
 
 
 @given(
@@ -159,7 +190,8 @@ def test_whatever_engines_do_every_sample_is_there_once_and_in_order(
         held[engine] += take(ledger, engine, room)
         if dies:
             late = answers(held[engine])  # what it had finished when it was given up; some arrives after all
-            quarantined |= {one.id for one in ledger.give_back(engine, raised)}
+            guilty = ledger.give_back(engine, raised)
+            quarantined |= {guilty.id} if guilty else set()
             if room % 2:
                 ledger.accept(late)
             held[engine] = []
