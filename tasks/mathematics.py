@@ -29,6 +29,7 @@ _FRACTION = re.compile(
     r"(-?)\s*(?:\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*(-?[0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])|([0-9]+)\s*/\s*([0-9]+))"
 )
 _UNIT = re.compile(r"\\(?:text|mbox|mathrm|textrm)\{\s*([a-zA-Z. ]+?)\s*\}\s*\^\{?([0-9])\}?$")
+_WORDS = re.compile(r"[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})+")
 _MAX_DIGITS = 4000
 """A longer 'number' is refused instead of computed with."""
 
@@ -215,8 +216,27 @@ def read_math(row: Row, columns: Columns, where: str) -> Item:
         raise DataError(
             f"{where}: column {columns.answer!r} has a \\boxed{{ that is not closed; mend or delete the row"
         )
+    if not _is_written(reference):
+        raise DataError(
+            f"{where}: column {columns.answer!r} has the gold answer {reference[:60]!r}, which no parser reads: braces that do not "
+            f"match, no letter or digit, or words outside of \\text{{}}; mend or delete the row"
+        )
     solution = text_of(row, columns.solution, "solution", where) if columns.solution is not None else None
     return Item(text_of(row, columns.prompt, "prompt", where), reference, _level(row, columns), solution)
+
+
+def _is_written(answer: str) -> bool:
+    r"""Whether an answer can be mathematics. Bare words would be read as products of letters, right in any order.
+
+    >>> [_is_written(text) for text in (r"\frac{1}{2}", r"\{1, 2\}", r"\text{see figure}", "}{", r"\frac{", "?", "see figure")]
+    [True, True, True, False, False, False, False]
+    """
+    depth = 0
+    for brace in re.findall(r"\\.|[{}]", answer):  # a brace behind a backslash is a sign of a set
+        depth += (brace == "{") - (brace == "}")
+        if depth < 0:
+            return False
+    return depth == 0 and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())
 
 
 def _level(row: Row, columns: Columns) -> str:

@@ -5,8 +5,9 @@ depends on its prompt text alone; no prompt text is both in training and in eval
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class Item:
     level: str = ""
     solution: str | None = None  # canonical solution, as a model should answer
     messages: Messages = ()  # a prompt of several turns, in place of a template around `prompt`
+    where: str = field(default="", compare=False)  # file and row, for errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ def digest(text: str) -> str:
 def text_of(row: Row, column: str, field: str, where: str) -> str:
     """The text in a column, stripped. Raises DataError when it is empty or no text."""
     value = row[column]
+    if isinstance(value, float) and not math.isfinite(value):  # a Parquet file's missing number
+        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {value}; mend or delete the row")
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value.strip():
@@ -92,7 +96,8 @@ def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers
         del wanted["answer"]
     named = [(f"task.columns.{field}", name) for field, name in wanted.items() if name is not None]
     require_columns(rows, named, path)
-    return [read(row, columns, f"{path}: row {number}") for number, row in enumerate(rows, 1)]
+    places = [f"{path}: row {number}" for number in range(1, len(rows) + 1)]
+    return [replace(read(row, columns, place), where=place) for row, place in zip(rows, places, strict=True)]
 
 
 def split_items(

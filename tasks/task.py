@@ -162,24 +162,56 @@ def task_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], i
 
 
 PROBED = 4
-"""Problems that `check_judges` has judged."""
+"""Problems that `check_judges` has judged with nothing for a response."""
+SLOW = 256
+"""Canonical solutions that it has judged where a verdict takes long: programs, and rewards of the user's own."""
 
 
-def check_judges(config: TaskConfig, train: Sequence[Item], reward_model: RewardModelConfig | None = None) -> None:
-    """Have the first problems judged, with their canonical solution and with nothing for a response.
+def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
+    """Have the first problems judged, with their canonical solution and with nothing for a response, then all canonical solutions.
 
-    Raises ConfigError when the judge has no verdict of them: it raises, hangs, crashes or returns no finite number.
+    Returns how many of these are wrong, in a line. Raises ConfigError when the judge has no verdict of the first: it raises,
+    hangs, crashes or returns no finite number; DataError when a verifier of ours finds all canonical solutions wrong.
     """
     judges = start_judges(config, reward_model, check=True)
     try:
-        probes = [(item.reference, text) for item in train[:PROBED] for text in {item.solution or "", ""}]
+        probes = [(item.reference, text) for item in items[:PROBED] for text in {item.solution or "", ""}]
         verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one: the first failure is enough
         failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
+        if failed is not None:
+            name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
+            raise ConfigError(f"{name}: {failed.detail} (on one of the first problems); mend the reward function")
+        return _check_solutions(config, items, judges)
     finally:
         judges.close()
-    if failed is not None:
-        name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
-        raise ConfigError(f"{name}: {failed.detail} (on one of the first problems); mend the reward function")
+
+
+def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) -> str:
+    recipe = BUILDERS[config.name]
+    solved = [item for item in items if item.solution is not None]
+    if not solved:
+        return "canonical solutions: none"
+    if judged_by_model(config):  # its score of one is neither right nor wrong
+        return f"canonical solutions: {len(solved)}"
+    if config.reward or recipe.runs_programs:
+        solved = solved[:: -(-len(solved) // SLOW)]
+    verdicts = judges.judge([(item.reference, item.solution or "") for item in solved])
+    wrong = [(item, verdict) for item, verdict in zip(solved, verdicts, strict=True) if not verdict.correct]
+    if not wrong:
+        return f"canonical solutions: {len(solved)} judged, all correct"
+    first, why = wrong[0]
+    told = f"{first.where or repr(first.prompt[:60])}: {why.detail or f'reward {why.reward:g}'}"
+    if len(wrong) == len(solved) and not config.reward:
+        raise DataError(
+            f"all {len(solved)} canonical solutions are judged wrong, the first of {told}; name the right task and columns, or "
+            f"mend the data set"
+        )
+    return f"canonical solutions: {len(wrong)} of {len(solved)} judged wrong, the first of {told}"
+
+
+def judged_by_model(config: TaskConfig) -> bool:
+    """Whether the task's responses are scored by a reward model."""
+    return not config.reward and not BUILDERS[config.name].verifier
 
 
 def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:
@@ -190,7 +222,7 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
             return _ready(_judges(config, config.reward, config.judge_timeout))
         except ConfigError as error:
             raise ConfigError(f"task.reward: {error}") from None
-    if not recipe.verifier:
+    if judged_by_model(config):
         local = check or not config.judge_workers
         return RewardJudge(reward_model or RewardModelConfig(), in_this_process if local else in_an_actor)
     if not recipe.runs_programs:

@@ -69,17 +69,17 @@ def check_model_and_data(config: Config) -> str:
         check_template(config.task.template)
         check_context(config, CONTEXT)
         train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
-        check_judges(config.task, train, located(config.reward_model))
+        solutions = check_judges(config.task, [*train, *evaluation], located(config.reward_model))
         data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
-        return f"model: starter, built at the first training run\ndata: {data}"
+        return f"model: starter, built at the first training run\ndata: {data}\n{solutions}"
     task, info = load_task(config, config.model.path)
     task.close()
-    train, _, _ = task_items(config.task, derive(config.run.seed, "task"))
-    check_judges(config.task, train, located(config.reward_model))
+    train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
+    solutions = check_judges(config.task, [*train, *evaluation], located(config.reward_model))
     size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
     return (
         f"model: {info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}\n"
-        f"{describe_data(task)}"
+        f"{describe_data(task)}\n{solutions}"
     )
 
 

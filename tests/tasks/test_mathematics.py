@@ -140,3 +140,19 @@ def test_rows_become_items() -> None:
     assert (mathematics.reference, mathematics.solution, mathematics.level) == ("x", r"so \boxed{x}", "Level 5")
     with pytest.raises(DataError, match="not closed"):
         read_math({"q": "?", "a": r"\boxed{1", "l": ""}, columns, "row 1")
+
+
+@pytest.mark.parametrize("gold", [r"\frac{", "}{", "?", "see figure", r"\boxed{\frac{}", "1}"])
+def test_a_gold_that_is_no_mathematics_is_refused(gold: str) -> None:
+    with pytest.raises(
+        DataError, match=r"^f: row 1: column 'answer' (has the gold answer '|has a .boxed. that is not closed)"
+    ):
+        read_math({"prompt": "?", "answer": gold}, Columns(), "f: row 1")
+
+
+@pytest.mark.parametrize(
+    "gold", [r"\text{see figure}", "east", r"\{1, 2\}", r"[1, \infty)", r"\sin x", r"\boxed{\frac12}"]
+)
+def test_a_gold_in_any_usual_form_is_taken(gold: str) -> None:
+    item = read_math({"prompt": "?", "answer": gold}, Columns(), "f: row 1")
+    assert verify_math(item.reference, rf"\boxed{{{item.reference}}}").correct

@@ -1,5 +1,6 @@
 """A whole task: built from a config, judged through its processes, identified by its fingerprint."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,6 +150,36 @@ def test_a_reward_that_gives_no_number_is_found_by_check(name: str, why: str) ->
 def test_a_reward_that_gives_numbers_passes_the_check() -> None:
     config = SMALL.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit"})
     check_judges(config, task_items(config, 0)[0])
+
+
+def gsm8k_rows(folder: Path, answers: list[str]) -> TaskConfig:
+    file = folder / "rows.jsonl"
+    rows = [{"question": f"{i}?", "answer": str(i), "solution": answer} for i, answer in enumerate(answers)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = Columns(prompt="question", solution="solution")
+    return TaskConfig(name="gsm8k", path=str(file), eval_problems=1, columns=columns, judge_timeout=60.0)
+
+
+def test_canonical_solutions_that_are_judged_wrong_are_counted_by_check(tmp_path: Path) -> None:
+    def told(config: TaskConfig) -> str:
+        train, evaluation, _ = task_items(config, 0)
+        assert len(train) + len(evaluation) == 9
+        return check_judges(config, sorted([*train, *evaluation], key=lambda item: item.prompt))
+
+    answers = [f"#### {i}" for i in range(9)]
+    config = gsm8k_rows(tmp_path, answers)
+    assert told(config) == "canonical solutions: 9 judged, all correct"
+    gsm8k_rows(tmp_path, [*answers[:7], "7", "#### 9"])
+    why = r"no answer found: expected '#### n' or '\boxed{n}'"
+    assert told(config) == f"canonical solutions: 2 of 9 judged wrong, the first of {config.path}: row 8: {why}"
+    gsm8k_rows(tmp_path, ["#### 10"] * 9)
+    with pytest.raises(
+        DataError, match=r"all 9 canonical solutions are judged wrong, the first of .*: row 1: answered '10', exp"
+    ):
+        told(config)
+    assert told(config.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit"})).startswith(
+        "canonical solutions: 9 of 9 judged wrong"  # a user's reward may mean something else by it
+    )
 
 
 def test_a_reward_that_is_not_there_is_found_when_the_task_is_built(tokenizer: Tokenizer) -> None:
