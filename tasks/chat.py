@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from core.errors import DataError
+from core.errors import DataError, first_line
 
 ROLES = ("system", "user", "assistant")
 PLAIN = (
@@ -89,46 +89,58 @@ def load(text: str) -> Messages:
     return tuple(Message(turn["role"], turn["content"]) for turn in json.loads(text))
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Message], *, reply: bool) -> str:
-    """The dialogue as the model reads it; `reply`: up to where the assistant's next turn begins."""
-    return str(
-        tokenizer.apply_chat_template(
+def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply: bool) -> str:
+    """The dialogue as the model reads it; `reply`: up to where the assistant's next turn begins.
+
+    Raises DataError, opened by `where`, when the tokenizer's chat template refuses the dialogue (no system turn, roles in turn).
+    """
+    from jinja2 import TemplateError  # not before it is needed: the commands start faster
+
+    try:
+        text = tokenizer.apply_chat_template(
             [asdict(message) for message in messages],
             chat_template=None if getattr(tokenizer, "chat_template", None) else PLAIN,
             add_generation_prompt=reply,
             tokenize=False,
         )
-    )
+    except TemplateError as error:
+        raise DataError(
+            f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); mend or delete the row, or use "
+            f"another template"
+        ) from None
+    return str(text)
 
 
-def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a dialogue up to where the assistant's next turn begins."""
-    return _ids(tokenizer, chat_text(tokenizer, messages, reply=True))
+def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[int]:
+    """Token ids of a dialogue up to where the assistant's next turn begins. Raises DataError as `chat_text`."""
+    return _ids(tokenizer, chat_text(tokenizer, messages, where, reply=True))
 
 
 def encode(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
     """Token ids of a whole dialogue, learned where the assistant speaks, up to and with the end-of-sequence token of each turn.
 
-    A template that does not end a turn with that token gets one after the last. Raises DataError when the template writes
-    earlier turns anew, so that what the model reads before a reply is not what precedes it here.
+    A template that does not end a turn with that token gets one after the last, an empty one too. Raises DataError as `chat_text`,
+    and when the template writes earlier turns anew, so that what the model reads before a reply is not what precedes it here.
     """
     ids: list[int] = []
     learned: list[int] = []
     done = ""
+    open_turn = False
     for number, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        before = chat_text(tokenizer, messages[:number], reply=True)
-        after = chat_text(tokenizer, messages[: number + 1], reply=False)
+        before = chat_text(tokenizer, messages[:number], where, reply=True)
+        after = chat_text(tokenizer, messages[: number + 1], where, reply=False)
         if not (before.startswith(done) and after.startswith(before)):
             raise DataError(f"{where}: the chat template of the tokenizer rewrites earlier turns; use another template")
         ids += _ids(tokenizer, before[len(done) :])
         said = _ids(tokenizer, after[len(before) :])
-        ends = said.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in said else len(said)
+        open_turn = tokenizer.eos_token_id not in said
+        ends = len(said) if open_turn else said.index(tokenizer.eos_token_id) + 1
         learned += range(len(ids), len(ids) + ends)
         ids += said
         done = after
-    if learned and ids[learned[-1]] != tokenizer.eos_token_id:
+    if open_turn:
         learned.append(len(ids))
         ids.append(tokenizer.eos_token_id)
     return ChatTokens(ids, [at for at in learned if at])

@@ -15,7 +15,7 @@ import numpy as np
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import IntArray, Problem
-from tasks.chat import Messages, prompt_ids
+from tasks.chat import Message, Messages, prompt_ids
 from tasks.sources import Row, load_rows, require_columns
 
 Tokenizer = Any
@@ -126,20 +126,20 @@ def split_items(
     return train[: config.problems], list(held.values())[: config.eval_problems], len(items) - len(unique)
 
 
-def render(template: str, tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Token ids of a prompt: template, then the tokenizer's chat template when it has one."""
+def render(template: str, tokenizer: Tokenizer, prompt: str, where: str = "a prompt") -> list[int]:
+    """Token ids of a prompt: template, then the tokenizer's chat template when it has one. Raises DataError as `prompt_ids`."""
     text = template.replace("{prompt}", prompt)
     if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-        )
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return prompt_ids(tokenizer, (Message("user", text),), where)
     return list(tokenizer(text)["input_ids"])
 
 
 def render_item(template: str, tokenizer: Tokenizer, item: Item) -> list[int]:
     """Token ids of an item's prompt."""
-    return prompt_ids(tokenizer, item.messages) if item.messages else render(template, tokenizer, item.prompt)
+    where = item.where or "a prompt"
+    if item.messages:
+        return prompt_ids(tokenizer, item.messages, where)
+    return render(template, tokenizer, item.prompt, where)
 
 
 def respond(tokenizer: Tokenizer, solution: str) -> list[int]:

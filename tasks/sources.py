@@ -18,8 +18,8 @@ Row = Mapping[str, Any]
 def load_rows(path: str, split: str) -> list[Row]:
     """All rows of `path`: a .jsonl or .parquet file, a directory of them, or else a Hugging Face data set name.
 
-    In a directory that has files named after the split (`train.jsonl`, `train-00000.parquet`) only these are read.
-    Raises DataError.
+    In a directory that has files named after the split (`train.jsonl`, `train-00000.parquet`) only these are read; one without
+    files of its own is searched for them, as in a clone of a hub repository. Raises DataError.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -48,15 +48,26 @@ def require_columns(rows: Sequence[Row], wanted: Iterable[tuple[str, str]], sour
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if file.suffix in READERS)
+    files = sorted(file for file in folder.iterdir() if file.suffix in READERS) or _files_below(folder)
     if not files:
         raise DataError(f"{folder}: no .jsonl or .parquet file in this directory; give one that holds some")
-    named = [file for file in files if file.name.startswith(split)]
+    named = [
+        file for file in files if file.name.startswith(split) or (file.parent != folder and file.parent.name == split)
+    ]
+    places = sorted({str(file.parent.relative_to(folder)) for file in named or files})
+    if len(places) > 1:  # the subsets of a repository are different data sets
+        raise DataError(f"{folder}: files of split {split!r} in {', '.join(places)}; give one of these folders")
     if not named and len(files) > 1 and any(file.name.startswith(("train", "test", "valid")) for file in files):
         raise DataError(
             f"{folder}: no file of split {split!r} among {', '.join(file.name for file in files)}; set task.split or task.eval_split"
         )
     return named or files
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Data files in sub-folders, as in a clone of a hub repository (`data/train-00000.parquet`), hidden ones left alone."""
+    found = (file.relative_to(folder) for file in folder.rglob("*") if file.suffix in READERS)
+    return sorted(folder / file for file in found if not any(part.startswith(".") for part in file.parts))
 
 
 def _load_file(file: Path) -> list[Row]:
@@ -77,6 +88,8 @@ def _read_jsonl(file: Path) -> list[Row]:
             continue
         try:
             row = json.loads(line)
+        except RecursionError:
+            raise DataError(f"{file}: line {number}: nested too deeply; mend or delete the line") from None
         except ValueError as error:  # a UnicodeDecodeError is one too
             cut = not data.endswith(b"\n") and number == data.count(b"\n") + 1
             kind = "the file is cut in the middle of this line" if cut else f"not valid JSON ({error})"
@@ -94,7 +107,7 @@ def _read_parquet(file: Path) -> list[Row]:
     with file.open("rb") as handle:
         try:
             rows: list[Row] = pyarrow.parquet.read_table(handle).to_pylist()
-        except pyarrow.ArrowInvalid as error:
+        except (pyarrow.ArrowException, ValueError) as error:  # damaged text is a UnicodeDecodeError
             raise DataError(f"{file}: not a readable Parquet file ({first_line(error)}); restore it") from None
     return rows
 

@@ -181,7 +181,7 @@ def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"
         where = f"{settings.path}: row {number}: column {settings.column!r}"
         messages = chat.parse(row[settings.column], where)
         tokens = chat.encode(tokenizer, messages, where)
-        if not tokens.learned:
+        if not any(message.role == "assistant" and message.content.strip() for message in messages):
             raise DataError(f"{where}: the assistant says nothing; mend or delete the row")
         if len(tokens.ids) <= settings.max_tokens:
             arrays = np.array(tokens.ids, np.int32), np.array(tokens.learned, np.int32)

@@ -60,7 +60,7 @@ def test_without_a_chat_template_the_turns_are_written_as_in_hh(tokenizer: Token
     found = chat.encode(tokenizer, MESSAGES, "x")
     assert tokenizer.decode(found.ids) == TURNS + END
     assert tokenizer.decode([found.ids[at] for at in found.learned]) == "Hello.\nYou?Good" + END
-    prompt = chat.prompt_ids(tokenizer, MESSAGES[:3])
+    prompt = chat.prompt_ids(tokenizer, MESSAGES[:3], "x")
     assert found.ids[: len(prompt)] == prompt  # what a policy continues is what was learned
 
 
@@ -70,6 +70,31 @@ def test_a_chat_template_ends_the_turns_itself_and_what_follows_is_not_learned(t
     assert tokenizer.decode(found.ids) == f"<user>Hi\n<assistant>Hello.\nYou?{END}\n<user>Fine\n<assistant>Good{END}\n"
     assert tokenizer.decode([found.ids[at] for at in found.learned]) == f"Hello.\nYou?{END}Good{END}"
     assert chat.encode(tokenizer, MESSAGES[:1], "x").learned == []
+
+
+@pytest.mark.parametrize("template", [None, MARKED])
+def test_an_empty_reply_ends_as_every_other(tokenizer: Tokenizer, template: str | None) -> None:
+    tokenizer.chat_template = template
+    found = chat.encode(tokenizer, [MESSAGES[0], Message("assistant", "")], "x")
+    assert tokenizer.decode([found.ids[at] for at in found.learned]) == END
+    assert tokenizer.decode(found.ids).rstrip("\n").endswith(END)
+
+
+def test_a_dialogue_that_the_template_refuses_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + MARKED
+    )
+    why = r"the chat template of the tokenizer refuses this dialogue \(no system turn\)"
+    dialogue = (Message("system", "Be kind"), *MESSAGES)
+    with pytest.raises(DataError, match=f"^f: row 7: {why}"):
+        chat.encode(tokenizer, dialogue, "f: row 7")
+    file = tmp_path / "rows.jsonl"
+    objects = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]
+    file.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in (TURNS, objects)))
+    config = TaskConfig(name="dialogue", path=str(file))
+    items = load_items(config, read_dialogue, str(file), "train", answers=False)
+    with pytest.raises(DataError, match=rf"rows\.jsonl: row 2: {why}"):
+        encode(config, tokenizer, items, items, duplicates=0, max_prompt_tokens=90, max_response_tokens=20)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import DataError
-from tasks.sources import load_rows, require_columns
+from tasks.sources import _load_hub, load_rows, require_columns
 
 ROWS = [{"question": "1+1?", "answer": "#### 2"}, {"question": "2+2?", "answer": "#### 4"}]
 
@@ -73,6 +73,65 @@ def test_a_file_cut_inside_a_character_is_an_error_too(tmp_path: Path) -> None:
     file = tmp_path / "cut.jsonl"
     file.write_bytes('{"a": "é"}\n{"a": "é'.encode()[:-1])
     assert "line 2: the file is cut" in message(file)
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "deep.jsonl"
+    file.write_text('{"a": 1}\n{"a": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
+    assert message(file) == f"{file}: line 2: nested too deeply; mend or delete the line"
+
+
+def test_parquet_with_damaged_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "text.parquet"
+    text = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\x00\x00\x00\x00\x02\x00\x00\x00"), pa.py_buffer(b"\xff\xfe")]
+    )
+    pq.write_table(pa.table({"question": text}), file)
+    assert message(file).startswith(f"{file}: not a readable Parquet file (")
+
+
+def test_a_clone_of_a_hub_repository_is_read(tmp_path: Path) -> None:
+    """`data/train-*.parquet`, as the hub lays it out, or a folder per split; what git and the hub's client keep is no data."""
+    clone = tmp_path / "clone"
+    (clone / "data").mkdir(parents=True)
+    (clone / "README.md").write_text("# Data")
+    (clone / ".cache").mkdir()
+    write_jsonl(clone / ".cache" / "train.jsonl", ROWS)
+    for i, row in enumerate(ROWS):
+        pq.write_table(pa.Table.from_pylist([row]), clone / "data" / f"train-{i:05d}-of-00002.parquet")
+    write_jsonl(clone / "data" / "test-00000-of-00001.jsonl", ROWS[1:])
+    assert load_rows(str(clone), "train") == ROWS
+    assert load_rows(str(clone), "test") == ROWS[1:]
+    for split, rows in (("train", ROWS[:1]), ("test", ROWS[1:])):
+        (tmp_path / "folders" / split).mkdir(parents=True)
+        write_jsonl(tmp_path / "folders" / split / "0.jsonl", rows)
+    assert load_rows(str(tmp_path / "folders"), "test") == ROWS[1:]
+
+
+def test_subsets_in_folders_of_their_own_are_not_mixed(tmp_path: Path) -> None:
+    for subset in ("main", "socratic"):
+        (tmp_path / subset).mkdir()
+        write_jsonl(tmp_path / subset / "train.jsonl", ROWS)
+    assert message(tmp_path) == f"{tmp_path}: files of split 'train' in main, socratic; give one of these folders"
+
+
+def test_the_hub_client_reads_splits_and_subsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own reading of a repository, from a folder instead of the network."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    home = tmp_path / "gsm"
+    for number, subset in enumerate(("main", "socratic")):
+        (home / subset).mkdir(parents=True)
+        write_jsonl(home / subset / "train.jsonl", ROWS)
+        write_jsonl(home / subset / "test.jsonl", ROWS[number : number + 1])
+    names = "\n".join(f"- config_name: {name}\n  data_dir: {name}" for name in ("main", "socratic"))
+    (home / "README.md").write_text(f"---\nconfigs:\n{names}\n---\n")
+    assert _load_hub(f"{home}:main", "train") == ROWS
+    assert _load_hub(f"{home}:socratic", "test") == ROWS[1:]
+    for name, why in ((f"{home}:neither", "neither"), (f"{home}:main", "validation")):
+        with pytest.raises(DataError, match=rf"nor a Hugging Face data set with split 'validation' .*{why}"):
+            _load_hub(name, "validation")
 
 
 def test_damaged_parquet_and_unknown_types_are_refused(tmp_path: Path) -> None:
