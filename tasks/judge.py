@@ -2,7 +2,8 @@
 
 Called by `tasks/task.py` with the texts of an iteration's responses. Invariants: one verdict per item in the order of the
 items; nothing a verifier does (raise, hang, crash its process, print, exhaust memory) raises here or takes more than its
-limit: it becomes a verdict of `failed_reward` with its reason. Only a verifier that cannot even be imported is an error, at the start.
+limit: it becomes a verdict of `failed_reward` with its reason. Only a verifier that cannot even be imported is an error: a ConfigError
+at the start, an ActorError when a lost worker cannot be replaced.
 """
 
 import json
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from core.errors import ConfigError
+from core.errors import ActorError, ConfigError
 from core.records import Verdict
 from tasks.pipes import readable, writable
 
@@ -146,7 +147,10 @@ class JudgePool:
             worker.wait_until_ready()
 
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order. Raises ConfigError only if the verifier cannot be loaded."""
+        """Verdicts of (reference, response) pairs, in order.
+
+        Raises ConfigError only if the verifier cannot be loaded, ActorError if it cannot be loaded any more.
+        """
         verdicts: list[Verdict | None] = [None] * len(items)
         size = max(1, min(CHUNK, -(-len(items) // len(self._workers))))
         chunks = deque(range(i, min(i + size, len(items))) for i in range(0, len(items), size))
@@ -167,8 +171,7 @@ class JudgePool:
         """Judge on one worker; whenever it hangs or dies, the item it was at fails and a new worker takes the rest."""
         done: list[Verdict] = []
         while len(done) < len(items):
-            worker = self._workers[slot]
-            worker.wait_until_ready()
+            worker = self._ready(slot)
             try:
                 worker.send(items[len(done) :], self._limit)
                 while len(done) < len(items):
@@ -180,6 +183,15 @@ class JudgePool:
                 done.append(self._failed(f"judge crashed: {ended}"))
                 self._replace(slot)
         return done
+
+    def _ready(self, slot: int) -> _Worker:
+        try:
+            self._workers[slot].wait_until_ready()
+        except ConfigError as error:
+            if not self.replaced:
+                raise
+            raise ActorError(f"a judge was lost and cannot be started anew: {error}") from None
+        return self._workers[slot]
 
     def _replace(self, slot: int) -> None:
         self._workers[slot].kill()

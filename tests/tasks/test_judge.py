@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from core.errors import ConfigError
+from core.errors import ActorError, ConfigError
 from tasks.judge import JudgePool
 from tasks.sandbox import Job, Limits, Sandbox
 
@@ -103,4 +103,32 @@ def test_a_verifier_that_cannot_be_loaded_is_one_clear_error(path: str) -> None:
     judges = JudgePool(path, workers=1, limit=1.0, memory_gib=0.0)
     with pytest.raises(ConfigError, match=f"judge cannot start: verifier '{path}'"):
         judges.judge([("", "")])
+    judges.close()
+
+
+ONCE = """
+import os
+from pathlib import Path
+
+mark = Path(__file__).with_suffix(".used")
+if mark.exists():
+    raise OSError("the licence is in use")
+mark.touch()
+
+
+def verify(reference, response):
+    return os._exit(7) if response == "die" else 1.0
+"""
+
+
+def test_a_judge_that_cannot_be_started_anew_is_an_error_of_the_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an error has the run saved before it stops: nothing is wrong with its configuration."""
+    (tmp_path / "loads_once.py").write_text(ONCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    judges = JudgePool("loads_once:verify", workers=1, limit=60.0, memory_gib=0.0)
+    assert judges.judge([("", "say")])[0].reward == 1.0
+    with pytest.raises(ActorError, match=r"a judge was lost and cannot be started anew: .*the licence is in use"):
+        judges.judge([("", "die"), ("", "say")])
     judges.close()
