@@ -6,7 +6,7 @@ and a call that does not come back means that the process is dead or hung.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.engines import build_engine
@@ -14,7 +14,12 @@ from actors.flat import FlatBatch, Job
 from core.config import Device, RolloutConfig
 from core.records import FloatArray, IntArray
 from core.sampling import Sampling
-from core.weights import Acknowledgement, Bucket, Weights, resolved
+from core.transport import complete
+from core.weights import Acknowledgement, Bucket, Place, Weights, resolved
+
+DIRECT_SECONDS = 60.0
+"""Longest wait for the sender or another engine on a direct way; at most a quarter of `rollout.deadline`, so that an engine
+has time left to take the other way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class RolloutActor:
 
     def start(self, model_path: str, config: RolloutConfig, dtype: str, device: Device, seed: int) -> Ready:
         """Build the engine and report for duty."""
+        self._device, self._patience = device, min(DIRECT_SECONDS, config.deadline / 4)
         self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
         return Ready()
 
@@ -75,8 +81,28 @@ class RolloutActor:
         """Drop everything that is in flight; see `Engine.abort`."""
         self._engine.abort()
 
-    def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights; see `Engine.load_weights`."""
+    def load_weights(self, weights: Weights, members: Sequence[Process] = ()) -> Acknowledgement:
+        """Swap the weights; see `Engine.load_weights`.
+
+        `members`: those who take the direct way, if the learner offers one. Should it fail, the acknowledgement says why, and
+        the weights are those of the object store: a broadcast must not depend on the health of other engines.
+        """
+        own = self.process()
+        if weights.direct is None or own not in members:
+            return self._engine.load_weights(self._stored(weights))
+        place = Place(list(members).index(own) + 1, len(members) + 1, self._device, self._patience)
+        try:
+            received = replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, place)), direct=None)
+        except RuntimeError as error:
+            detour = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            return replace(self._engine.load_weights(self._stored(weights)), detour=detour)
+        acknowledgement = self._engine.load_weights(received)
+        complete(self._device)  # the sender may free its memory once this answer is there
+        return acknowledgement
+
+    @staticmethod
+    def _stored(weights: Weights) -> Weights:
+        """With the buckets of the object store at hand."""
         import ray
 
         def fetch(bucket: Any) -> Bucket:
@@ -84,7 +110,7 @@ class RolloutActor:
                 ray.get(bucket) if isinstance(bucket, ray.ObjectRef) else bucket
             )  # the node's copy, read in place
 
-        return self._engine.load_weights(resolved(weights, fetch))
+        return resolved(replace(weights, direct=None), fetch)
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1] at temperature 1; see `Engine.sequence_logprobs`."""

@@ -120,7 +120,12 @@ class RolloutPool:
         self._handle, self._current = handle, None
         for slot in self._slots:
             slot.acknowledged = None
-        answers: list[Acknowledgement] = self._ask_all(lambda actor: actor.load_weights.remote(handle), loads=True)
+        members = [slot.process for slot in self._slots if slot.serving and not slot.leaving]
+        load = lambda actor: actor.load_weights.remote(handle, members)  # noqa: E731  a successor is another process, no member
+        answers: list[Acknowledgement] = self._ask_all(load, loads=True)
+        for answer in answers:
+            if answer.detour:
+                logger.warning("%s took the weights from the object store: %s", answer.engine, answer.detour)
         self._current = (answers[0].version, answers[0].digest)
         for slot in self._slots:
             if slot.name not in {

@@ -61,7 +61,7 @@ class Engines:
         ]
         return Turn(pack(found), 0)
 
-    async def load_weights(self, version: int) -> Acknowledgement:
+    async def load_weights(self, version: int, _members: Sequence[Process] = ()) -> Acknowledgement:
         """Nothing to load."""
         return Acknowledgement("simulated", version, "")
 

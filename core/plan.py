@@ -4,6 +4,7 @@ Called by `launch.py check` and `train`. Every contradiction between fields is f
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from core.config import Config
 from core.errors import ClusterError, ConfigError
@@ -118,8 +119,44 @@ def batch_plan(config: Config) -> BatchPlan:
     )
 
 
+def transport(config: Config, device: str) -> Literal["object_store", "collective", "ipc"]:
+    """How weights reach the engines on `device`, 'auto' settled. Raises ConfigError for a way that cannot be there.
+
+    NCCL takes one process per GPU; CUDA shares memory between processes on one GPU; an engine of several GPUs has its model
+    in other processes than the one that would receive.
+    """
+    asked, rollout, cluster = config.learner.transport, config.rollout, config.cluster
+    cuda, engines = device == "cuda", max(rollout.actors, rollout.max_actors)
+    together = engines * rollout.gpus + config.learner.ranks * cluster.learner_gpus <= 1
+    alone = rollout.gpus == 1 and cluster.learner_gpus >= 1
+    if asked == "auto":
+        if not cuda or rollout.tensor_parallel > 1 or not (together or alone):
+            return "object_store"
+        return "ipc" if together else "collective"
+    if asked != "object_store" and rollout.tensor_parallel > 1:
+        raise ConfigError(
+            f"learner.transport '{asked}' reaches engines of one GPU, but rollout.tensor_parallel is "
+            f"{rollout.tensor_parallel}; set learner.transport to object_store"
+        )
+    if asked == "ipc" and cuda and not together:
+        raise ConfigError(
+            "learner.transport 'ipc' needs all engines on the learner's GPU; lower rollout.gpus and cluster.learner_gpus until "
+            "all engines and ranks add up to at most 1, or set learner.transport to auto"
+        )
+    if asked == "collective" and cuda and not alone:
+        raise ConfigError(
+            f"learner.transport 'collective' needs a GPU for every engine and rank, but rollout.gpus is {rollout.gpus:g} and "
+            f"cluster.learner_gpus {cluster.learner_gpus:g}; set both to 1, or learner.transport to auto"
+        )
+    return asked
+
+
 def placement(config: Config, device: str) -> tuple[Bundle, ...]:
-    """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing."""
+    """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing.
+
+    Raises ConfigError when they could not exchange weights in the way that is asked for.
+    """
+    transport(config, device)
     cuda = device == "cuda"
     rollout_gpus = config.rollout.tensor_parallel * config.rollout.gpus if cuda else 0.0
     return (

@@ -1,6 +1,6 @@
 """Model weights as buckets of flat byte buffers, with a manifest that names the tensors and a digest.
 
-The learner calls `pack`, the buckets travel (object store), every engine calls `unpack` and acknowledges with the version
+The learner calls `pack`, the buckets travel (object store, and `core.transport`), every engine calls `unpack` and acknowledges with the version
 and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a bucket is copied once, into wherever it
 is published, so that neither a second copy of the model nor of a bucket is ever held on the way.
 """
@@ -20,6 +20,8 @@ from core.records import FloatArray, IntArray
 Buffer = npt.NDArray[np.uint8]
 Bucket = list[Buffer]
 """The bytes of some tensors, one buffer each: under Ray they lie out of band, one shared copy per node."""
+Received = list[torch.Tensor]
+"""The same as uint8 tensors on the engine's device: a bucket that came directly."""
 NamedTensor = tuple[str, torch.Tensor]
 BUCKET_BYTES = 2**28
 """Bytes after which a bucket is full; a larger tensor has one of its own."""
@@ -45,11 +47,53 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Home:
+    """Where a sender is."""
+
+    device: str  # "cpu" or "cuda"
+    host: str  # the address that engines reach it by
+    seconds: float  # longest wait for the first of them
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A receiver among those of one broadcast."""
+
+    rank: int  # 0 is the sender
+    world: int  # all of them, the sender too
+    device: str  # "cpu" or "cuda"
+    seconds: float  # longest wait for another
+
+
+class Direct(Protocol):
+    """What a sender offers to the engines of one broadcast; see `core.transport`."""
+
+    def receive(self, manifest: Manifest, place: Place) -> list[Received]:
+        """The buckets. Raises RuntimeError when they do not come."""
+
+
+class Sender(Protocol):
+    """A direct way for weights out of learner rank 0; see `core.transport`."""
+
+    def __init__(self, home: Home) -> None: ...
+
+    def stage(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Take a bucket."""
+
+    def offer(self) -> Direct:
+        """What the engines need to receive what was staged."""
+
+    def close(self) -> None:
+        """Every engine has answered: forget what was staged. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """A version of a model's weights."""
 
     manifest: Manifest
     buckets: tuple[Any, ...]  # of `Bucket`, or of what publishing one gave: Ray object references
+    direct: Direct | None = None  # a shorter way to the same bytes, for the engines that serve during the broadcast
 
 
 WeightHandle = Weights | Any
@@ -63,6 +107,7 @@ class Acknowledgement:
     engine: str
     version: int
     digest: str
+    detour: str = ""  # why the copy in the object store was read although there was a direct way
 
 
 def copied(bucket: Bucket) -> Bucket:
@@ -75,6 +120,7 @@ def pack(
     version: int,
     publish: Callable[[Bucket], Any] = copied,
     bucket_bytes: int = BUCKET_BYTES,
+    sender: Sender | None = None,
 ) -> Weights:
     """Publish the tensors (any device) bucket by bucket.
 
@@ -83,19 +129,22 @@ def pack(
         version: of the weights.
         publish: copies a bucket to where engines find it and returns how they do (`ray.put`).
         bucket_bytes: when a bucket is full.
+        sender: offers the same bytes by a shorter way.
     """
     specs: list[TensorSpec] = []
     handles: list[Any] = []
     digests: list[Future[str]] = []
     with ThreadPoolExecutor(1) as hashing:  # a bucket is hashed while it is copied: both leave the interpreter alone
         for number, tensors in enumerate(bucketed(named, bucket_bytes)):
+            if sender is not None:
+                sender.stage([tensor for _, tensor in tensors])
             bucket = [_bytes(tensor) for _, tensor in tensors]
             digests.append(hashing.submit(_bucket_digest, bucket))
             handles.append(publish(bucket))
             specs += [_spec(name, tensor, number) for name, tensor in tensors]
             digests[-1].result()  # a bucket's memory is free before the next is gathered
     whole = _whole_digest(specs, [future.result() for future in digests])
-    return Weights(Manifest(version, tuple(specs), whole), tuple(handles))
+    return Weights(Manifest(version, tuple(specs), whole), tuple(handles), sender.offer() if sender else None)
 
 
 def bucketed(named: Iterable[NamedTensor], bucket_bytes: int) -> Iterator[list[NamedTensor]]:
@@ -121,7 +170,8 @@ def unpack(weights: Weights) -> Iterator[NamedTensor]:
     """The named tensors, as views of the buffers (read-only when the buffers are: copy before writing)."""
     buffers = (buffer for bucket in weights.buckets for buffer in bucket)
     for spec, raw in zip(weights.manifest.tensors, buffers, strict=True):
-        flat = torch.frombuffer(raw.data, dtype=getattr(torch, spec.dtype))
+        kind = getattr(torch, spec.dtype)
+        flat = raw.view(kind) if isinstance(raw, torch.Tensor) else torch.frombuffer(raw.data, dtype=kind)
         yield spec.name, flat.reshape(spec.shape)
 
 
@@ -135,10 +185,11 @@ def _whole_digest(specs: Iterable[TensorSpec], buckets: Sequence[str]) -> str:
     return xxhash.xxh3_128(repr((names, list(buckets))).encode()).hexdigest()
 
 
-def _bucket_digest(bucket: Bucket) -> str:
+def _bucket_digest(bucket: Bucket | Received) -> str:
     state = xxhash.xxh3_128()
     for buffer in bucket:
-        state.update(np.ascontiguousarray(buffer).data)
+        host = buffer.cpu().numpy() if isinstance(buffer, torch.Tensor) else buffer
+        state.update(np.ascontiguousarray(host).data)
     return state.hexdigest()
 
 

@@ -17,7 +17,7 @@ from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import DivergenceError, WeightError
 from core.records import FloatArray, IntArray, Judged, Scored
 from core.seeds import derive, generator
-from core.weights import WeightReceiver
+from core.weights import Sender, WeightReceiver
 from learner.actor_critic import StepPlan
 from learner.batch import Row, padding_share
 from learner.cutting import Cut, inputs, scatter, train_batches
@@ -49,20 +49,20 @@ class LearnerGroup:
         cpus: float = 1.0,
         gpus: float = 1.0,
         local: bool = False,
+        sender: type[Sender] | None = None,
     ) -> None:
         """Start the ranks and load the models.
 
         Args:
             model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
-            config: the learner section.
-            algorithm: the algorithm section.
+            config, algorithm: their sections.
             dtype: "float32" or "bfloat16".
             device: "cpu" or "cuda".
             temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
             total_steps: optimizer steps of the whole run, for the learning-rate schedule.
             seed: the run's seed.
-            cpus: CPUs that a rank reserves.
-            gpus: GPUs that a rank reserves on device "cuda".
+            cpus, gpus: what a rank reserves; GPUs on device "cuda" only.
+            sender: a direct way for broadcasts, beside the object store.
             local: keep the one rank in this process instead of a Ray actor (debugging).
 
         Raises:
@@ -89,6 +89,7 @@ class LearnerGroup:
             arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
             loaded = self._all(RankWorker.load, *arguments)[0]
             self._packed = loaded.packed
+            self._all(RankWorker.open_channel, sender, config.deadline)
             layout = Layout(loaded.trained, config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
             self._progress = Progress(len(ranks), layout, algorithm.kl_coefficient)
 
@@ -185,7 +186,9 @@ class LearnerGroup:
         (weights,) = [weights for weights in self._all(RankWorker.export_weights, version) if weights is not None]
         digest = weights.manifest.digest
         self.version = version  # of the learner's weights, whether or not an engine lives to get them
-        for engine in receiver.load_weights(weights):
+        acknowledged = receiver.load_weights(weights)
+        self._all(RankWorker.close_channel)
+        for engine in acknowledged:
             if (engine.version, engine.digest) != (version, digest):
                 raise WeightError(
                     f"{engine.engine} acknowledged version {engine.version} ({engine.digest}), the learner sent "

@@ -20,7 +20,7 @@ from transformers.utils import is_flash_attn_2_available
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError
 from core.records import FloatArray
-from core.weights import Bucket, NamedTensor, Weights, pack
+from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
 from learner.actor_critic import ActorCritic, LossSettings, SeparateModels, SharedTrunk, StepPlan, model_inputs, places
 from learner.adapters import Lora, adapters_off, merged
 from learner.batch import MicroBatch
@@ -53,6 +53,7 @@ class RankWorker:
     def __init__(self, publish: Callable[[Bucket], Any]) -> None:
         """`publish` copies a bucket of weights to where engines find it: `ray.put`, or `core.weights.copied` in one process."""
         self._publish = publish
+        self._sender: Sender | None = None
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 listens: this node's address and a free port."""
@@ -86,6 +87,18 @@ class RankWorker:
         if self._has_reference and self._lora is None:  # else: the frozen base without its adapters
             self._reference = load_policy(path, kind, None, self._attention).to(self._device).requires_grad_(False)
         return Loaded(self._trained, packed=self._attention != "sdpa")
+
+    def open_channel(self, sender: type[Sender] | None, seconds: float) -> None:
+        """From now on rank 0 also sends weights by this direct way, waiting for engines no longer than `seconds`."""
+        if self._rank == 0:
+            self.close_channel()
+            home = Home(self._device.type, os.environ["MASTER_ADDR"], seconds)
+            self._sender = None if sender is None else sender(home)
+
+    def close_channel(self) -> None:
+        """End what the last `export_weights` offered beside the published copy."""
+        if self._sender is not None:
+            self._sender.close()
 
     def _build(self, learner: LearnerConfig, kind: torch.dtype, losses: LossSettings) -> ActorCritic:
         options: dict[str, Any] = {
@@ -146,7 +159,8 @@ class RankWorker:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # an engine that slept on the same GPU wakes up for these weights
         if self._rank == 0:
-            return pack(self._hf_tensors(), version, self._publish)
+            self.close_channel()  # of a broadcast that failed
+            return pack(self._hf_tensors(), version, self._publish, sender=self._sender)
         for _ in self._actor_critic.policy.named_tensors():
             pass
         return None

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from core.config import Config, Device
-from core.plan import BatchPlan
+from core.plan import BatchPlan, transport
 from core.records import Start
 from core.sampling import Sampling
 from core.seeds import derive
@@ -132,7 +132,10 @@ def learner_group(
     config: Config, model: str, device: Device, plan: BatchPlan, local: bool = False
 ) -> Iterator["LearnerGroup"]:
     """The DeepSpeed learner. `local`: one rank, in this process."""
+    from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup
+
+    senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
 
     group = LearnerGroup(
         model,
@@ -146,6 +149,7 @@ def learner_group(
         cpus=config.cluster.learner_cpus,
         gpus=config.cluster.learner_gpus,
         local=local,
+        sender=senders[transport(config, device)],
     )
     try:
         yield group

@@ -14,7 +14,7 @@ from core.config import Config, Device
 
 SINGLE: dict[str, dict[str, Any]] = {
     "rollout": {"actors": 1, "max_actors": 0, "tensor_parallel": 1, "max_staleness": 0},
-    "learner": {"ranks": 1},
+    "learner": {"ranks": 1, "transport": "object_store"},
     "task": {"judge_workers": 0},
 }
 """What one process allows, by section."""

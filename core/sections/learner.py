@@ -66,6 +66,10 @@ class LearnerConfig(Section):
     max_skipped_steps: int = Field(
         8, ge=1, description="Optimizer steps skipped in a row for a NaN or Inf after which the run stops."
     )
+    transport: Literal["auto", "object_store", "collective", "ipc"] = Field(
+        "auto",
+        description="How weights reach the engines: through Ray's object_store; by one collective broadcast (NCCL, on CPU Gloo); by ipc, engines on the learner's GPU (on CPU: its machine) reading its memory. auto: object_store on CPU, on GPU ipc if all share one GPU, collective if engines have their own.",
+    )
     threads: int = Field(2, ge=1, description="CPU threads per rank (OMP_NUM_THREADS).")
     deadline: float = Field(
         1800.0, gt=0, description="Seconds that one call of the learner may take before its ranks count as hung."

@@ -1,13 +1,14 @@
 """Configuration: defaults, files, and one clear line for every mistake."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.config import Config
 from core.errors import ClusterError, ConfigError
 from core.load import dump_config, field_names, load_config, parse_config
-from core.plan import Resources, batch_plan, check_context, check_resources, placement
+from core.plan import Resources, batch_plan, check_context, check_resources, placement, transport
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
 
@@ -118,6 +119,42 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         batch_plan(parse_config({"rollout": {"engine": "hf", "tensor_parallel": 2}}, "test"))
     with pytest.raises(ConfigError, match=r"rollout\.gpus = 0\.5 with rollout\.tensor_parallel = 2: Ray gives shares"):
         batch_plan(parse_config({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "test"))
+
+
+SHARED = {"rollout": {"gpus": 0.5}, "cluster": {"learner_gpus": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "device", "expected"),
+    [
+        ({}, "cpu", "object_store"),
+        ({}, "cuda", "collective"),  # a GPU for each
+        (SHARED, "cuda", "ipc"),
+        (SHARED | {"rollout": {"gpus": 0.5, "actors": 2}}, "cuda", "object_store"),  # on one GPU or on two: Ray decides
+        (SHARED | {"rollout": {"gpus": 0.5, "max_actors": 2}}, "cuda", "object_store"),
+        ({"rollout": {"tensor_parallel": 2}}, "cuda", "object_store"),
+        ({"learner": {"transport": "ipc"}}, "cpu", "ipc"),
+        ({"learner": {"transport": "collective"}}, "cpu", "collective"),
+        (SHARED | {"learner": {"transport": "object_store"}}, "cuda", "object_store"),
+    ],
+)
+def test_how_weights_travel_follows_from_the_device_and_who_shares_it(
+    fields: dict[str, Any], device: str, expected: str
+) -> None:
+    assert transport(parse_config(fields, "test"), device) == expected
+
+
+def test_ways_for_weights_that_cannot_be_are_refused_before_anything_starts() -> None:
+    def refused(fields: dict[str, Any], match: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            placement(parse_config(fields, "test"), "cuda")
+
+    refused({"learner": {"transport": "ipc"}}, "needs all engines on the learner's GPU; lower rollout.gpus")
+    refused(
+        SHARED | {"learner": {"transport": "collective"}}, "a GPU for every engine and rank, but rollout.gpus is 0.5"
+    )
+    for way in ("ipc", "collective"):
+        refused({"learner": {"transport": way}, "rollout": {"tensor_parallel": 2}}, "rollout.tensor_parallel is 2; set")
 
 
 def test_no_room_in_the_context() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
 from core.records import FloatArray, IntArray, Judged, Scored
-from core.weights import Acknowledgement, WeightHandle, resolved, unpack
+from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
 from learner.group import LearnerGroup
 from tests.learner.conftest import make_judged
 
@@ -21,7 +21,11 @@ PROBE = [np.arange(1, 12, dtype=np.int32), np.array([7, 7, 3], dtype=np.int32)]
 
 @contextmanager
 def group(
-    path: Path, algorithm: AlgorithmConfig | None = None, dtype: str = "float32", **learner: Any
+    path: Path,
+    algorithm: AlgorithmConfig | None = None,
+    dtype: str = "float32",
+    sender: type[Sender] | None = None,
+    **learner: Any,
 ) -> Iterator[LearnerGroup]:
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
     made = LearnerGroup(
@@ -34,6 +38,7 @@ def group(
         total_steps=24,
         seed=0,
         cpus=0.5,
+        sender=sender,
     )
     try:
         yield made

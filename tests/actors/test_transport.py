@@ -1,0 +1,109 @@
+"""Weights from a real learner into real engines by every way: the same digest, the same log-probabilities."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.pool import RolloutPool
+from core.records import FloatArray, IntArray
+from core.transport import GroupSender, Handles, HandleSender
+from core.weights import Acknowledgement, Weights
+from learner.group import LearnerGroup
+from learner.worker import RankWorker
+from tests.actors import models
+from tests.actors.conftest import CONFIG
+from tests.actors.test_pool import Get
+from tests.learner.conftest import make_judged
+from tests.learner.groups import group, on_policy
+
+LONG = 180.0  # seconds that anything may take on a busy machine
+PROBE = [models.start(7, prompt=12).prompt_ids]
+
+
+@pytest.fixture(scope="module")
+def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, LearnerGroup]]:
+    """Two vLLM engines, and a learner that has learnt something: its weights are not those of the model directory."""
+    path = tiny_model(True)
+    with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
+        options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "seed": 0, "cpus": 0.5}
+        starting = starter.submit(RolloutPool, str(path), CONFIG.model_copy(update={"deadline": 480.0}), **options)
+        with group(path, sender=GroupSender, policy_lr=1e-2) as learner:
+            learner.update(learner.score(on_policy(learner, make_judged(1))))
+            pool = starting.result()
+            yield pool, learner
+            pool.close()
+
+
+class Engines:
+    """The pool, given the weights without the object store's copy when `blind`; keeps what it was given and answered."""
+
+    def __init__(self, pool: RolloutPool, blind: bool) -> None:
+        self.pool, self.blind = pool, blind
+
+    def load_weights(self, handle: Weights) -> list[Acknowledgement]:
+        self.given = handle
+        self.answers = self.pool.load_weights(replace(handle, buckets=()) if self.blind else handle)
+        return self.answers
+
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
+        return self.pool.sequence_logprobs(sequences)
+
+
+def broadcast(learner: LearnerGroup, pool: RolloutPool, blind: bool) -> Engines:
+    """One broadcast that both engines acknowledge without a detour; its probe compares log-probabilities."""
+    engines = Engines(pool, blind)
+    assert learner.broadcast(engines, PROBE).logprob_gap < 1e-4
+    assert [answer.engine for answer in engines.answers] == ["rollout-0", "rollout-1"]
+    assert {answer.detour for answer in engines.answers} == {""}
+    assert {(answer.version, answer.digest) for answer in engines.answers} == {
+        (learner.version, engines.given.manifest.digest)
+    }
+    return engines
+
+
+def test_every_way_brings_the_same_and_a_restarted_engine_takes_part_again(
+    parts: tuple[RolloutPool, LearnerGroup],
+) -> None:
+    pool, learner = parts
+    before = pool.sequence_logprobs(PROBE)[0][0]
+    first = broadcast(learner, pool, blind=False)  # by the group that the learner was made with
+    assert first.given.direct is not None
+    after = pool.sequence_logprobs(PROBE)[0][0]
+    assert float(np.abs(after - before).max()) > 1e-3
+    victim = pool.pids()[0]
+    os.kill(victim, signal.SIGKILL)
+    end = time.monotonic() + LONG
+    while victim in pool.pids() or pool.queues().actors < 2 or not pool.idle:
+        assert time.monotonic() < end
+        pool.sequence_logprobs(PROBE)
+    for logprobs in pool.sequence_logprobs(PROBE):  # the successor's come from the object store
+        np.testing.assert_array_equal(logprobs[0], after)
+    for way in (GroupSender, HandleSender, None):
+        learner._all(RankWorker.open_channel, way, 120.0)
+        engines = broadcast(learner, pool, blind=way is not None)
+        assert (engines.given.direct is None) == (way is None)
+        assert engines.given.manifest.digest == first.given.manifest.digest
+        for logprobs in pool.sequence_logprobs(PROBE):
+            np.testing.assert_array_equal(logprobs[0], after)
+
+
+def test_an_engine_that_a_direct_way_fails_is_named_and_takes_the_object_stores_copy(
+    parts: tuple[RolloutPool, LearnerGroup], caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, learner = parts
+    engines = Engines(pool, blind=False)
+    learner._all(RankWorker.open_channel, None, 120.0)
+    learner.broadcast(engines, PROBE)
+    caplog.set_level(logging.WARNING)
+    answers = pool.load_weights(replace(engines.given, direct=Handles((b"nothing",))))
+    assert {answer.digest for answer in answers} == {engines.given.manifest.digest}
+    for name in ("rollout-0", "rollout-1"):
+        assert f"{name} took the weights from the object store: RuntimeError: not a handle" in caplog.text
