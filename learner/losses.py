@@ -50,14 +50,16 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimator of KL(pi || pi_ref) per token [N], d = log pi - log pi_ref (Schulman, "Approximating KL divergence", 2020).
 
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1; d is clamped at +-20 inside exp only.
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. For k3 d is clamped at +-20 as a whole: were it clamped inside exp only, the
+    gradient where the policy lies far below the reference would be that of d alone, and push it further away.
     """
     d = logprobs - reference
     if estimator == "k1":
         return d
     if estimator == "k2":
         return 0.5 * d.square()
-    return torch.exp(torch.clamp(-d, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) + d - 1.0
+    d = torch.clamp(d, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return torch.exp(-d) + d - 1.0
 
 
 def truncated_importance(proximal: Tensor, behaviour: Tensor, cap: float) -> Tensor:

@@ -37,8 +37,25 @@ def test_kl_agrees_with_the_reference_values(estimator: KlEstimator) -> None:
 
 
 def test_kl_does_not_overflow_where_the_reference_gives_everything() -> None:
-    # d = -1000: exp(20) - 1000 - 1 instead of infinity
-    assert float(kl(torch.tensor([-1000.0]), torch.tensor([0.0]), "k3")) == pytest.approx(math.exp(20) - 1001, rel=1e-6)
+    # d = -1000: as at -20, exp(20) - 20 - 1 instead of infinity
+    assert float(kl(torch.tensor([-1000.0]), torch.tensor([0.0]), "k3")) == pytest.approx(math.exp(20) - 21, rel=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_gradient_of_kl_never_pushes_the_policy_further_from_the_reference(estimator: KlEstimator) -> None:
+    logprobs = torch.tensor([-1000.0, -30.0, -19.0, -1.0, 1.0, 19.0, 30.0], dtype=torch.float64, requires_grad=True)
+    kl(logprobs, torch.zeros(7).double(), estimator).sum().backward()
+    assert logprobs.grad is not None
+    gradient = logprobs.grad.tolist()
+    if (
+        estimator == "k1"
+    ):  # d/d(log pi) of log pi - log pi_ref: 1 everywhere; only its mean over pi's own tokens is a KL
+        assert gradient == [1.0] * 7
+        return
+    assert all(g <= 0 for g in gradient[:4])
+    assert all(g >= 0 for g in gradient[4:])
+    assert gradient[2] < -1  # within the bound it pulls
+    assert gradient[5] > 0.9
 
 
 def test_separate_clips_bound_only_the_side_that_would_profit() -> None:
