@@ -32,7 +32,7 @@ PIECES = (
     "replay/store.json",
     "progress.json",
 )
-"""What a checkpoint must hold to be one, beside the learner's engines. Other processes, perhaps on other nodes, write most of it."""
+"""What a checkpoint must hold to be one, beside the files of the learner's ranks. Other processes, perhaps on other nodes, write most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +61,30 @@ def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, succe
     final = run.checkpoints / f"{progress.iteration:06d}"
     temporary = run.checkpoints / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
-        engines = parts.learner.save(temporary / "learner")
+        temporary.mkdir(parents=True)
+        files = parts.learner.save(temporary / "learner")
         parts.learner.export(temporary / "policy")
         parts.replay.save(str(temporary / "replay"))
         write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
-        check_complete(temporary, [*PIECES, *(f"learner/{name}" for name in engines)])
+        check_complete(temporary, [*PIECES, *(f"learner/{name}" for name in files)])
         flush(temporary)
         if final.exists():  # the run was resumed from an earlier one
             forget_best(run, progress.iteration)
             shutil.rmtree(final)
         temporary.rename(final)
         sync(run.checkpoints)
+        if success is not None and is_best(run, success):
+            write_atomically(run.checkpoints / "best", f"{final.name} {success!r}\n")
+        write_atomically(run.checkpoints / "latest", final.name)
+        for old in superfluous(run, progress.iteration, keep):
+            shutil.rmtree(old)
     except OSError as error:
         raise CheckpointError(
             f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the rights"
         ) from error
-    if success is not None and is_best(run, success):
-        write_atomically(run.checkpoints / "best", f"{final.name} {success!r}\n")
-    write_atomically(run.checkpoints / "latest", final.name)
-    for old in superfluous(run, progress.iteration, keep):
-        shutil.rmtree(old)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # there only if something above failed; it may fill the disk
     return final
 
 

@@ -84,6 +84,36 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(run: RunDirector
     with pytest.raises(CheckpointError, match="No space left on device"):
         save(run, files, 4)
     assert checkpoint.latest(run).name == "000002"
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        "000002",
+        "latest",
+    ]  # nothing that fills it further
+
+
+@pytest.mark.parametrize("name", ["mkdir", "best", "latest"])
+def test_a_disk_that_is_full_before_or_after_the_parts_is_one_line(
+    run: RunDirectory, files: Files, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    save(run, files, 2)
+    mkdir = Path.mkdir
+
+    def full_mkdir(self: Path, *args: Any, **options: Any) -> None:
+        if self.name == ".000004.tmp":
+            raise OSError(28, "No space left on device")
+        mkdir(self, *args, **options)
+
+    def full_write(path: Path, text: str) -> None:
+        if path.name == name:
+            raise OSError(28, "No space left on device")
+        write_atomically(path, text)
+
+    if name == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", full_mkdir)
+    monkeypatch.setattr(checkpoint, "write_atomically", full_write)
+    with pytest.raises(CheckpointError, match=r"000004: cannot write the checkpoint: No space left on device"):
+        save(run, files, 4, success=0.5)
+    assert checkpoint.latest(run).name == "000002"
+    assert not list(run.checkpoints.glob(".*.tmp"))
 
 
 def test_what_a_kill_leaves_behind_is_overwritten(run: RunDirectory, files: Files) -> None:
