@@ -21,6 +21,7 @@ from learner.objective import PolicyCoefficients, PolicyTargets, ValueTargets, p
 from learner.packing import plan
 from learner.prepare import Prepared, prepare
 from tests.learner.conftest import make_judged
+from tests.learner.test_prepare import as_prompt
 
 COEFFICIENTS = PolicyCoefficients(0.2, 0.2, 3.0, entropy=0.01, kl=0.1, kl_estimator="k3")
 COUNT = 12
@@ -34,6 +35,11 @@ def models(tiny_model: Callable[[bool], Path]) -> tuple[PolicyModel, ValueModel]
 
 
 def batch(policy: PolicyModel, seed: int) -> Prepared:
+    """See `near`, prepared."""
+    return prepare(near(policy, seed), AlgorithmConfig(), 0)
+
+
+def near(policy: PolicyModel, seed: int) -> list[Scored]:
     """Trajectories whose proximal log-probabilities are near the policy's own, as after some steps of an update."""
     rng = np.random.default_rng(seed)
     judged = make_judged(seed, COUNT)
@@ -41,14 +47,11 @@ def batch(policy: PolicyModel, seed: int) -> Prepared:
     read = micro_batch(rows)
     with torch.no_grad():
         logprobs, _ = policy(*(torch.from_numpy(a) for a in (read.tokens, read.positions, read.targets)), 0.7)
-    near = (logprobs.numpy() + rng.normal(0, 0.2, len(logprobs))).astype(np.float32)
-    parts = np.split(near, np.cumsum(read.counts)[:-1])
+    close = (logprobs.numpy() + rng.normal(0, 0.2, len(logprobs))).astype(np.float32)
+    parts = np.split(close, np.cumsum(read.counts)[:-1])
     values = [rng.uniform(0, 1, len(p)).astype(np.float32) for p in parts]
     scored = [Scored(j, v, p, p - np.float32(0.1)) for j, v, p in zip(judged, values, parts, strict=True)]
-    behaving = [
-        replace(s, judged=replace(s.judged, trajectory=replace(s.trajectory, logprobs=s.proximal))) for s in scored
-    ]
-    return prepare(behaving, AlgorithmConfig(), 0)
+    return [replace(s, judged=replace(s.judged, trajectory=replace(s.trajectory, logprobs=s.proximal))) for s in scored]
 
 
 def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> tuple[float, list[Tensor]]:
@@ -104,6 +107,21 @@ def test_a_replayed_prefix_has_no_loss(models: tuple[PolicyModel, ValueModel]) -
         assert own.tolist() == list(range(row.context - 1, len(row.tokens) - 1))
         at += row.scored
     assert at == len(whole.inputs.positions) == len(whole.targets.weights)
+
+
+def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple[PolicyModel, ValueModel]) -> None:
+    scored = near(models[0], 4)
+    assert any(len(s.trajectory.start.prefix_ids) for s in scored)
+    found = []
+    for version in (scored, [as_prompt(s) for s in scored]):
+        prepared = prepare(version, AlgorithmConfig(), 0)
+        cut = plan([len(r.tokens) for r in prepared.rows], 64, 2)
+        batches = train_batches(cut, prepared, list(range(COUNT)), "token-mean")
+        found.append(total(*models, [b for rank in batches for b in rank]))
+    (loss, gradients), (same_loss, same_gradients) = found
+    assert loss == same_loss
+    assert any(float(g.abs().max()) > 1e-4 for g in gradients)
+    assert all(torch.equal(g, same) for g, same in zip(gradients, same_gradients, strict=True))
 
 
 def test_context_tokens_get_no_gradient_as_targets(models: tuple[PolicyModel, ValueModel]) -> None:
