@@ -1,0 +1,47 @@
+"""Mathematics as its user runs it: a warm start on real GSM8K solutions, resumed; PPO with replay from it; pass@k and maj@k."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tests.test_end_to_end import metrics, run
+
+SHORT = ("--rollout.max_response_tokens", "16")  # what is generated; the solutions that are learned are longer
+
+
+def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path) -> None:
+    shared = ["--config", "tests/recipes/gsm8k.yaml", "--run.root", str(tmp_path), "--cluster.address", "local"]
+    shared += ["--starter.cache", str(tmp_path / "starters")]
+    told = run("sft", *shared, "--run.name", "warm")
+    assert "10 rows to learn, 4 held out" in told
+    warm = tmp_path / "warm"
+    steps = metrics(warm)
+    assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
+    assert steps[-1]["held_out_loss"] < steps[0]["held_out_loss"]
+
+    weights = (warm / "policy" / "model.safetensors").read_bytes()
+    shutil.rmtree(warm / "policy")
+    shutil.rmtree(warm / "checkpoints" / "000004")  # as if it had been killed after step 2
+    (warm / "checkpoints" / "latest").write_text("000002")
+    run("sft", "--resume", str(warm))
+    assert (warm / "policy" / "model.safetensors").read_bytes() == weights
+    again = [{name: value for name, value in step.items() if name != "seconds"} for step in metrics(warm)]
+    assert again == [{name: value for name, value in step.items() if name != "seconds"} for step in steps]
+
+    run("train", *shared, *SHORT, "--model.path", str(warm / "policy"), "--run.name", "taught", "--local")
+    lines = metrics(tmp_path / "taught")
+    assert [(line["replay_share"], line["judge_failures"]) for line in lines] == [(0.0, 0), (0.5, 0)]
+    sample = json.loads((tmp_path / "taught" / "samples" / "000002.jsonl").read_text().splitlines()[0])
+    assert sample["correct"] == (sample["reward"] == 1.0)
+
+    file = tmp_path / "answers.jsonl"
+    run("evaluate", str(tmp_path / "taught"), "--local", "--evaluation.samples", "2", "--responses", str(file))
+    numbers = json.loads(file.with_suffix(".json").read_text())
+    assert (numbers["problems"], numbers["left_out"], numbers["judge_failures"]) == (4, 0, 0)
+    assert list(numbers["pass"]) == ["1", "2"]
+    assert numbers["majority"]["problems"] == 4
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["greedy"] * 4 + ["sampled"] * 8
+    assert all(row["prompt"].startswith("Question: ") for row in rows)
+    last = json.loads((tmp_path / "taught" / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert (last["iteration"], last["success"]) == (2, numbers["success"])
