@@ -235,6 +235,9 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         greedy = sampling.temperature == 0
+        extra = self._extra
+        if "min_tokens" in extra:  # vLLM refuses more than there is room for after a prefix
+            extra = extra | {"min_tokens": min(extra["min_tokens"], budget)}
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
@@ -246,7 +249,7 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             repetition_detection=_repetition(sampling),
-            **self._extra,
+            **extra,
         )
 
 
@@ -328,6 +331,10 @@ def _repetition(sampling: Sampling) -> Any:
 def _continuation(output: Any) -> Continuation:
     """The record of one finished request."""
     result = output.outputs[0]
+    if len(result.logprobs.logprobs) != len(result.token_ids):
+        raise RuntimeError(
+            f"vLLM gave {len(result.logprobs.logprobs)} log-probabilities for {len(result.token_ids)} tokens of {output.request_id}"
+        )
     sample, start_id = output.request_id.split("/", 1)
     versions = np.empty(len(result.token_ids), dtype=np.int32)
     for span in result.weight_versions:

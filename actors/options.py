@@ -23,7 +23,10 @@ ENGINE: Mapping[str, str] = {
     "tensor_parallel_size": "rollout.tensor_parallel",
     "gpu_memory_utilization": "rollout.gpu_memory_share",
     "enable_sleep_mode": "rollout.sleep",
-    "speculative_config": "",  # vLLM 0.32 on CPU: log-probabilities of drawn tokens off by 10 nats, and no scoring of one token
+    "skip_tokenizer_init": "",
+    "enable_prefix_caching": "",
+    "disable_log_stats": "",
+    "distributed_executor_backend": "rollout.tensor_parallel",
     "generation_config": "",
     "logprobs_mode": "",
     "async_scheduling": "",
@@ -31,6 +34,23 @@ ENGINE: Mapping[str, str] = {
     "worker_extension_cls": "",
 }
 """Engine options that are not free: the field that sets them, or nothing where the contract of `actors/base.py` does."""
+DRAWN = (
+    "vLLM 0.32 gets the log-probabilities of drawn tokens wrong there"  # by 10 nats, and cannot score a single token
+)
+READ = "a context must be read whole there"  # see `actors/engine.py`
+ENGINE_CPU: Mapping[str, str] = {
+    "speculative_config": DRAWN,
+    "spec_method": DRAWN,
+    "spec_model": DRAWN,
+    "spec_tokens": DRAWN,
+    "kv_cache_memory_bytes": "rollout.kv_cache_gib sets it there",
+    "block_size": "continuations share prefixes by it there",
+    "enforce_eager": "vLLM compiles nothing there",
+    "enable_chunked_prefill": READ,
+    "max_num_batched_tokens": READ,
+}
+"""Engine options that are free on GPUs only, and why."""
+TEXT = "engines have no tokenizer (use allowed_token_ids, logit_bias or min_p)"
 SAMPLING: Mapping[str, str] = {
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p",
@@ -44,12 +64,19 @@ SAMPLING: Mapping[str, str] = {
     "output_kind": "",
     "stop_token_ids": "",
     "trace_decode_token_ids": "",
+    "prompt_logprobs": "",
+    "prompt_logprob_token_ids": "",
+    "prompt_logprob_start": "",
+    "logprob_token_ids": "",
+    "stop": TEXT,
+    "bad_words": TEXT,
+    "structured_outputs": TEXT,
 }
 """The same for sampling options."""
 
 
-def check_options(config: RolloutConfig) -> None:
-    """Raises ConfigError for an option that vLLM does not have (with the nearest name) or that is not free."""
+def check_options(config: RolloutConfig, device: str) -> None:
+    """Raises ConfigError for an option that vLLM does not have (with the nearest name) or that is not free on `cluster.device`."""
     places = (
         ("engine_options", config.engine_options, ENGINE, "engine/arg_utils.py", "EngineArgs"),
         ("sampling_options", config.sampling_options, SAMPLING, "sampling_params.py", "SamplingParams"),
@@ -62,13 +89,23 @@ def check_options(config: RolloutConfig) -> None:
         known = class_fields(file, name)
         for option in given:
             if option in taken:
-                setter = f"{taken[option]} sets it" if taken[option] else "it is part of what an engine promises"
-                raise ConfigError(f"rollout.{field}.{option} is not free: {setter}")
+                raise ConfigError(f"rollout.{field}.{option} is not free: {_reason(taken[option])}")
+            if device != "cuda" and taken is ENGINE and option in ENGINE_CPU:
+                raise ConfigError(
+                    f"rollout.{field}.{option} is free with cluster.device cuda only, not on CPU: {ENGINE_CPU[option]}"
+                )
             if known and option not in known:
                 near = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
                 raise ConfigError(
                     f"rollout.{field}.{option}: vLLM's {name} has no such option; the nearest is {near!r}"
                 )
+
+
+def _reason(setter: str) -> str:
+    """Why an option is not free."""
+    if not setter:
+        return "it is part of what an engine promises"
+    return setter if setter == TEXT else f"{setter} sets it"
 
 
 def class_fields(file: str, name: str) -> list[str]:

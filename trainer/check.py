@@ -18,7 +18,7 @@ NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA
 def print_check(config: Config, offline: bool) -> None:
     """Resolved values, batch arithmetic, placement; then model, data and devices unless `offline`."""
     plan = batch_plan(config)
-    check_options(config.rollout)
+    check_options(config.rollout, config.cluster.device)
     print(dump_config(config))
     print(describe_plan(config, plan))
     device = config.cluster.device if config.cluster.device != "auto" else ("cuda" if local_resources().gpus else "cpu")

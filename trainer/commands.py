@@ -66,7 +66,7 @@ def prepare(config: Config) -> Iterator[Prepared]:
     from actors.options import check_options
     from tasks.starter import resolve_model
 
-    check_options(config.rollout)
+    check_options(config.rollout, config.cluster.device)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
     task, _ = load_task(config, model)
     print(describe_data(task))

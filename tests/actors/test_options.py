@@ -1,5 +1,6 @@
 """vLLM's own options: names checked without vLLM, values passed on."""
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 import ray
 import torch
 
+from actors.engine import VllmEngine
 from actors.flat import FlatBatch, Job, unpack
-from actors.options import check_options, class_fields
+from actors.options import ENGINE, ENGINE_CPU, SAMPLING, check_options, class_fields
 from core.config import Config, RolloutConfig
 from core.errors import ConfigError
 from core.load import dump_config, override, parse_config
@@ -39,7 +41,14 @@ def test_options_are_json_on_the_command_line_and_survive_the_run_directory() ->
             {"engine_options": {"scheduling_polcy": "fcfs"}},
             r"scheduling_polcy: vLLM's EngineArgs .* 'scheduling_policy'",
         ),
-        ({"engine_options": {"speculative_config": {}}}, r"speculative_config is not free"),
+        ({"engine_options": {"speculative_config": {}}}, r"speculative_config is free with cluster\.device cuda only"),
+        ({"engine_options": {"block_size": 64}}, r"block_size is free with cluster\.device cuda only"),
+        (
+            {"sampling_options": {"structured_outputs": {}}},
+            r"structured_outputs is not free: engines have no tokenizer",
+        ),
+        ({"sampling_options": {"stop": "x"}}, r"stop is not free: engines have no tokenizer"),
+        ({"sampling_options": {"prompt_logprobs": 1}}, r"prompt_logprobs is not free: it is part of what an engine"),
         ({"engine_options": {"max_num_seqs": 4}}, r"engine_options\.max_num_seqs is not free: rollout\.max_running"),
         ({"engine_options": {"logprobs_mode": "x"}}, r"logprobs_mode is not free: it is part of what an engine"),
         ({"sampling_options": {"top_q": 4}}, r"sampling_options\.top_q: vLLM's SamplingParams .* 'top_"),
@@ -49,8 +58,54 @@ def test_options_are_json_on_the_command_line_and_survive_the_run_directory() ->
 )
 def test_an_option_that_cannot_be_set_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_options(RolloutConfig(**options))
-    check_options(RolloutConfig(engine_options={"scheduling_policy": "fcfs"}, sampling_options={"top_k": 4}))
+        check_options(RolloutConfig(**options), "auto")
+    check_options(RolloutConfig(engine_options={"scheduling_policy": "fcfs"}, sampling_options={"top_k": 4}), "cpu")
+    check_options(RolloutConfig(engine_options=dict.fromkeys(ENGINE_CPU)), "cuda")
+
+
+def test_what_the_engine_sets_is_not_free() -> None:
+    """The arguments in the text of `actors/engine.py`, against the tables."""
+    import actors.engine
+
+    tree = ast.parse(Path(str(actors.engine.__file__)).read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+
+    def keywords(name: str) -> set[str]:
+        given = [call.keywords for call in calls if isinstance(call.func, ast.Name) and call.func.id == name]
+        return {one.arg for keywords in given for one in keywords if one.arg}
+
+    (placement,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "_placement"]
+    tables = [node for node in ast.walk(placement) if isinstance(node, ast.Dict)]
+    common, *on_device = [{key.value for key in table.keys if isinstance(key, ast.Constant)} for table in tables]
+    assert {"dtype", "seed"} <= keywords("EngineArgs") <= set(ENGINE)
+    assert {"seed", "max_tokens", "prompt_logprobs"} <= keywords("SamplingParams") <= set(SAMPLING)
+    assert "skip_tokenizer_init" in common
+    assert common <= set(ENGINE)
+    assert set[object]().union(*on_device) <= set(ENGINE) | set(ENGINE_CPU)
+    for options, file, name in (
+        ({**ENGINE, **ENGINE_CPU}, "engine/arg_utils.py", "EngineArgs"),
+        (SAMPLING, "sampling_params.py", "SamplingParams"),
+    ):
+        assert set(options) <= set(class_fields(file, name))
+
+
+def test_a_minimum_of_tokens_gives_way_to_what_a_prefix_leaves(vllm_engines: dict[bool, Any]) -> None:
+    """Room for 12 tokens, and for 3 after a prefix of 9; at least 6 are asked for."""
+    starts = [models.start(4, samples=16), models.start(5, prefix=9, samples=16)]
+
+    def generate(actor: Any) -> FlatBatch:
+        engine: VllmEngine = actor._engine
+        engine._extra = {"min_tokens": 6}
+        try:
+            return engine.generate([Job(start, tuple(range(16))) for start in starts], Sampling(1.0, 1.0, 12))
+        finally:
+            engine._extra = {}
+
+    found = list(unpack(ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300)))
+    lengths = {start.id: [len(one.tokens) for one in found if one.start_id == start.id] for start in starts}
+    assert len(lengths["start-4"]) == len(lengths["start-5"]) == 16
+    assert min(lengths["start-4"]) >= 6
+    assert set(lengths["start-5"]) == {3}
 
 
 def test_names_read_from_the_text_are_those_of_the_classes(vllm_engines: dict[bool, Any]) -> None:
