@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.ledger import Queues
+from core.errors import ActorError
 from core.records import FloatArray, IntArray, Start, Trajectory
 from core.sampling import Sampling
 from core.weights import Acknowledgement, WeightHandle
@@ -34,6 +35,7 @@ class RolloutStream:
         self._pool = pool
         self._calls: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue()
         self._finished: queue.Queue[Finished] = queue.Queue()
+        self._owed = 0  # starts submitted and not handed out
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rollout-stream", daemon=True)
         self._thread.start()
@@ -51,20 +53,35 @@ class RolloutStream:
     def submit(self, starts: Sequence[Start], sampling: Sampling) -> None:
         """Queue starts; returns when they are in the books."""
         self._call(lambda: self._pool.submit(starts, sampling))
+        self._owed += len(starts)
 
     def finished(self) -> list[Finished]:
-        """The starts that were completed since the last call; waits for the first. Raises what has ended the rounds."""
+        """The starts that were completed since the last call; waits for the first.
+
+        Raises what has ended the rounds, and ActorError when no start is left to wait for.
+        """
         found: list[Finished] = []
         while not found or not self._finished.empty():
             try:
                 found.append(self._finished.get(timeout=PATIENCE))
             except queue.Empty:
                 self._check()
+                if self._call(self._lost):
+                    raise ActorError(
+                        f"{self._owed} starts are owed, but no engine has them: a defect of the pool"
+                    ) from None
+        self._owed -= len(found)
         return found
+
+    def _lost(self) -> bool:
+        """On the thread: whether nothing is under way, nor finished."""
+        queues = self._pool.queues()
+        return not queues.waiting and not queues.running and self._finished.empty()
 
     def abandon(self) -> None:
         """Forget everything that was submitted."""
         self._call(self._pool.abandon)
+        self._owed = 0
         while not self._finished.empty():
             self._finished.get()
 
@@ -98,8 +115,8 @@ class RolloutStream:
             try:
                 return future.result(timeout=PATIENCE)
             except TimeoutError:
-                if future.done():
-                    raise  # its own
+                if future.done():  # its own TimeoutError, or an answer that has come since
+                    return future.result()
                 self._check()
 
     def _check(self) -> None:

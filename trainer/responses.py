@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
-from core.records import Finish, Judged, Problem
+from core.records import Judged, Problem
 from trainer.rundir import write_atomically
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _row(item: Judged, problem: Problem, task: "Task") -> dict[str, object]:
         "reference": problem.reference,
         "sample": item.trajectory.sample,
         "response": task.decode(item.trajectory.response_ids),
-        "truncated": item.trajectory.finish is Finish.LENGTH,
+        "truncated": item.trajectory.finish.truncated,
         "reward": item.verdict.reward,
         "correct": item.verdict.correct,
         "detail": item.verdict.detail,

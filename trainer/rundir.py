@@ -15,6 +15,7 @@ paths are absolute: actors have another working directory.
 """
 
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -287,9 +288,11 @@ def _sample(item: Judged, decode: Callable[[IntArray], str]) -> dict[str, str | 
 
 
 def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
-    """Save a start that no engine can generate to quarantine/START.json, and say so in one line."""
-    run.quarantine.mkdir(exist_ok=True)
-    path = run.quarantine / f"{start.id}.json"
+    """Save a start that no engine can generate to quarantine/START.json (START-2.json, ... if there is another of this id: the
+    greedy and the sampled responses of an evaluation have the same), and say so in one line.
+
+    The run goes on without the file where it cannot be written.
+    """
     record = {
         "start": start.id,
         "problem": start.problem_id,
@@ -299,10 +302,16 @@ def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
         "prompt_ids": start.prompt_ids.tolist(),
         "prefix_ids": start.prefix_ids.tolist(),
     }
-    write_atomically(path, json.dumps(record) + "\n")
-    logging.getLogger(LOGGER).error(
-        "start %s made two engines raise (%s); left out, saved to %s", start.id, reason, path
-    )
+    text = json.dumps(record) + "\n"
+    try:
+        run.quarantine.mkdir(exist_ok=True)
+        names = (f"{start.id}{f'-{number}' if number > 1 else ''}.json" for number in itertools.count(1))
+        path = next(path for name in names if not (path := run.quarantine / name).exists() or path.read_text() == text)
+        write_atomically(path, text)
+        where = f"saved to {path}"
+    except OSError as error:
+        where = f"{run.quarantine} cannot be written: {error.strerror or error}"
+    logging.getLogger(LOGGER).error("no engine can generate start %s (%s); left out, %s", start.id, reason, where)
 
 
 def open_log(run: RunDirectory, *, level: int = logging.INFO) -> logging.Handler:

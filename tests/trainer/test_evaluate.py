@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -134,6 +135,16 @@ def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
     assert (kept["problems"], kept["left_out"], kept["judge_failures"]) == (1, 1, 2)
     task.evaluation, task.decode = PROBLEMS, str
     assert [row["judge_failed"] for row in response_rows(result, task, "m")] == [False, False, True, True]
+
+
+def test_a_response_that_was_cut_for_repeating_itself_is_truncated_in_its_row() -> None:
+    task = cast(Any, task_of({"a": 1.0}))
+    judge = task.judge
+    task.judge = lambda items: judge([replace(item, finish=Finish.REPETITION) for item in items])
+    greedy = Sampling(0.0, 1.0, 8)
+    result = evaluate(cast(Any, Engines("b")), task, PROBLEMS, EvaluationPlan(greedy, greedy, 0), seed=0)
+    task.evaluation, task.decode = PROBLEMS, str
+    assert [row["truncated"] for row in response_rows(result, task, "m")] == [True] * len(result.greedy)
 
 
 @pytest.mark.parametrize("place", ["file/r.jsonl", "folder.jsonl"])

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trainer.rundir import (
     RunDirectory,
     collect_versions,
     open_log,
+    quarantine,
     write_atomically,
     write_samples,
     write_versions,
@@ -181,6 +183,27 @@ def test_what_programs_say_can_be_written_down(tmp_path: Path) -> None:
     path = write_samples(run, 1, [Judged(trajectory, verdict)], lambda _: "\ud800é")
     sample = json.loads(path.read_text())
     assert (sample["continuation"], sample["detail"]) == ("\ud800é", verdict.detail)
+
+
+def test_quarantined_starts_of_one_id_have_a_file_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    greedy = judged(3, replayed=True, correct=False).trajectory.start
+    sampled = replace(greedy, samples=4)
+    for start in (greedy, sampled, greedy, sampled):  # evaluated twice
+        quarantine(run, start, "IndexError: no such row")
+    files = {path.name: json.loads(path.read_text()) for path in run.quarantine.iterdir()}
+    assert {name: record["samples"] for name, record in files.items()} == {"s3.json": 1, "s3-2.json": 4}
+    assert (files["s3.json"]["prefix_ids"], files["s3.json"]["error"]) == ([66, 67], "IndexError: no such row")
+    assert f"start s3 (IndexError: no such row); left out, saved to {run.quarantine / 's3-2.json'}" in caplog.text
+
+
+def test_a_quarantine_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    run.quarantine.write_text("in the way")
+    quarantine(run, judged(3, replayed=False, correct=False).trajectory.start, "IndexError")
+    assert f"{run.quarantine} cannot be written: " in caplog.text
 
 
 def test_the_log_goes_to_the_run(tmp_path: Path) -> None:
