@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import ray
 
 from core.config import Device
-from core.errors import LearnerError, RetrospectError
+from core.errors import CheckpointError, LearnerError, RetrospectError
 from learner.worker import RankWorker
 
 R = TypeVar("R")
@@ -113,12 +113,15 @@ class Ranks:
 
 
 def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
-    """One error for all: a user's error first, then a death, then what the lowest rank raised."""
+    """One error for all: a user's error first, then a death, then what the lowest rank raised.
+
+    A death goes before an error of a checkpoint: to the others a lost connection looks like one.
+    """
+    dead = {rank: error for rank, error in failures.items() if isinstance(error, ray.exceptions.RayActorError)}
     for error in failures.values():
         cause = getattr(error, "cause", None)
-        if isinstance(cause, RetrospectError):
+        if isinstance(cause, RetrospectError) and not (dead and isinstance(cause, CheckpointError)):
             return cause
-    dead = {rank: error for rank, error in failures.items() if isinstance(error, ray.exceptions.RayActorError)}
     rank, error = min((dead or failures).items())
     what = "died" if dead else "failed"
     text = str(getattr(error, "cause", None) or error).strip().replace("\n", " ")

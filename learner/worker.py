@@ -18,7 +18,7 @@ import torch
 from transformers.utils import is_flash_attn_2_available
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
-from core.errors import CheckpointError, LearnerError
+from core.errors import CheckpointError, LearnerError, RetrospectError, first_line
 from core.records import FloatArray
 from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
 from learner.actor_critic import ActorCritic, LossSettings, SeparateModels, SharedTrunk, StepPlan, model_inputs, places
@@ -166,24 +166,31 @@ class RankWorker:
         return None
 
     def save(self, directory: str) -> list[str]:
-        """Write all engines and this rank's random state; returns the engines' names."""
-        for tag, engine in self._actor_critic.engines().items():
-            engine.save(Path(directory), tag)
-        torch.save(torch.get_rng_state(), Path(directory) / f"rng-{self._rank}.pt")
-        return list(self._actor_critic.engines())
+        """Write all engines and this rank's random state; returns the names of the files that this rank sees there now.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        folder = Path(directory)
+        with blamed_on(folder, "written; free space or fix the rights"):
+            for tag, engine in self._actor_critic.engines().items():
+                engine.save(folder, tag)
+            torch.save(torch.get_rng_state(), folder / f"rng-{self._rank}.pt")
+            return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def restore(self, directory: str, ranks: int) -> None:
         """Read what `save` wrote from `ranks` ranks.
 
         Raises:
-            CheckpointError: something is missing.
+            CheckpointError: something is missing or damaged.
         """
         folder = Path(directory)
         same = ranks == torch.distributed.get_world_size()
-        for tag, engine in self._actor_critic.engines().items():
-            if not (engine.restore if same else engine.restore_resharded)(folder, tag):
-                raise CheckpointError(f"{folder / tag}: no complete DeepSpeed checkpoint; resume from another one")
-        torch.set_rng_state(torch.load(folder / f"rng-{self._rank % ranks}.pt"))
+        with blamed_on(folder, "read; resume from another one"):
+            for tag, engine in self._actor_critic.engines().items():
+                if not (engine.restore if same else engine.restore_resharded)(folder, tag):
+                    raise CheckpointError(f"{folder / tag}: no complete DeepSpeed checkpoint; resume from another one")
+            torch.set_rng_state(torch.load(folder / f"rng-{self._rank % ranks}.pt"))
 
     def export(self, directory: str) -> None:
         """Write the policy in Hugging Face format with its tokenizer (rank 0)."""
@@ -200,6 +207,18 @@ class RankWorker:
         named = self._actor_critic.policy.named_tensors()
         own = ((name.removeprefix(prefix), tensor) for name, tensor in named if name.startswith(prefix))
         return merged(own, 0.0 if self._lora is None else self._lora.scale)
+
+
+@contextlib.contextmanager
+def blamed_on(folder: Path, what: str) -> Iterator[None]:
+    """What fails in the block, in whatever library, as an error of the checkpoint: new ranks would meet it again."""
+    try:
+        yield
+    except RetrospectError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise CheckpointError(f"{folder}: cannot be {what} ({kind}: {first_line(error)})") from error
 
 
 def free_port() -> int:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import ray
 
-from core.errors import ActorError
-from learner.ranks import Ranks
-from learner.worker import RankWorker, free_port
+from core.errors import ActorError, CheckpointError, LearnerError
+from learner.ranks import Ranks, _explain
+from learner.worker import RankWorker, blamed_on, free_port
 
 
+@pytest.mark.usefixtures("ray_cluster")  # else Ray connects by itself to whatever ran here last
 def test_a_group_that_has_ended_refuses_every_call() -> None:
     ranks = Ranks(0, device="cpu", cpus=0, gpus=0, threads=1, deadline=1)
     with pytest.raises(ActorError, match="learner: save after its ranks have ended; resume"):
@@ -20,3 +22,22 @@ def test_a_group_that_has_ended_refuses_every_call() -> None:
 def test_the_port_of_rank_0_is_none_that_the_kernel_gives_to_others_before_it_is_used() -> None:
     first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     assert all(1024 < free_port() < int(first) for _ in range(20))
+
+
+def test_what_fails_in_a_library_while_a_checkpoint_is_read_is_its_fault(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"7: cannot be read; .* \(RuntimeError: PytorchStreamReader failed\)"),
+        blamed_on(tmp_path / "7", "read; resume from another one"),
+    ):
+        raise RuntimeError("PytorchStreamReader failed.")
+    with pytest.raises(CheckpointError, match="its own"), blamed_on(tmp_path, "read"):
+        raise CheckpointError("its own")
+
+
+def test_a_dead_rank_explains_what_looks_like_a_damaged_checkpoint_to_its_peer() -> None:
+    damaged = CheckpointError("connection closed by peer")
+    read: Exception = ray.exceptions.RayTaskError("restore", "", damaged)
+    assert _explain({0: read}, "restore") is damaged
+    error = _explain({0: read, 1: ray.exceptions.ActorDiedError()}, "restore")
+    assert isinstance(error, LearnerError)
+    assert str(error).startswith("learner-rank-1 died during restore")

@@ -40,7 +40,10 @@ def test_lora_trains_broadcasts_exports_and_resumes(tiny_model: Tiny, tmp_path: 
         (first,) = train(learner, [1])
         assert first[0].reference is not None
         np.testing.assert_allclose(first[0].reference, first[0].proximal, atol=1e-6)  # nothing had moved yet
-        learner.save(tmp_path / "checkpoint")
+        files = learner.save(tmp_path / "checkpoint")
+        assert {"rng-0.pt", "rng-1.pt"} <= set(files)
+        assert sum("optim_states" in name for name in files) == 4  # of two ranks and two engines
+        assert all((tmp_path / "checkpoint" / name).is_file() for name in files)
         (second,) = train(learner, [2])
         moved = np.concatenate([s.proximal - s.reference for s in second if s.reference is not None])
         assert float(np.abs(moved).max()) > 1e-3  # the reference is the base, without the adapters
