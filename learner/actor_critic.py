@@ -2,7 +2,9 @@
 
 Made and called by `learner.worker` (one of the two classes, by `learner.value_model`); every rank makes the same calls.
 Invariants: one engine finishes forward, backward and step before the other is touched; a step with `train_policy` off leaves
-every weight that the policy computes with as it was, bit for bit.
+every weight that the policy computes with as it was, bit for bit; a step that the policy dropped changes nothing of the critic.
+The one step that is not dropped whole: with separate models, one in which finite targets and a finite gradient of the policy
+meet a critic whose gradient overflows. The policy has stepped by then; the step is counted as skipped all the same.
 """
 
 from collections.abc import Sequence
@@ -101,6 +103,8 @@ class SeparateModels:
             for batch in plan.batches:
                 policy = policy + self._policy_pass(batch, coefficients)
             norm, applied = self.policy.step([plan.policy_lr])
+        if not applied:  # on every rank alike; the critic waits for the next step, too
+            return StepSums(policy, 0.0, norm, 0.0, policy_applied=False, value_applied=False)
         value_loss = sum([self._value_pass(batch) for batch in plan.batches])
         value_norm, value_applied = self._value.step([plan.value_lr])
         return StepSums(policy, value_loss, norm, value_norm, applied, value_applied)

@@ -16,10 +16,15 @@ Numbers = npt.NDArray[np.integer]
 
 def explained_variance(values: Reals, returns: Reals) -> float:
     """1 - Var(R - V) / Var(R): 1 is a perfect critic, below 0 worse than a constant; 0 if the returns do not vary or are NaN."""
-    spread = float(np.var(returns.astype(np.float64)))
-    if not spread > 1e-12:
+    if not varies(returns):
         return 0.0
+    spread = float(np.var(returns.astype(np.float64)))
     return 1.0 - float(np.var(returns.astype(np.float64) - values.astype(np.float64))) / spread
+
+
+def varies(returns: Reals) -> bool:
+    """Whether there is anything in the returns for a critic to explain; not if one is NaN."""
+    return float(np.var(returns.astype(np.float64))) > 1e-12
 
 
 def brier(values: Reals, outcomes: Flags) -> float:

@@ -24,11 +24,11 @@ from learner.cutting import Cut, inputs, scatter, train_batches
 from learner.local import LocalRanks
 from learner.losses import adapted_coefficient
 from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan, plan_packed
-from learner.prepare import Prepared, prepare, spoilt
+from learner.prepare import Prepared, blamed, prepare
 from learner.progress import Layout, Progress, read_progress
 from learner.ranks import R, Ranks
 from learner.schedule import learning_rate
-from learner.stats import BroadcastReport, StepSums, UpdateFrame, UpdateStats, add_ranks, summarise
+from learner.stats import DROPPED, BroadcastReport, StepSums, UpdateFrame, UpdateStats, add_ranks, summarise
 from learner.worker import RankWorker
 
 
@@ -122,8 +122,8 @@ class LearnerGroup:
         """Train on a batch that `score` saw with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
-        Monte-Carlo returns (VC-PPO, 2503.01491). A NaN or Inf in a loss or a gradient skips that step on all ranks; skipped
-        steps are counted, and their number in the schedule goes on.
+        Monte-Carlo returns (VC-PPO, 2503.01491). A minibatch with a NaN or Inf is not trained on; one that arises in a loss or a
+        gradient skips that step on all ranks. Skipped steps are counted, and their number in the schedule goes on.
 
         Raises:
             DivergenceError: `max_skipped_steps` in a row were skipped.
@@ -135,17 +135,22 @@ class LearnerGroup:
         prepared = prepare(scored, algorithm, self.version, progress.kl_coefficient)
         minibatches = self._minibatches(len(scored))
         plans = [self._step_plans(prepared, m, progress.steps + k, train_policy) for k, m in enumerate(minibatches)]
-        by_rank: list[list[StepPlan]] = [list(rank) for rank in zip(*plans, strict=True)]
-        per_rank = self._ranks.call(RankWorker.update, by_rank)
-        steps = [add_ranks(step) for step in zip(*per_rank, strict=True)]
+        finite = [prepared.finite(members) for members in minibatches]
+        by_rank: list[list[StepPlan]] = [
+            list(rank) for rank in zip(*(p for p, good in zip(plans, finite, strict=True) if good), strict=True)
+        ]
+        per_rank = self._ranks.call(RankWorker.update, by_rank) if by_rank else []
+        done = (add_ranks(step) for step in zip(*per_rank, strict=True))
+        steps = [next(done) if good else DROPPED for good in finite]
         read = [batch.inputs for rank in by_rank for step in rank for batch in step.batches]
+        trained = [prepared.rows[i] for members, good in zip(minibatches, finite, strict=True) if good for i in members]
         frame = UpdateFrame(
             batch=prepared.stats,
             policy_lr=plans[-1][0].policy_lr,
             value_lr=plans[-1][0].value_lr,
             kl_coefficient=progress.kl_coefficient,
             tokens=int(prepared.offsets[-1]),
-            padding_share=padding_share(read, prepared.rows * self._config.epochs),
+            padding_share=padding_share(read, trained),
             policy_trained=train_policy,
             seconds=time.monotonic() - begin,
         )
@@ -157,16 +162,16 @@ class LearnerGroup:
     ) -> None:
         """Remember what the next update depends on; stop a run that skips step after step."""
         progress, target = self._progress, self._algorithm.kl_target
-        progress.note_steps([step.skipped for step in steps])
-        progress.note_critic(frame.batch.explained_variance, self._config.critic_settled)
-        if target is not None and math.isfinite(frame.batch.reference_kl):
+        skipped = [step.skipped for step in steps]
+        progress.note_steps(skipped, blamed(scored, minibatches, skipped))
+        batch = frame.batch
+        progress.note_critic(batch.explained_variance, batch.returns_vary, self._config.critic_settled)
+        if frame.policy_trained and target is not None and math.isfinite(batch.reference_kl):
             progress.kl_coefficient = adapted_coefficient(
-                progress.kl_coefficient, frame.batch.reference_kl, target, self._algorithm.kl_horizon, len(scored)
+                progress.kl_coefficient, batch.reference_kl, target, self._algorithm.kl_horizon, len(scored)
             )
         if progress.skipped_in_row >= self._config.max_skipped_steps:
-            rows = {row for members, step in zip(minibatches, steps, strict=True) if step.skipped for row in members}
-            guilty = {row for row in rows if spoilt(scored[row])} or rows
-            ids = tuple(sorted({scored[row].trajectory.start.problem_id for row in guilty}))
+            ids = tuple(progress.blamed)
             raise DivergenceError(
                 f"{progress.skipped_in_row} optimizer steps in a row had a NaN or Inf (learner.max_skipped_steps "
                 f"{self._config.max_skipped_steps}), last on {len(ids)} problems ({', '.join(ids[:3])}, ...); lower "
@@ -206,12 +211,15 @@ class LearnerGroup:
     def save(self, directory: Path) -> list[str]:
         """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
 
-        Returns the names of the engines' folders that the ranks say they have written there.
+        Returns the names of all files that any rank sees there: each must be there for the caller, too.
+
+        Raises:
+            CheckpointError: a rank cannot write.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        written = self._all(RankWorker.save, str(directory))[0]
+        written = self._all(RankWorker.save, str(directory))
         self._progress.save(directory / "learner.json")
-        return written
+        return sorted({name for names in written for name in names})
 
     def restore(self, directory: Path) -> None:
         """Continue from what `save` wrote, bit for bit with the same number of ranks, up to rounding with another.

@@ -16,7 +16,7 @@ from core.config import AlgorithmConfig
 from core.records import Scored
 from learner.advantages import ESTIMATORS, Episodes, adaptive_lambda, gae
 from learner.batch import IndexArray, Row, TokenTargets
-from learner.calibration import auc, brier, explained_variance
+from learner.calibration import auc, brier, explained_variance, varies
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, truncated_importance
 
 BoolArray = npt.NDArray[np.bool_]
@@ -27,6 +27,7 @@ class BatchStats:
     """What can be said of the batch before the update."""
 
     explained_variance: float  # 1 - Var(R - V) / Var(R) over continuation tokens; 0 if the returns do not vary
+    returns_vary: bool  # else the explained variance says nothing
     value_auc: float  # of V at 1/4, 1/2, 3/4 of the continuations against their outcomes; NaN if all are alike
     value_auc_within: float  # the same between continuations of one start at the same depth: beyond problem difficulty
     value_brier: float
@@ -52,6 +53,17 @@ class Prepared:
         """Flat token positions of some trajectories, in order."""
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
         return np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+
+    def finite(self, rows: Sequence[int]) -> bool:
+        """Whether no target of some trajectories is NaN or Inf and no squared error of V overflows: else no step is taken.
+
+        Trajectories out of the loss count too: weight 0 times NaN is NaN.
+        """
+        part = self.targets.take(self.index(rows))
+        with np.errstate(over="ignore", invalid="ignore"):
+            squared = np.square(part.old_values - part.returns)
+        columns = (part.proximal, part.advantages, part.importance, part.reference, squared)
+        return all(bool(np.isfinite(column).all()) for column in columns)
 
     def weighted(self, rows: Sequence[int], how: Aggregation) -> TokenTargets:
         """Flat targets whose weights make a mean over `rows` (one optimizer step); tokens of other rows weigh 0."""
@@ -149,6 +161,14 @@ def spoilt(scored: Scored) -> bool:
     return not (finite and bool(np.isfinite(scored.judged.verdict.reward)))
 
 
+def blamed(scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]) -> list[str]:
+    """Problems of the steps skipped since the last that was not: those of spoilt trajectories, if any are, else all."""
+    first = len(skipped) - next((back for back, flag in enumerate(reversed(skipped)) if not flag), len(skipped))
+    rows = {row for members in minibatches[first:] for row in members}
+    guilty = {row for row in rows if spoilt(scored[row])} or rows
+    return sorted({scored[row].trajectory.start.problem_id for row in guilty})
+
+
 def _calibration(scored: Sequence[Scored]) -> tuple[float, float, float]:
     """AUC, AUC within start and depth, and Brier score of V at 1/4, 1/2 and 3/4 of every continuation against its outcome."""
     depths = np.arange(1, 4)
@@ -176,6 +196,7 @@ def _stats(
     overall, within, score = _calibration(scored)
     return BatchStats(
         explained_variance=explained_variance(targets.old_values, targets.returns),
+        returns_vary=varies(targets.returns),
         value_auc=overall,
         value_auc_within=within,
         value_brier=score,

@@ -5,6 +5,7 @@ engines, so that a resumed run goes on exactly.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Progress:
     steps: int = 0  # optimizer steps, skipped ones included
     policy_steps: int = 0  # of these, those in which the policy learns: its learning rate begins with the first
     skipped_in_row: int = 0
+    blamed: list[str] = field(default_factory=list)  # problems of these skipped steps
     policy_trains: bool = False  # False until the critic's warm-up is over
     variances: list[float] = field(default_factory=list)  # explained variance of the last updates
 
@@ -45,16 +47,23 @@ class Progress:
         self.policy_trains = self.policy_trains or self.updates >= warmup
         return self.policy_trains
 
-    def note_critic(self, explained_variance: float, settled: float) -> None:
-        """End the warm-up when the explained variance has stayed within `settled` (0: never ends early)."""
+    def note_critic(self, explained_variance: float, returns_vary: bool, settled: float) -> None:
+        """End the warm-up when the explained variance has stayed within `settled` (0: never ends early).
+
+        A batch whose returns do not vary says nothing of the critic and is passed over.
+        """
+        if not returns_vary:
+            return
         self.variances = [*self.variances, explained_variance][-SETTLED_OVER:]
         still = len(self.variances) == SETTLED_OVER and max(self.variances) - min(self.variances) < settled
         self.policy_trains = self.policy_trains or still
 
-    def note_steps(self, skipped: list[bool]) -> None:
-        """Count optimizer steps and the latest row of skipped ones."""
+    def note_steps(self, skipped: list[bool], blamed: Sequence[str] = ()) -> None:
+        """Count optimizer steps and the latest row of skipped ones, with the ids of the problems `blamed` for its end."""
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
+        before = self.blamed if all(skipped) else []
+        self.blamed = sorted({*before, *blamed})
         self.steps += len(skipped)
         self.policy_steps += len(skipped) * self.policy_trains
         self.updates += 1

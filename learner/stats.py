@@ -27,6 +27,10 @@ class StepSums:
         return not (self.policy_applied and self.value_applied)
 
 
+DROPPED = StepSums(PolicySums(), 0.0, None, 0.0, policy_applied=False, value_applied=False)
+"""A step that was not tried: its minibatch has a NaN or Inf."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
     """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps."""
@@ -55,7 +59,7 @@ class UpdateStats:
     tokens: int  # continuation tokens of the batch
     padding_share: float  # of what the models read in the update
     steps: int  # optimizer steps asked for
-    skipped_steps: int  # of these, dropped whole for a NaN or Inf
+    skipped_steps: int  # of these, dropped for a NaN or Inf (see `learner.actor_critic` for what "whole" means)
     policy_trained: bool  # False during critic_warmup
     seconds: float
 

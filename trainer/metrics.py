@@ -146,7 +146,9 @@ class IterationMetrics:
         "ppo", "1", "Mean weight pi_prox / pi_behaviour of the generated tokens, after the correction's bounds."
     )
     importance_truncated: float = _metric("ppo", "share", "Tokens whose weight was cut (truncate) or set to 0 (mask).")
-    skipped_steps: int = _metric("ppo", "steps", "Optimizer steps left out because a gradient was not finite.")
+    skipped_steps: int = _metric(
+        "ppo", "steps", "Optimizer steps left out because a target, a loss or a gradient was not finite."
+    )
 
     logprob_gap: float = _metric(
         "agreement", "nats", "Largest |log pi_learner - log pi_vllm| of the probe batch after the broadcast."

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from core.config import AlgorithmConfig
-from core.errors import ActorError, DivergenceError, WeightError
+from core.errors import ActorError, CheckpointError, DivergenceError, WeightError
+from core.records import FloatArray, Scored
 from learner.ranks import Ranks
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
@@ -81,7 +82,8 @@ def test_first_update_after_a_broadcast_is_on_policy_and_log_probabilities_agree
 
 def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_model: Tiny) -> None:
     path = tiny_model(True)
-    with group(path, critic_warmup=8, minibatches=2, value_lr=3e-3, warmup_steps=4) as learner:
+    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_target=0.01)
+    with group(path, algorithm, critic_warmup=8, minibatches=2, value_lr=3e-3, warmup_steps=4) as learner:
         batch = on_policy(learner, make_judged(7))
         variances = []
         for _ in range(8):
@@ -89,12 +91,14 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
             variances.append(stats.explained_variance)
             assert not stats.policy_trained
             assert stats.policy_lr == 0.0
+            assert stats.kl_coefficient == 0.1  # nothing to control while the policy stands still
         assert variances[0] == 0.0  # the head starts at zero
         assert variances[-1] > 0.5
         for name, tensor in weights_of(learner, path).items():
             np.testing.assert_array_equal(tensor, weights_start(path)[name])
         stats = learner.update(learner.score(batch))
         assert stats.policy_trained
+        assert stats.kl_coefficient == 0.1
         assert stats.policy_lr == pytest.approx(1e-4 * 2 / 4)  # its warm-up of 4 steps begins now; this was the second
 
 
@@ -112,6 +116,9 @@ def test_a_restored_learner_goes_on_bit_for_bit(tiny_model: Tiny, tmp_path: Path
         second = train(learner, [2, 3])
         resumed = weights_of(learner, path)
         learner.export(tmp_path / "export")
+        (tmp_path / "checkpoint" / "value" / "mp_rank_00_model_states.pt").write_bytes(b"half of a fi")
+        with pytest.raises(CheckpointError, match=r"checkpoint: cannot be read; resume from another one"):
+            learner.restore(tmp_path / "checkpoint")  # no LearnerError: new ranks would read the same
     for name, tensor in straight.items():
         np.testing.assert_array_equal(resumed[name], tensor)
     for a, b in zip((s for batch in first for s in batch), (s for batch in second for s in batch), strict=True):
@@ -120,36 +127,51 @@ def test_a_restored_learner_goes_on_bit_for_bit(tiny_model: Tiny, tmp_path: Path
     check_export(tmp_path / "export", resumed)
 
 
+def spoilt(scored: Scored, kind: str) -> Scored:
+    """The trajectory with one of its numbers out of bounds. Of `policy` and `value` only the one model makes an Inf."""
+    nan, huge = np.float32("nan"), np.float32(1e30)
+    if kind == "reward":
+        verdict = replace(scored.judged.verdict, reward=float("nan"))
+        return replace(scored, judged=replace(scored.judged, verdict=verdict))
+    if kind == "policy":  # its squared distance to the reference overflows
+        return replace(scored, reference=scored.proximal + huge)
+    if kind == "value":  # its squared error overflows
+        return replace(scored, values=scored.values + huge)
+    return replace(scored, **{kind: getattr(scored, kind) * nan})
+
+
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_a_nan_skips_the_step_on_all_ranks_and_is_counted(tiny_model: Tiny, zero_stage: int) -> None:
+def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(tiny_model: Tiny, zero_stage: int) -> None:
     path = tiny_model(True)
-    with group(path, ranks=2, zero_stage=zero_stage, minibatches=3) as learner:
+    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_placement="loss", kl_estimator="k2")
+    options: dict[str, Any] = {"ranks": 2, "zero_stage": zero_stage, "minibatches": 3, "max_skipped_steps": 15}
+    with group(path, algorithm, **options) as learner:
         scored = learner.score(on_policy(learner, make_judged(9)))
-        before = weights_start(path)
-        for spoilt in (
-            [
-                replace(s, judged=replace(s.judged, verdict=replace(s.judged.verdict, reward=float("nan"))))
-                for s in scored
-            ],
-            [replace(s, proximal=s.proximal * np.float32("nan")) for s in scored],
-        ):
-            stats = learner.update(spoilt)
-            assert (stats.steps, stats.skipped_steps) == (3, 3)
-        with pytest.raises(DivergenceError, match=r"9 optimizer steps in a row .* on 1 problems \(p3") as error:
-            learner.update(
-                [replace(s, values=s.values * np.float32("nan")) if i == 3 else s for i, s in enumerate(scored)]
-            )
-        assert error.value.problem_ids == ("p3",)
+        before, values = weights_start(path), last_values(scored)
+        for kind in ("reward", "proximal", "policy", "value"):
+            stats = learner.update([spoilt(s, kind) for s in scored])
+            assert (stats.steps, stats.skipped_steps) == (3, 3), kind
+            np.testing.assert_array_equal(last_values(learner.score([s.judged for s in scored])), values, err_msg=kind)
+        # whitening over the batch spreads one NaN in the values over all advantages
+        with pytest.raises(
+            DivergenceError, match=r"15 optimizer steps in a row .* on 12 problems \(p0, p1, p10"
+        ) as error:
+            learner.update([spoilt(s, "values") if i == 3 else s for i, s in enumerate(scored)])
+        assert len(error.value.problem_ids) == 12  # of the whole row of skipped steps
         for name, tensor in weights_of(learner, path).items():
             np.testing.assert_array_equal(tensor, before[name])
+        np.testing.assert_array_equal(last_values(learner.score([s.judged for s in scored])), values)
         # one bad trajectory spoils only the step that it is in
-        one = [replace(s, proximal=s.proximal * np.float32("nan")) if i == 0 else s for i, s in enumerate(scored)]
-        stats = learner.update(one)
+        stats = learner.update([spoilt(s, "proximal") if i == 0 else s for i, s in enumerate(scored)])
         assert (stats.steps, stats.skipped_steps) == (3, 1)
         assert np.isfinite([stats.policy_loss, stats.value_loss, stats.policy_grad_norm, stats.first_kl]).all()
         after = weights_of(learner, path)
         assert all(np.isfinite(tensor).all() for tensor in after.values())
         assert max(float(np.abs(after[name] - before[name]).max()) for name in after) > 1e-5
+
+
+def last_values(scored: list[Scored]) -> FloatArray:
+    return np.concatenate([s.values for s in scored])
 
 
 def test_a_dead_rank_is_named(tiny_model: Tiny) -> None:

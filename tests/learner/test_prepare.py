@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
 from core.records import Finish, Judged, Scored
-from learner.prepare import Prepared, prepare, spoilt
+from learner.prepare import Prepared, blamed, prepare, spoilt
 from tests.learner.conftest import make_judged
 
 
@@ -133,3 +134,41 @@ def test_a_spoilt_trajectory_is_recognised() -> None:
     assert spoilt(replace(scored, reference=scored.proximal * np.float32("nan")))
     verdict = replace(scored.judged.verdict, reward=float("nan"))
     assert spoilt(replace(scored, judged=replace(scored.judged, verdict=verdict)))
+
+
+def test_one_nan_in_the_values_leaves_no_minibatch_for_either_model() -> None:
+    """Whitening gives NaN advantages to all; the returns of the other rows stay finite, and the critic must not step alone."""
+    scored = scored_from(make_judged(9))
+    scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
+    prepared = prepare(scored, AlgorithmConfig(), 0)
+    assert not np.isfinite(prepared.targets.advantages).any()
+    assert np.isfinite(prepared.targets.returns).mean() > 0.5
+    assert not any(prepared.finite([row]) for row in range(len(scored)))
+
+
+def test_a_minibatch_is_finite_without_the_spoilt_trajectory() -> None:
+    clean = scored_from(make_judged(9))
+    config = AlgorithmConfig.model_validate({"estimator": "reinforce++"})
+    huge = np.float32(1e30)  # finite, its square is not
+    spoils: list[dict[str, Any]] = [
+        {"proximal": clean[3].proximal * np.float32("nan")},
+        {"values": clean[3].values * np.float32("nan")},
+        {"values": clean[3].values + huge},
+    ]
+    for spoil in spoils:
+        scored = list(clean)
+        scored[3] = replace(clean[3], **spoil)
+        prepared = prepare(scored, config, 0)
+        assert [row for row in range(len(scored)) if not prepared.finite([row])] == [3]
+        assert not prepared.finite([1, 3])
+        assert prepared.finite([row for row in range(len(scored)) if row != 3])
+
+
+def test_problems_are_blamed_for_the_last_row_of_skipped_steps() -> None:
+    scored = scored_from(make_judged(9))
+    minibatches = [[0, 1], [2, 3], [4, 5]]
+    assert blamed(scored, minibatches, [True, False, True]) == ["p4", "p5"]
+    assert blamed(scored, minibatches, [True, True, False]) == []
+    scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
+    assert blamed(scored, minibatches, [False, True, True]) == ["p3"]
+    assert blamed(scored, minibatches, [True, True, True]) == ["p3"]

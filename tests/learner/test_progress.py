@@ -17,7 +17,7 @@ def test_the_warm_up_ends_after_its_length() -> None:
     for _ in range(4):
         trained.append(progress.begin(2))
         progress.note_steps([False])
-        progress.note_critic(0.0, 0.0)
+        progress.note_critic(0.0, True, 0.0)
     assert trained == [False, False, True, True]
 
 
@@ -27,9 +27,29 @@ def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
     for variance in (0.0, 0.3, 0.5, 0.52, 0.51, 0.1, 0.9):
         trained.append(progress.begin(100))
         progress.note_steps([False])
-        progress.note_critic(variance, 0.05)
+        progress.note_critic(variance, True, 0.05)
     # 0.5, 0.52, 0.51 lie within 0.05: the policy learns from the next update on, and never stops again
     assert trained == [False] * 5 + [True] * 2
+
+
+def test_batches_whose_returns_do_not_vary_do_not_settle_the_critic() -> None:
+    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    for variance, vary in [(0.1, True), *[(0.0, False)] * 5, (0.11, True)]:
+        progress.note_critic(variance, vary, 0.05)
+        assert not progress.policy_trains
+    progress.note_critic(0.12, True, 0.05)
+    assert progress.policy_trains
+
+
+def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken() -> None:
+    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    progress.note_steps([False, True], ["p3"])
+    progress.note_steps([True, True], ["p7", "p1"])
+    assert progress.blamed == ["p1", "p3", "p7"]
+    progress.note_steps([True, False, True], ["p9"])
+    assert progress.blamed == ["p9"]
+    progress.note_steps([False], [])
+    assert progress.blamed == []
 
 
 def test_skipped_steps_count_in_a_row() -> None:
@@ -44,7 +64,7 @@ def test_skipped_steps_count_in_a_row() -> None:
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     progress = Progress(
-        ranks=2, layout=LAYOUT, kl_coefficient=0.03, version=7, updates=6, steps=24, variances=[0.1, 0.2]
+        ranks=2, layout=LAYOUT, kl_coefficient=0.03, version=7, updates=6, steps=24, blamed=["p3"], variances=[0.1, 0.2]
     )
     progress.save(tmp_path / "learner.json")
     assert read_progress(tmp_path / "learner.json", LAYOUT) == progress
