@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import IntArray, Provenance
-from replay import snapshot
-from replay.server import DIRECTORY, Identity, load_shard
+from replay.server import DIRECTORY, MANIFEST, Identity, load_shard
 from replay.shard import Shard
-from replay.storage import Folder, explained, read_manifest, read_snapshot
+from replay.storage import Folder, explained, read_manifest, shown
 
-MANIFEST = "store.json"
+ATTEMPTS = 20
+"""How often a shard is read anew because a compaction came between; one takes seconds at least."""
 
 
 def read_live(directory: str, config: ReplayConfig) -> list[Shard]:
@@ -31,32 +31,47 @@ def read_live(directory: str, config: ReplayConfig) -> list[Shard]:
     shards = []
     for index in range(found["shards"]):
         identity = Identity(index, found["shards"], found["vocabulary"], found["fingerprint"])
-        shards.append(load_shard(folder.child(f"shard-{index}"), identity, config, salvage=False).shard)
+        shards.append(_read_shard(folder.child(f"shard-{index}"), identity, config))
     return shards
 
 
-def read_checkpoint(uri: str, config: ReplayConfig) -> list[Shard]:
-    """The shards of a saved store."""
-    folder = Folder(uri)
-    manifest = read_manifest(folder, MANIFEST)
-    shards = []
-    for index, part in enumerate(manifest["parts"]):
-        shard = Shard(config, manifest["vocabulary"], f"replay-shard-{index}")
-        snapshot.restore(shard, read_snapshot(folder, part))
-        shards.append(shard)
-    return shards
+def _read_shard(folder: Folder, identity: Identity, config: ReplayConfig) -> Shard:
+    """One shard, whose run may be compacting it: that deletes files between the reading of one and the next."""
+    for _ in range(ATTEMPTS):
+        before = _snapshot_of(folder)
+        try:
+            return load_shard(folder, identity, config, salvage=False).shard
+        except StoreError:
+            if _snapshot_of(folder) == before:
+                raise
+    raise StoreError(f"{shown(folder.uri)}: compacted {ATTEMPTS} times while it was read; try again")
 
 
-def states_table(shards: Sequence[Shard], decode: Callable[[IntArray], str] | None = None) -> pa.Table:
-    """All states, the most promising of each problem first; `decode` turns prefix tokens into the column `prefix`."""
+def _snapshot_of(folder: Folder) -> bytes:
+    """The manifest that names the present snapshot, whatever is in it; empty before the first."""
+    return folder.read(MANIFEST).to_pybytes() if MANIFEST in folder.names() else b""
+
+
+def states_table(shards: Sequence[Shard]) -> pa.Table:
+    """All states, the most promising of each problem first."""
     newest = max((shard.version for shard in shards), default=0)
-    table = pa.concat_tables([_shard_table(shard, newest, decode) for shard in shards])
+    table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
     return table.sort_by(
         [("problem", "ascending"), ("promise", "descending"), ("depth", "ascending"), ("key", "ascending")]
     )
 
 
-def _shard_table(shard: Shard, newest: int, decode: Callable[[IntArray], str] | None) -> pa.Table:
+def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[IntArray], str]) -> pa.Table:
+    """The rows of `table` with their prefixes as text; decoding is slow, so choose the rows first."""
+    wanted, texts = table["key"].to_numpy(), dict[int, str]()
+    for shard in shards:
+        rows = shard.blocks.states.rows
+        found = shard.select(np.flatnonzero((rows["key"] != 0) & np.isin(rows["key"], wanted)))
+        texts |= zip(found.keys.tolist(), map(decode, found.prefixes()), strict=True)
+    return table.append_column("prefix", pa.array([texts[key] for key in wanted.tolist()], pa.string()))
+
+
+def _shard_table(shard: Shard, newest: int) -> pa.Table:
     rows = shard.blocks.states.rows
     rows = rows[rows["key"] != 0]
     chains = shard.trajectories.rows[rows["trajectory"]]
@@ -67,7 +82,7 @@ def _shard_table(shard: Shard, newest: int, decode: Callable[[IntArray], str] | 
     columns: dict[str, object] = {
         "problem": pa.array([shard.names[i] for i in chains["problem"].tolist()], pa.string()),
         "key": rows["key"],
-        "parent": pa.array(chains["parent"], mask=chains["parent"] == 0),
+        "parent": chains["parent"],  # 0: a root; no nulls, for which pandas would make floats of the keys
         "depth": rows["length"],
         "response_tokens": chains["size"],
         "value": rows["value"],
@@ -83,10 +98,6 @@ def _shard_table(shard: Shard, newest: int, decode: Callable[[IntArray], str] | 
         "version": rows["version"],
         "age": newest - rows["version"],
     }
-    if decode is not None:
-        pairs = zip(chains["address"].tolist(), rows["length"].tolist(), strict=True)
-        texts = [decode(shard.arena.read(address, length).astype(np.int32)) for address, length in pairs]
-        columns["prefix"] = pa.array(texts, pa.string())
     return pa.table(
         {
             name: column if isinstance(column, pa.Array) else np.ascontiguousarray(column)
@@ -133,17 +144,17 @@ def first_problems(table: pa.Table, count: int) -> pa.Table:
     return table.filter(pc.is_in(table["problem"], value_set=pa.array(names, pa.string())))
 
 
-def parents_of(table: pa.Table) -> dict[int, int | None]:
-    """State key -> key of the state that its trajectory was started from (None: a root)."""
+def parents_of(table: pa.Table) -> dict[int, int]:
+    """State key -> key of the state that its trajectory was started from (0: a root)."""
     return dict(zip(table["key"].to_pylist(), table["parent"].to_pylist(), strict=True))
 
 
-def lineage(parents: Mapping[int, int | None], key: int) -> list[int]:
+def lineage(parents: Mapping[int, int], key: int) -> list[int]:
     """The state, the state its trajectory was started from, and so on; ends at a root or at a state that was evicted."""
-    chain, at = [key], parents.get(key)
-    while at is not None and at not in chain:
+    chain, at = [key], parents.get(key, 0)
+    while at != 0 and at not in chain:
         chain.append(at)
-        at = parents.get(at)
+        at = parents.get(at, 0)
     return chain
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.load import load_config
+from core.records import IntArray
 from trainer import checkpoint
 from trainer.build import store_directory
 from trainer.preflight import load_tokenizer
@@ -31,13 +32,17 @@ def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | No
     tokenizer = load_tokenizer(str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy"))
     config = load_config(run.config).replay
     shards = inspect.read_live(store_directory(config.storage, run), config)
-    table = inspect.states_table(shards, lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)))
+    table = inspect.states_table(shards)
     found = inspect.select(table, problem=chosen.problem, provenance=chosen.provenance, depth=chosen.depth)
+
+    def decode(ids: IntArray) -> str:
+        return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
     if export is not None:
-        inspect.export(found, export)
+        inspect.export(inspect.with_prefixes(found, shards, decode), export)
         print(f"{found.num_rows} states written to {export}")
         return 0
-    best = inspect.select(found, per_problem=top)
-    print(inspect.describe(inspect.first_problems(best, problems), table))
+    best = inspect.first_problems(inspect.select(found, per_problem=top), problems)
+    print(inspect.describe(inspect.with_prefixes(best, shards, decode), table))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0

@@ -1,6 +1,7 @@
 """Looking inside a store: the table, filters, lineage, and what pandas and DuckDB read of the export."""
 
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -11,14 +12,22 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay.inspect import describe, export, lineage, parents_of, read_checkpoint, read_live, select, states_table
+from replay import server
+from replay.inspect import describe, export, lineage, parents_of, read_live, select, states_table, with_prefixes
+from replay.log import Recovered, recover
 from replay.store import ReplayStore
 
 CONFIG = ReplayConfig(shards=2)
+EMPTY = np.zeros(2, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)  # a trajectory without states
 
 
 def decode(ids: object) -> str:
     return "".join(chr(97 + int(i)) for i in np.asarray(ids))
+
+
+def whole(directory: Path) -> pa.Table:
+    shards = read_live(str(directory / "live"), CONFIG)
+    return with_prefixes(states_table(shards), shards, decode)
 
 
 @pytest.fixture
@@ -43,7 +52,7 @@ def store(tmp_path: Path) -> ReplayStore:
 
 
 def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path) -> None:
-    table = states_table(read_live(str(tmp_path / "live"), CONFIG), decode)
+    table = whole(tmp_path)
     rows = {(r["problem"], r["prefix"]): r for r in table.to_pylist()}
     assert set(rows) == {("p", "a"), ("p", "abc"), ("p", "abcjj"), ("q", "a"), ("q", "abc")}
     deep = rows["p", "abc"]
@@ -54,12 +63,10 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     assert "3/5 tokens  value 0.750  promise 0.750  posterior 0.50" in text
     assert "solved 1/2  own_failed  age 2" in text
     assert text.endswith("    | abc")
-    store.save(str(tmp_path / "saved"))
-    assert states_table(read_checkpoint(str(tmp_path / "saved"), CONFIG), decode).equals(table)
 
 
 def test_filters(store: ReplayStore, tmp_path: Path) -> None:
-    table = states_table(read_live(str(tmp_path / "live"), CONFIG), decode)
+    table = whole(tmp_path)
     assert select(table, provenance="canonical")["prefix"].to_pylist() == ["abc", "a"]
     assert select(table, depth=(2, 4))["depth"].to_pylist() == [3, 3]
     assert select(table, per_problem=1).num_rows == 2
@@ -72,10 +79,41 @@ def test_filters(store: ReplayStore, tmp_path: Path) -> None:
 
 
 def test_the_export_is_read_by_pandas_and_duckdb(store: ReplayStore, tmp_path: Path) -> None:
-    table: pa.Table = states_table(read_live(str(tmp_path / "live"), CONFIG), decode)
+    table: pa.Table = whole(tmp_path)
     path = str(tmp_path / "states.parquet")
     export(table, path)
-    assert pd.read_parquet(path)["prefix"].tolist() == table["prefix"].to_pylist()
+    read = pd.read_parquet(path)
+    assert read["prefix"].tolist() == table["prefix"].to_pylist()
+    children = read[read["parent"] != 0].merge(read, left_on="parent", right_on="key")
+    assert children[["prefix_x", "prefix_y"]].to_numpy().tolist() == [["abcjj", "abc"]]
     counted = duckdb.sql(f"select problem, count(*) from '{path}' group by problem order by problem")
     assert counted is not None
     assert counted.fetchall() == [("p", 3), ("q", 2)]
+
+
+def test_a_shard_that_is_compacted_while_it_is_read_is_read_anew(
+    store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compaction comes between the reading of the snapshot and that of the log, and a write after it."""
+    expected = whole(tmp_path)["prefix"].to_pylist()
+    held: list[None] = []
+
+    def compacted_first(*given: Any, **options: Any) -> Recovered:
+        if not held:
+            held.append(None)
+            for shard in store._actors:
+                shard.compact()
+                shard._wait_for_compaction()
+            store.add([Candidate(p, *EMPTY, Provenance.OWN_FAILED, 0.0, 4) for p in "pq"])
+        return recover(*given, **options)
+
+    monkeypatch.setattr(server, "recover", compacted_first)
+    assert whole(tmp_path)["prefix"].to_pylist() == expected
+    assert held
+
+
+def test_damage_is_not_taken_for_a_compaction(store: ReplayStore, tmp_path: Path) -> None:
+    for path in (tmp_path / "live").glob("shard-*/log-*.arrow"):
+        path.write_bytes(b"PAR1 something else")
+    with pytest.raises(StoreError, match="not a log of a replay store"):
+        read_live(str(tmp_path / "live"), CONFIG)
