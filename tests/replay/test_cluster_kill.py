@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from replay.store import ReplayStore
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = 8  # per write
+LIMIT = 240.0  # seconds for a Ray to start and for the first writes
 WRITER = """
 import os, sys
 import ray
@@ -53,13 +55,27 @@ def outcomes(store: ReplayStore, turn: int) -> list[Outcome]:
 def kill_all(driver: psutil.Process) -> dict[int, str]:
     """Kill a process and all its descendants at once; their ids and names."""
     found = [driver, *driver.children(recursive=True)]
-    names = {process.pid: process.name() for process in found if process.is_running()}
-    for process in found:
+    names: dict[int, str] = {}
+    for process in found:  # any of them may end by itself meanwhile
         with suppress(psutil.NoSuchProcess):
+            names[process.pid] = process.name()
             process.send_signal(signal.SIGKILL)
     psutil.wait_procs(found, timeout=60)
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in found)
+    assert not any(alive(process) for process in found)
     return names
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end(pid: int) -> None:
+    """Kill a process that writes nothing any more, with its descendants; whoever reads from it meets the end."""
+    with suppress(psutil.NoSuchProcess):
+        kill_all(psutil.Process(pid))
 
 
 def test_a_cluster_that_is_killed_as_a_whole_loses_nothing_acknowledged(ray_cluster: None, tmp_path: Path) -> None:
@@ -71,12 +87,16 @@ def test_a_cluster_that_is_killed_as_a_whole_loses_nothing_acknowledged(ray_clus
         subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         assert process.stdout is not None
+        limit = threading.Timer(LIMIT, end, [process.pid])
+        limit.start()
         shards = [int(pid) for pid in process.stdout.readline().split()]
         acknowledged = -1
         for line in process.stdout:
             acknowledged = int(line)
             if acknowledged >= 20:
                 break
+        limit.cancel()
+        limit.join()
         assert acknowledged >= 20, (tmp_path / "errors.txt").read_text()[-2000:]
         killed = kill_all(psutil.Process(process.pid))
         acknowledged = max([acknowledged, *(int(line) for line in process.stdout)])

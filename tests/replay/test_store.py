@@ -13,19 +13,19 @@ import ray
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
-from core.seeds import generator
 from replay.keys import group_of, owned_groups
 from replay.store import ReplayStore
 
 VOCABULARY = 100
+ROOM = 1 << 20
 
 
-def candidates(problems: int, per_problem: int = 2, seed: int = 0) -> list[Candidate]:
+def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 12) -> list[Candidate]:
     rng = np.random.default_rng(seed)
     made = []
     for problem in range(problems):
         for _ in range(per_problem):
-            tokens = rng.integers(0, VOCABULARY, 12).astype(np.int32)
+            tokens = rng.integers(0, VOCABULARY, size).astype(np.int32)
             lengths = np.array([3, 6, 9], np.int32)
             values = rng.random(3).astype(np.float32)
             provenance = Provenance(int(rng.integers(0, 3)))
@@ -205,9 +205,9 @@ def test_a_killed_shard_serves_again_with_everything_acknowledged(store: ReplayS
 
 
 def bound_files(_: object) -> tuple[int, int]:
-    """Let no file of this process grow beyond what its logs have now; the bound before."""
+    """Let no file of this process grow beyond `ROOM`, which Ray's own logs do not reach; the bound before."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
     return before
 
 
@@ -221,7 +221,7 @@ def test_a_full_disk_of_one_shard_is_one_line_and_loses_nothing(store: ReplaySto
     before = store.top(1000)
     bound = ray.get(store._actors[1].__ray_call__.remote(bound_files))
     with pytest.raises(StoreError, match=r"cannot write .*/shard-1/log-.*: .*File too large; check .* the free space$"):
-        store.add(candidates(20, seed=1))
+        store.add(candidates(20, seed=1, size=2**18))  # 20 x 2 x 2^18 bytes of tokens, half of them for this shard
     ray.get(store._actors[1].__ray_call__.remote(free_files, bound))
     mine = {f"p{i}" for i in range(20) if group_of(f"p{i}") in owned_groups(1, 2)}
     assert 0 < len(mine) < 20
@@ -253,21 +253,65 @@ def test_a_directory_of_another_number_of_shards_is_refused(store: ReplayStore, 
         opened(tmp_path / "live", 3)
 
 
-def test_the_shares_over_four_shards_are_those_of_the_weights(tmp_path: Path) -> None:
-    """40 problems of one state each, values 0 to 0.39, temperature 0.2; chi-square of 12,000 single draws."""
-    store = opened(tmp_path, 4, local=True)
+def forty(directory: Path) -> ReplayStore:
+    """40 problems of one state each over 4 shards, values 0 to 0.39, temperature 0.2."""
+    store = opened(directory, 4, local=True)
     tokens, lengths = np.arange(8, dtype=np.int32), np.array([4], np.int32)
     made = [
         Candidate(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)
         for i in range(40)
     ]
     store.add(made)
+    return store
+
+
+WEIGHTS = np.exp(np.arange(40) / 100 / 0.2)
+
+
+def test_the_shares_over_four_shards_are_those_of_the_weights(tmp_path: Path) -> None:
+    """Chi-square of 3,000 samples of one state."""
+    store = forty(tmp_path)
     drawn = np.zeros(40)
-    for seed in range(12):
-        masses = np.sum([extent.masses[0] for extent in store._extents], axis=0)
-        for problem in store._at(0, masses, generator(seed, "test").random(1000)).problem_ids:
-            drawn[int(problem[1:])] += 1
-    weights = np.exp(np.arange(40) / 100 / 0.2)
-    expected = 12_000 * weights / weights.sum()
+    for seed in range(3000):
+        (state,) = store.sample(1, seed)
+        drawn[int(state.problem_id[1:])] += 1
+    expected = 3000 * WEIGHTS / WEIGHTS.sum()
     assert ((drawn - expected) ** 2 / expected).sum() < 72.1  # 99.9 % quantile of chi-square with 39 degrees of freedom
+    store.close()
+
+
+def test_the_states_of_a_batch_are_those_of_successive_draws_without_replacement(tmp_path: Path) -> None:
+    """How often each state is among 3 of 40, by the exact chances of successive draws."""
+    store = forty(tmp_path)
+    drawn, expected = np.zeros(40), np.zeros(40)
+    for seed in range(2000):
+        for state in store.sample(3, seed):
+            drawn[int(state.problem_id[1:])] += 1
+    first = WEIGHTS / WEIGHTS.sum()
+    for i in range(40):  # exactly: i first, second or third
+        without_i = np.delete(WEIGHTS, i)
+        second = without_i / WEIGHTS.sum() * WEIGHTS[i] / (WEIGHTS.sum() - without_i)
+        pairs = without_i[:, None] + without_i[None, :]
+        chance = without_i[:, None] / WEIGHTS.sum() * without_i[None, :] / (WEIGHTS.sum() - without_i[:, None])
+        third = chance * WEIGHTS[i] / (WEIGHTS.sum() - pairs)
+        np.fill_diagonal(third, 0.0)
+        expected[i] = 2000 * (first[i] + second.sum() + third.sum())
+    assert expected.sum() == pytest.approx(6000)
+    assert ((drawn - expected) ** 2 / expected).sum() < 72.1
+    store.close()
+
+
+def test_thompson_takes_the_most_learnable_of_its_draws(tmp_path: Path) -> None:
+    """With a shortlist of all states: those with the largest 4 p (1 - p), which are those solved half the time."""
+    store = opened(tmp_path, 2, local=True, ranking="posterior", decay=1.0)
+    tokens, one, value = np.arange(8, dtype=np.int32), np.array([4], np.int32), np.array([0.5], np.float32)
+    store.add([Candidate(f"p{i}", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0) for i in range(8)])
+    states = {s.problem_id: s.key for s in store.top(8)}
+    for i in range(
+        4
+    ):  # half of the states of p0 to p3 are solved; p4 to p7 never are: beliefs Beta(21, 21), Beta(1, 41)
+        store.record([Outcome(states[f"p{i}"], f"p{i}", turn % 2 == 0, 0) for turn in range(40)])
+        store.record([Outcome(states[f"p{i + 4}"], f"p{i + 4}", False, 0) for _ in range(40)])
+    for seed in range(20):
+        assert {s.problem_id for s in store.sample(2, seed)} <= {"p0", "p1", "p2", "p3"}
     store.close()
