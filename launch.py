@@ -150,6 +150,8 @@ def train(arguments: Sequence[str]) -> int:
         if known.config is not None:
             raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")
         return commands.resume(known.resume, fields, known.salvage, known.local)
+    if known.salvage:
+        raise ConfigError("--salvage goes on with a damaged store: name the run with --resume, or leave it out")
     recipe = known.config or DEFAULT
     return commands.train(resolve("train", recipe, fields, own), recipe.stem, known.local)
 
