@@ -48,8 +48,11 @@ LASTING = (
     "learner.value_model",
     "learner.lora_",
     "replay.shards",
+    "replay.ranking",
+    "replay.target",
+    "replay.decay",
 )
-"""Fields that the weights, random draws and files of a run rest on: a resumed run cannot change them."""
+"""Fields that the weights, random draws, files and kept promises of a run rest on: a resumed run cannot change them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ def test_a_resumed_run_keeps_changed_fields(
         ("learner.zero_stage", "2"),
         ("learner.lora_rank", "8"),
         ("replay.shards", "1"),
+        ("replay.target", "0.4"),
         ("starter.layers", "9"),
     ],
 )
