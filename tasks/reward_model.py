@@ -27,6 +27,7 @@ class Scale:
 
     mean: float = 0.0
     deviation: float = 1.0
+    lowest: float | None = None  # of those scores; None where the model came without
 
     def save(self, directory: Path, accuracy: dict[str, float]) -> None:
         """Write it beside the model."""
@@ -39,7 +40,7 @@ def read_scale(path: str) -> Scale:
     if not file.is_file():
         return Scale()
     found = json.loads(file.read_text(encoding="utf-8"))
-    return Scale(found["mean"], found["deviation"])
+    return Scale(found["mean"], found["deviation"], found.get("lowest"))
 
 
 def check_reward_model(path: str) -> None:
@@ -66,17 +67,38 @@ def check_reward_model(path: str) -> None:
         )
 
 
+def check_reward_context(path: str, tokens: int) -> None:
+    """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and response)."""
+    from transformers import AutoConfig
+
+    check_reward_model(path)
+    context = _context(AutoConfig.from_pretrained(path))
+    if tokens > context:
+        raise ModelError(
+            f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have rollout.max_prompt_tokens + "
+            f"rollout.max_response_tokens = {tokens}; lower these or name a model with more"
+        )
+
+
+def _context(config: Any) -> int:
+    return int(config.get_text_config().max_position_embeddings)
+
+
 class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
     def __init__(self, path: str, *, batch_tokens: int, device: str) -> None:
         """`batch_tokens`: tokens of one pass, padding included."""
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(path)
-        self._model = AutoModelForSequenceClassification.from_pretrained(path).to(device).eval()
-        self._context = int(self._model.config.get_text_config().max_position_embeddings)
+        config: Any = AutoConfig.from_pretrained(path)
+        if config.pad_token_id is None:  # the classifier finds the last token by it, and many on the hub name none
+            pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+            config.pad_token_id = end if pad is None else pad
+        self._model = AutoModelForSequenceClassification.from_pretrained(path, config=config).to(device).eval()
+        self._context = _context(config)
         self._batch_tokens = batch_tokens
         self._torch = torch
 
@@ -144,7 +166,8 @@ class RewardJudge:
         if self._scorer is None:
             self._scorer = self._start(self._config)
         scores = self._scorer.score([dialogue(reference, response) for reference, response in items])
-        return [verdict(score, self._scale, self._config.threshold) for score in scores]
+        lowest = worst(scores, self._scale)
+        return [verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
 
     def wait_until_ready(self) -> None:
         """The model is started with the first batch."""
@@ -160,15 +183,29 @@ def dialogue(reference: str, response: str) -> Messages:
     return (*chat.load(reference), Message("assistant", response.strip()))
 
 
-def verdict(score: float | None, scale: Scale, threshold: float) -> Verdict:
-    """The normalised score as reward; correct when above the threshold. What cannot be scored is 0 with its reason.
+def worst(scores: Sequence[float | None], scale: Scale) -> float:
+    """The lowest score known: of this batch and of those the model was measured on; the mean where there is none.
 
-    >>> verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0)
-    Verdict(reward=0.5, correct=True, detail='score 3.000', judge_failed=False)
+    >>> worst([2.0, None, float("nan")], Scale()), worst([2.0], Scale(lowest=-1.0)), worst([None], Scale(mean=3.0))
+    (2.0, -1.0, 3.0)
     """
+    known = [score for score in (*scores, scale.lowest) if score is not None and math.isfinite(score)]
+    return min(known, default=scale.mean)
+
+
+def verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
+    """The normalised score as reward; correct when above the threshold. What cannot be scored earns as `lowest` does, with its
+    reason: nothing is gained by a response too long to be judged.
+
+    >>> verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
+    Verdict(reward=0.5, correct=True, detail='score 3.000', judge_failed=False)
+    >>> verdict(float("nan"), Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
+    Verdict(reward=-1.0, correct=False, detail='the reward model returned nan', judge_failed=True)
+    """
+    least = (lowest - scale.mean) / scale.deviation
     if score is None:
-        return Verdict(0.0, False, "the dialogue is longer than the reward model's context", judge_failed=True)
+        return Verdict(least, False, "the dialogue is longer than the reward model's context", judge_failed=True)
     if not math.isfinite(score):
-        return Verdict(0.0, False, f"the reward model returned {score}", judge_failed=True)
+        return Verdict(least, False, f"the reward model returned {score}", judge_failed=True)
     reward = (score - scale.mean) / scale.deviation
     return Verdict(reward, reward > threshold, f"score {score:.3f}")

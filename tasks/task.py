@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Protocol
 
 from core.config import RewardModelConfig, TaskConfig
@@ -162,25 +163,26 @@ def task_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], i
 
 
 PROBED = 4
-"""Problems that `check_judges` has judged with nothing for a response."""
+"""Problems that `check_judges` has judged with nothing for a response: the shortest, which pass the length filters."""
 SLOW = 256
 """Canonical solutions that it has judged where a verdict takes long: programs, and rewards of the user's own."""
 
 
 def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
-    """Have the first problems judged, with their canonical solution and with nothing for a response, then all canonical solutions.
+    """Have the shortest problems judged, with their canonical solution and with nothing for a response, then all canonical solutions.
 
-    Returns how many of these are wrong, in a line. Raises ConfigError when the judge has no verdict of the first: it raises,
+    Returns how many of these are wrong, in a line. Raises ConfigError when the judge has no verdict of the shortest: it raises,
     hangs, crashes or returns no finite number; DataError when a verifier of ours finds all canonical solutions wrong.
     """
     judges = start_judges(config, reward_model, check=True)
     try:
-        probes = [(item.reference, text) for item in items[:PROBED] for text in {item.solution or "", ""}]
+        shortest = nsmallest(PROBED, items, key=lambda item: len(item.prompt) + len(item.solution or ""))
+        probes = [(item.reference, text) for item in shortest for text in {item.solution or "", ""}]
         verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one: the first failure is enough
         failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
         if failed is not None:
             name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
-            raise ConfigError(f"{name}: {failed.detail} (on one of the first problems); mend the reward function")
+            raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); mend the reward function")
         return _check_solutions(config, items, judges)
     finally:
         judges.close()

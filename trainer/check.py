@@ -10,7 +10,7 @@ from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
 from core.seeds import derive
-from trainer.preflight import describe_data, load_task, located
+from trainer.preflight import check_judging_model, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
 
@@ -68,6 +68,7 @@ def check_model_and_data(config: Config) -> str:
     if config.model.path == "starter":
         check_template(config.task.template)
         check_context(config, CONTEXT)
+        check_judging_model(config)
         train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
         solutions = check_judges(config.task, [*train, *evaluation], located(config.reward_model))
         data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"

@@ -41,6 +41,7 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
     check_value_model(config.learner.value_path, model)
+    check_judging_model(config)
     task = build_task(
         config.task,
         tokenizer,
@@ -55,6 +56,16 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
 def describe_data(task: "Task") -> str:
     """How many problems there are, and what was left out, in one line."""
     return f"data: {len(task.train)} training problems, {len(task.evaluation)} evaluation problems; {task.left_out}"
+
+
+def check_judging_model(config: Config) -> None:
+    """Raises ModelError when the task is judged by a reward model that is none, or whose context holds no longest dialogue."""
+    from tasks.reward_model import check_reward_context
+    from tasks.task import judged_by_model
+
+    if judged_by_model(config.task):
+        tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+        check_reward_context(located(config.reward_model).path, tokens)
 
 
 def located(reward_model: RewardModelConfig) -> RewardModelConfig:

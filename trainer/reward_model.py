@@ -97,7 +97,8 @@ class RewardJob:
         scores = self.scores(group)
         right = accuracy(scores[:, 0] - scores[:, 1])
         known = {"mean": right.mean, "low": right.low, "high": right.high, "pairs": right.problems}
-        Scale(float(scores.mean()), max(float(scores.std()), 1e-6)).save(directory, known)
+        scale = Scale(float(scores.mean()), max(float(scores.std()), 1e-6), lowest=float(scores.min()))
+        scale.save(directory, known)
 
 
 def accuracy(margins: Reals) -> Estimate:

@@ -208,10 +208,14 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
 def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
     long = [(chat.dump((Message("user", "x" * 3000),)), "yes")]
     judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), in_this_process).judge([*long, *items(1)])
-    assert judged[0] == Verdict(0.0, False, "the dialogue is longer than the reward model's context", True)
-    assert judged[1].reward != 0.0
-    assert verdict(float("nan"), Scale(), 0.0) == Verdict(0.0, False, "the reward model returned nan", True)
-    assert verdict(3.0, Scale(1.0, 4.0), 0.5) == Verdict(0.5, False, "score 3.000")  # not above the threshold
+    assert judged[0].detail == "the dialogue is longer than the reward model's context"
+    assert (judged[0].correct, judged[0].judge_failed) == (False, True)
+    assert judged[0].reward == min(one.reward for one in judged) < 0.0  # held-out replies are as low, or lower
+    unscored = verdict(float("nan"), Scale(), 0.0, lowest=-1.0)
+    assert unscored == Verdict(-1.0, False, "the reward model returned nan", True)
+    assert verdict(3.0, Scale(1.0, 4.0), 0.5, lowest=-1.0) == Verdict(
+        0.5, False, "score 3.000"
+    )  # not above the threshold
 
 
 @pytest.mark.usefixtures("ray_cluster")
