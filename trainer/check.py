@@ -28,6 +28,8 @@ def print_check(config: Config, offline: bool) -> None:
         print("offline: model, data and devices were not checked")
         return
     print(check_model_and_data(config))
+    for line in check_supervised(config):
+        print(line)
     check_resources(bundles, cluster_resources(config.cluster))
     print("devices: enough")
     print("check passed")
@@ -82,6 +84,19 @@ def check_model_and_data(config: Config) -> str:
         f"model: {info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}\n"
         f"{describe_data(task)}\n{solutions}"
     )
+
+
+def check_supervised(config: Config) -> list[str]:
+    """Read the rows of `launch.py sft` and `launch.py reward-model` where they are named; a line for each. Raises DataError."""
+    from trainer.reward_model import preferences
+    from trainer.sft import dialogues
+
+    told = []
+    if config.sft.path:
+        told.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")
+    if config.reward_model.pairs:
+        told.append(f"reward model: {len(preferences(config.reward_model))} pairs in {config.reward_model.pairs}")
+    return told
 
 
 def local_resources() -> Resources:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from core.config import Config
+from core.config import Config, RewardModelConfig
 from core.errors import DataError
 from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap
@@ -27,6 +27,7 @@ from trainer.supervised import Numbers, Prepared
 if TYPE_CHECKING:
     from learner.examples import Pair, PairBatch
     from learner.supervised import Preference, SupervisedGroup
+    from tasks.chat import Messages
 
 
 Reals = npt.NDArray[np.float64]
@@ -130,20 +131,15 @@ def prepare(config: Config) -> Prepared:
     return Prepared(model, RewardJob(train, held_out, config.learner.micro_batch_tokens, config.learner.ranks))
 
 
-def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
-    """Training and held-out pairs. Raises DataError."""
-    from learner.examples import Pair
+def preferences(settings: RewardModelConfig) -> "list[list[tuple[str, Messages]]]":
+    """The chosen and the rejected dialogue of each row of `reward_model.pairs`, with where they are, for errors. Raises DataError."""
     from tasks import chat
-    from tasks.held_out import evaluation_prompts, prompts
-    from tasks.problems import digest
     from tasks.sources import load_rows, require_columns
 
-    settings, tokenizer = config.reward_model, load_tokenizer(model)
     rows = load_rows(settings.pairs, settings.split)
     columns = [("reward_model.chosen", settings.chosen), ("reward_model.rejected", settings.rejected)]
     require_columns(rows, columns, settings.pairs)
-    unseen, asked = evaluation_prompts(config.task, derive(config.run.seed, "task")), set()
-    by_prompt: dict[str, list[Pair]] = {}
+    found = []
     for number, row in enumerate(rows, 1):
         sides = []
         for field, column in columns:
@@ -151,6 +147,25 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
             messages = chat.parse(row[column], where)
             if messages[-1].role != "assistant":
                 raise DataError(f"{where} does not end with the assistant's turn; mend or delete the row")
+            sides.append((where, messages))
+        found.append(sides)
+    return found
+
+
+def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
+    """Training and held-out pairs. Raises DataError."""
+    from learner.examples import Pair
+    from tasks import chat
+    from tasks.held_out import evaluation_prompts, prompts
+    from tasks.problems import digest
+
+    settings, tokenizer = config.reward_model, load_tokenizer(model)
+    rows = preferences(settings)
+    unseen, asked = evaluation_prompts(config.task, derive(config.run.seed, "task")), set()
+    by_prompt: dict[str, list[Pair]] = {}
+    for row in rows:
+        sides = []
+        for where, messages in row:
             sides.append(np.array(chat.encode(tokenizer, messages, where).ids, np.int32))
             prompt = digest(chat.plain(messages[:-1]))
             if not unseen.isdisjoint(prompts(messages)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from core.config import Config
+from core.config import Config, SftConfig
 from core.errors import ConfigError, DataError
 from core.records import Problem
 from core.seeds import derive
@@ -22,6 +22,7 @@ from trainer.supervised import Numbers, Prepared
 if TYPE_CHECKING:
     from learner.examples import Text, TokenBatch
     from learner.supervised import NextToken, SupervisedGroup
+    from tasks.chat import Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,25 +165,36 @@ def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> lis
     return found
 
 
+def dialogues(settings: SftConfig) -> "list[tuple[str, Messages]]":
+    """Where each row of `sft.path` is, for errors, and its dialogue. Raises DataError."""
+    from tasks import chat
+    from tasks.sources import load_rows, require_columns
+
+    rows = load_rows(settings.path, settings.split)
+    require_columns(rows, [("sft.column", settings.column)], settings.path)
+    found = []
+    for number, row in enumerate(rows, 1):
+        where = f"{settings.path}: row {number}: column {settings.column!r}"
+        messages = chat.parse(row[settings.column], where)
+        if not any(message.role == "assistant" and message.content.strip() for message in messages):
+            raise DataError(f"{where}: the assistant says nothing; mend or delete the row")
+        found.append((where, messages))
+    return found
+
+
 def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"]]:
     """Training and held-out dialogues of `sft.path`. Raises DataError."""
     from learner.examples import Text
     from tasks import chat
     from tasks.held_out import evaluation_prompts, prompts
     from tasks.problems import digest
-    from tasks.sources import load_rows, require_columns
 
     settings, tokenizer = config.sft, load_tokenizer(model)
-    rows = load_rows(settings.path, settings.split)
-    require_columns(rows, [("sft.column", settings.column)], settings.path)
+    rows = dialogues(settings)
     unseen, asked = evaluation_prompts(config.task, derive(config.run.seed, "task")), set()
     texts: dict[str, Text] = {}
-    for number, row in enumerate(rows, 1):
-        where = f"{settings.path}: row {number}: column {settings.column!r}"
-        messages = chat.parse(row[settings.column], where)
+    for where, messages in rows:
         tokens = chat.encode(tokenizer, messages, where)
-        if not any(message.role == "assistant" and message.content.strip() for message in messages):
-            raise DataError(f"{where}: the assistant says nothing; mend or delete the row")
         if len(tokens.ids) <= settings.max_tokens:
             arrays = np.array(tokens.ids, np.int32), np.array(tokens.learned, np.int32)
             key = digest(chat.dump(messages))

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from core.config import Config
-from core.errors import ModelError
+from core.errors import DataError, ModelError
 from tasks.corpus import character_tokenizer
-from trainer.check import check_model_and_data
+from trainer.check import check_model_and_data, check_supervised
 from trainer.commands import prepare
 from trainer.preflight import check_value_model, check_vocabulary, inspect_model, load_tokenizer
 
@@ -130,3 +130,22 @@ def test_what_is_left_out_is_said_by_check_and_by_every_run(tmp_path: Path, caps
     assert f"data: 9 {told}" in check_model_and_data(config)
     with prepare(config):
         assert capsys.readouterr().out == f"data: 9 {told}\n"
+
+
+def test_check_reads_what_supervised_training_learns_from(tmp_path: Path) -> None:
+    talk, pairs = tmp_path / "talk.jsonl", tmp_path / "pairs.jsonl"
+    said = "\n\nHuman: a\n\nAssistant: b"
+    talk.write_text(json.dumps({"messages": said}) + "\n")
+    pairs.write_text(json.dumps({"chosen": said, "rejected": said}) + "\n")
+    sections = {"sft": {"path": str(talk)}, "reward_model": {"pairs": str(pairs)}}
+    config = Config.model_validate(sections)
+    assert check_supervised(config) == [f"sft: 1 dialogues in {talk}", f"reward model: 1 pairs in {pairs}"]
+    assert check_supervised(Config()) == []
+    pairs.write_text(json.dumps({"chosen": said, "rejected": "\n\nHuman: a"}) + "\n")
+    with pytest.raises(
+        DataError, match=r"pairs\.jsonl: row 1: column 'rejected' .* does not end with the assistant's turn"
+    ):
+        check_supervised(config)
+    talk.write_text(json.dumps({"text": said}) + "\n")
+    with pytest.raises(DataError, match=r"row 1 has no column 'messages' \(sft\.column\)"):
+        check_supervised(config)
