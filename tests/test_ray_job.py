@@ -31,6 +31,8 @@ def dashboard() -> Iterator[str]:
     environment = {**os.environ, "RAY_AUTH_MODE": "token"}
     arguments = ["start", "--head", "--block", f"--port={port}", f"--dashboard-port={dash}", "--num-cpus=2"]
     ports = ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}", "--dashboard-host=127.0.0.1"]
+    # The agent that takes jobs has a fixed port by default: where another Ray of this machine has it, it takes none.
+    ports.append(f"--dashboard-agent-listen-port={free_port()}")
     subprocess.run([RAY, "get-auth-token", "--generate"], env=environment, check=True, capture_output=True)
     head = subprocess.Popen(
         [RAY, *arguments, *ports],
