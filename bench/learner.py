@@ -146,13 +146,13 @@ def compare(quick: bool, device: Device, threads: int) -> list[Check]:
 
 def spied(group: LearnerGroup) -> dict[Any, Any]:
     """What rank 0 got in the last call of each method: the bare loop gets the very micro-batches that the learner makes."""
-    sent, given = group._ranks.call, {}
+    sent, given = group._ranks.begin, {}
 
-    def spy(method: Callable[..., Any], *args: Any) -> list[Any]:
+    def spy(method: Callable[..., Any], *args: Any) -> Callable[[], list[Any]]:
         given[method] = args[0][0]
         return sent(method, *args)
 
-    group._ranks.call = spy  # type: ignore[method-assign]
+    group._ranks.begin = spy  # type: ignore[method-assign]
     return given
 
 

@@ -107,16 +107,25 @@ class LearnerGroup:
 
     def score(self, judged: Sequence[Judged]) -> list[Scored]:
         """Values, proximal and reference log-probabilities of every trajectory, by the models as they are now."""
+        return self.begin_score(judged)()
+
+    def begin_score(self, judged: Sequence[Judged]) -> Callable[[], list[Scored]]:
+        """The same while something else goes on: what is returned waits for the results, and raises what the ranks raised."""
         rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
         cut = self._cut(rows)
-        columns = self._ranks.call(RankWorker.score, inputs(cut, rows, self._packed))
-        values = scatter(cut, rows, [[c.values for c in rank] for rank in columns])
-        proximal = scatter(cut, rows, [[c.proximal for c in rank] for rank in columns])
-        reference = scatter(cut, rows, [[c.reference for c in rank] for rank in columns])
+        finish = self._ranks.begin(RankWorker.score, inputs(cut, rows, self._packed))
         has_reference = self._algorithm.kl_coefficient > 0
-        return [
-            Scored(j, values[i], proximal[i], reference[i] if has_reference else None) for i, j in enumerate(judged)
-        ]
+
+        def scored() -> list[Scored]:
+            columns = finish()
+            values = scatter(cut, rows, [[c.values for c in rank] for rank in columns])
+            proximal = scatter(cut, rows, [[c.proximal for c in rank] for rank in columns])
+            reference = scatter(cut, rows, [[c.reference for c in rank] for rank in columns])
+            return [
+                Scored(j, values[i], proximal[i], reference[i] if has_reference else None) for i, j in enumerate(judged)
+            ]
+
+        return scored
 
     def update(self, scored: Sequence[Scored]) -> UpdateStats:
         """Train on a batch that `score` saw with the current weights: `epochs` passes of `minibatches` optimizer steps.

@@ -25,6 +25,11 @@ class LocalRanks:
         """Call a method of `RankWorker`, `args[k][0]` being its k-th argument."""
         return [method(self._worker, *(arg[0] for arg in args))]
 
+    def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
+        """Call it now: there is nothing beside which it could run."""
+        results = self.call(method, *args)
+        return lambda: results
+
     def call_first(self, method: Callable[..., R]) -> R:
         """Call a method of `RankWorker`."""
         return method(self._worker)

@@ -59,12 +59,16 @@ class Ranks:
         Raises:
             LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
         """
+        return self.begin(method, *args)()
+
+    def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
+        """The same, begun: what is returned waits for the results. Ranks work on calls in the order in which they came."""
         self._check_alive(method.__name__)
         waiting = {
             getattr(actor, method.__name__).remote(*(arg[rank] for arg in args)): rank
             for rank, actor in enumerate(self._actors)
         }
-        return self._gather(waiting, method.__name__)
+        return lambda: self._gather(waiting, method.__name__)
 
     def call_first(self, method: Callable[..., R]) -> R:
         """Call a method of `RankWorker` on rank 0 only."""

@@ -18,7 +18,7 @@ import numpy as np
 from core.errors import ConfigError
 from core.records import Start, Trajectory
 from core.sampling import Sampling
-from trainer.loop import Iteration, Parts, Settings, choose_starts, learn
+from trainer.loop import Iteration, Parts, Settings, begin_refresh, choose_starts, learn
 from trainer.metrics import PhaseClock
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ def iterate(pipeline: "Pipeline", parts: Parts, settings: Settings, number: int,
     """One iteration, asynchronous: the engines have the next batches before the learner turns to this one."""
     with clock.phase("replay"):
         pipeline.feed(lambda batch: choose_starts(parts, settings, batch), number, parts.learner.version)
+        stale = begin_refresh(parts, settings.refresh)
     with clock.phase("generate"):
         trajectories = pipeline.take(parts.learner.version)
-    return learn(parts, settings, number, trajectories, clock)
+    return learn(parts, settings, number, trajectories, stale, clock)
 
 
 @dataclass(frozen=True, slots=True)

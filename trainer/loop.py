@@ -1,9 +1,10 @@
 """The algorithm: PPO whose rollouts start from prompts and from replayed prefix states (RRL, arXiv 2504.14363).
 
     starts        problems.sample(fresh) + replay.sample(replayed)
-    trajectories  actors.generate(starts)            vLLM, token in, token out
+    trajectories  actors.generate(starts)            vLLM, token in, token out; beside it the critic values stale states
     judged        task.judge(trajectories)           verifiers, in processes of their own
     scored        learner.score(judged)              values, reference and proximal log-probabilities
+                  replay.revalue(stale states)       by the present critic
                   replay.record(outcomes)            what became of the replayed states
                   replay.add(candidates)             boundaries of the trajectories (and of canonical solutions), with values
                   learner.update(scored)             PPO on policy and critic
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from core.errors import ActorError, LearnerError
-from core.records import IntArray, Problem, Provenance, Scored, Start, Trajectory
+from core.records import IntArray, Problem, Provenance, ReplayedState, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive
 from core.weights import WeightReceiver
@@ -86,6 +87,15 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Refresh:
+    """States whose values are being renewed. What they become depends on when it was asked for alone, not on who is faster."""
+
+    states: list[ReplayedState]
+    version: int  # of the critic
+    scored: Callable[[], list[Scored]]  # waits
+
+
+@dataclass(frozen=True, slots=True)
 class Iteration:
     """What one iteration produced; `trainer/measure.py` makes metrics of it."""
 
@@ -101,15 +111,21 @@ def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) ->
     """One iteration, synchronous."""
     with clock.phase("replay"):
         starts = choose_starts(parts, settings, number)
+        stale = begin_refresh(parts, settings.refresh)
     with clock.phase("generate"):
         trajectories = parts.actors.generate(starts, settings.sampling)
-    return learn(parts, settings, number, trajectories, clock)
+    return learn(parts, settings, number, trajectories, stale, clock)
 
 
 def learn(
-    parts: Parts, settings: Settings, number: int, trajectories: Sequence[Trajectory], clock: PhaseClock
+    parts: Parts,
+    settings: Settings,
+    number: int,
+    trajectories: Sequence[Trajectory],
+    stale: Refresh | None,
+    clock: PhaseClock,
 ) -> Iteration:
-    """What follows generation: judge, score, record, update, broadcast.
+    """What follows generation: judge, score, renew values, record, update, broadcast.
 
     Raises ActorError when there is nothing to learn from.
     """
@@ -123,7 +139,8 @@ def learn(
     with clock.phase("score"):
         scored = parts.learner.score(judged)
         canonical = parts.learner.score(canonical_rollouts(starts, parts.by_id)) if settings.canonical else []
-    refresh(parts, settings.refresh, clock)
+    if stale is not None:
+        finish_refresh(parts, stale, clock)
     with clock.phase("replay"):
         parts.problems.record(judged)
         parts.replay.record(outcomes(judged))
@@ -165,16 +182,17 @@ def choose_starts(parts: Parts, settings: Settings, number: int) -> list[Start]:
     return starts
 
 
-def refresh(parts: Parts, count: int, clock: PhaseClock) -> None:
-    """Renew the values of the most promising states that an earlier critic valued; not finite ones are left as they were."""
+def begin_refresh(parts: Parts, count: int) -> Refresh | None:
+    """Have the critic value the most promising states that an earlier one valued, while the engines generate."""
     version = parts.learner.version
-    with clock.phase("replay"):
-        stale = parts.replay.top(count, older_than=version) if count else []
-    if not stale:
-        return
+    states = parts.replay.top(count, older_than=version) if count else []
+    return Refresh(states, version, parts.learner.begin_score(value_queries(states, parts.by_id))) if states else None
+
+
+def finish_refresh(parts: Parts, stale: Refresh, clock: PhaseClock) -> None:
+    """Give the store the values that `begin_refresh` asked for; not finite ones are left as they were."""
     with clock.phase("score"):
-        scored = parts.learner.score(value_queries(stale, parts.by_id))
-    values = np.array([item.values[0] for item in scored], np.float32)
+        values = np.array([item.values[0] for item in stale.scored()], np.float32)
     known = np.flatnonzero(np.isfinite(values))
     with clock.phase("replay"):
-        parts.replay.revalue([stale[at] for at in known], values[known], version)
+        parts.replay.revalue([stale.states[at] for at in known], values[known], stale.version)

@@ -1,6 +1,7 @@
 """Renewing stale values: what is charged to which phase, and when it is done at all."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from core.load import override
 from core.plan import batch_plan
 from core.records import FloatArray, Problem, Provenance, ReplayedState
 from trainer import build
-from trainer.loop import Parts, Settings, broadcast, learn, refresh
+from trainer.loop import Parts, Settings, begin_refresh, broadcast, finish_refresh, iterate, learn
 from trainer.metrics import PhaseClock
 from trainer.session import RESCUABLE
 
@@ -23,35 +24,62 @@ STALE = [ReplayedState(key, "p", np.array([key], np.int32), 0.5, Provenance.OWN_
 
 
 @dataclass
-class Store:
-    """Two stale states; keeps what it is told."""
+class Run:
+    """Store, learner and engines with two stale states; keeps what happens, in order, with its phase."""
 
     clock: PhaseClock
-    phases: list[Any] = field(default_factory=list)
+    version: int = 3
+    seen: list[Any] = field(default_factory=list)
     told: list[tuple[list[int], list[float], int]] = field(default_factory=list)
 
+    def note(self, what: str) -> None:
+        self.seen.append((what, self.clock.current))
+
     def top(self, count: int, older_than: int) -> list[ReplayedState]:
-        self.phases.append(self.clock.current)
+        self.note("top")
         return STALE[: count if older_than else 0]
 
     def revalue(self, states: list[ReplayedState], values: FloatArray, version: int) -> None:
-        self.phases.append(self.clock.current)
+        self.note("revalue")
         self.told.append(([state.key for state in states], values.tolist(), version))
 
-    def score(self, queries: list[Any]) -> list[Any]:
-        self.phases.append(self.clock.current)
-        return [SimpleNamespace(values=np.array([value], np.float32)) for value in (np.nan, 0.25)][: len(queries)]
+    def begin_score(self, queries: list[Any]) -> Callable[[], list[Any]]:
+        self.note("begin")
+        assert [query.trajectory.response_ids.tolist() for query in queries] == [[7, 0], [8, 0]]
+
+        def scored() -> list[Any]:
+            self.note("scored")
+            return [SimpleNamespace(values=np.array([value], np.float32)) for value in (np.nan, 0.25)]
+
+        return scored
+
+    def generate(self, _starts: Any, _sampling: Any) -> list[Any]:
+        self.note("generate")
+        return []
+
+    def parts(self) -> Parts:
+        return cast(Parts, SimpleNamespace(replay=self, learner=self, actors=self, by_id={"p": PROBLEM}))
 
 
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
-    clock = PhaseClock()
-    store = Store(clock)
-    parts = SimpleNamespace(replay=store, learner=SimpleNamespace(version=3, score=store.score), by_id={"p": PROBLEM})
-    refresh(cast(Parts, parts), 2, clock)
-    assert store.phases == ["replay", "score", "replay"]
-    assert store.told == [([8], [0.25], 3)]
-    refresh(cast(Parts, parts), 0, clock)
-    assert len(store.phases) == 3
+    run = Run(PhaseClock())
+    stale = begin_refresh(run.parts(), 2)
+    assert stale is not None
+    run.version = 4  # what was asked of a critic is stored as that critic's
+    finish_refresh(run.parts(), stale, run.clock)
+    assert run.seen[2:] == [("scored", "score"), ("revalue", "replay")]
+    assert run.told == [([8], [0.25], 3)]
+    assert begin_refresh(run.parts(), 0) is None
+    assert len(run.seen) == 4
+
+
+def test_stale_states_are_valued_while_the_engines_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(PhaseClock())
+    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
+    settings = build.settings(override(Config(), ["--replay.refresh", "2"]), batch_plan(Config()))
+    with pytest.raises(ActorError, match="no engine could generate"):
+        iterate(run.parts(), settings, 1, run.clock)
+    assert run.seen == [("top", "replay"), ("begin", "replay"), ("generate", "generate")]
 
 
 @dataclass
@@ -82,7 +110,7 @@ def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_s
     with clock.phase("generate"):
         pass
     with pytest.raises(ActorError, match=r"^no engine could generate any start of iteration 7: see quarantine/"):
-        learn(cast(Parts, None), cast(Settings, None), 7, [], clock)
+        learn(cast(Parts, None), cast(Settings, None), 7, [], None, clock)
     assert clock.current in RESCUABLE
 
 

@@ -131,7 +131,7 @@ def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_sa
     monkeypatch.setattr(asynchronous, "choose_starts", lambda *_: [])
     parts, clock = cast(Parts, SimpleNamespace(learner=SimpleNamespace(version=0))), PhaseClock()
     with pytest.raises(ActorError, match="is used up"):
-        asynchronous.iterate(pipeline, parts, cast(Settings, None), 1, clock)
+        asynchronous.iterate(pipeline, parts, cast(Settings, SimpleNamespace(refresh=0)), 1, clock)
     assert clock.current in session.RESCUABLE
 
 
