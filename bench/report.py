@@ -1,4 +1,4 @@
-"""What every benchmark writes: bench/results/NAME.json and the same as a table in NAME.md (docs/architecture.md).
+"""What every benchmark writes: bench/results/NAME.json and the same as a table in NAME.md (docs/architecture.md), and an overview of all.
 
 Called by the modules of this package. Invariant: a check that misses its goal is written as it is, with `ok: false`.
 """
@@ -70,7 +70,32 @@ def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | fl
     (RESULTS / f"{stem}.md").write_text(text + "\n", encoding="utf-8")
     path = RESULTS / f"{stem}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "README.md").write_text(overview(), encoding="utf-8")
     return path
+
+
+def overview() -> str:
+    """All full results in one table: every check that has a goal, met or not (bench/results/README.md)."""
+    lines = [
+        "# Measured",
+        "",
+        "What has a goal, as it was measured last, met or missed; all figures of a benchmark are behind its name. Written anew by",
+        "every full run of `python -m bench.NAME`.",
+        "",
+        "| benchmark | what | measured | goal | met | date |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in sorted(RESULTS.glob("*.json")):
+        if path.name.endswith(".quick.json"):
+            continue
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for item in record["checks"]:
+            if item["goal"]:
+                figure = f"{item['value']:.4g} {item['unit']}"
+                met = "yes" if item["ok"] else "**no**"
+                name = f"[{record['name']}]({record['name']}.md)"
+                lines.append(f"| {name} | {item['name']} | {figure} | {item['goal']} | {met} | {record['date'][:10]} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(name: str, checks: Sequence[Check], settings: dict[str, str | int | float]) -> str:

@@ -75,3 +75,11 @@ def test_the_licence_is_whole() -> None:
     assert "Apache License" in text
     assert "Version 2.0, January 2004" in text
     assert text.rstrip().endswith("limitations under the License.")
+
+
+def test_the_overview_of_benchmarks_is_that_of_their_results() -> None:
+    from bench.report import RESULTS, overview
+
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert text == overview()
+    assert all(f"({name}.md)" in text for name in ("store", "learner", "rollout", "loop"))
