@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from actors.flat import Continuation, FlatBatch, Job, pack
+from actors.options import STRUCTURED
 from core.config import Device, RolloutConfig
 from core.errors import ConfigError, ModelError, first_line
 from core.records import Finish, FloatArray, IntArray
@@ -83,6 +84,7 @@ class VllmEngine:
     ) -> None:
         os.environ.update(environment(device, config.threads))
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.exceptions import VLLMError
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -102,9 +104,10 @@ class VllmEngine:
             )
             with hidden(*UNREADABLE):
                 self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        except (OSError, ValueError, RuntimeError, TypeError) as error:
+        except (OSError, ValueError, RuntimeError, TypeError, VLLMError) as error:
             named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
             raise ModelError(f"model.path = {model_path}: vLLM cannot load it{named}: {first_line(error)}") from error
+        verify(self._extra, self._engine)
         self._engine.set_weight_version("0")
         self._done: list[Continuation] = []
         self._scores: dict[str, FloatArray] = {}
@@ -156,7 +159,7 @@ class VllmEngine:
             self.step()
             if time.monotonic() >= end:
                 break
-        if self._sleeps and not self.unfinished:
+        if self._sleeps and not self._asleep and not self.unfinished:
             self._sleep()
         return self.collect()
 
@@ -257,14 +260,29 @@ def sampling_extras(options: Mapping[str, Any]) -> dict[str, Any]:
     """`rollout.sampling_options` as vLLM's types. Raises ConfigError for a bad value."""
     if not options:
         return {}
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMError
 
     try:
         checked = TypeAdapter(SamplingParams).validate_python(dict(options))
-    except (ValidationError, ValueError) as error:
+    except (ValueError, VLLMError) as error:  # pydantic's ValidationError is a ValueError, vLLM's is not
         raise ConfigError(f"rollout.sampling_options: {first_line(error)}") from error
     return {name: getattr(checked, name) for name in options}
+
+
+def verify(extras: Mapping[str, Any], engine: Any) -> None:
+    """Raises ConfigError for sampling options that `engine` refuses: later, the starts that were given to it would be blamed."""
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMError
+
+    config = engine.vllm_config
+    try:
+        SamplingParams(**extras).verify(
+            config.model_config, config.speculative_config, config.structured_outputs_config, engine.tokenizer
+        )
+    except (ValueError, VLLMError) as error:
+        raise ConfigError(f"rollout.sampling_options = {sorted(extras)}: {first_line(error)}") from error
 
 
 def stop_tokens(model_path: str) -> list[int]:
@@ -293,7 +311,7 @@ def _placement(config: RolloutConfig, device: str) -> dict[str, Any]:
     import actors.transfer as transfer
 
     common = {
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": STRUCTURED not in config.sampling_options,
         "generation_config": "vllm",  # else a checkpoint's own top_p, top_k, ... would change the distribution
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,

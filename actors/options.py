@@ -3,15 +3,22 @@
 Checked by `trainer/commands.py` and `launch.py check` before anything starts, read by `actors/engine.py`. vLLM's classes are read
 as text, since importing them takes ten seconds and alters the process. Invariant: an option that Retrospect sets itself cannot
 be set here too.
+
+Options that leave tokens out (`top_k`, `allowed_token_ids`, `structured_outputs`, ...) and the learner: with Z(s) = the mass that
+the model itself gives to the tokens that are left in state s, the behaviour log-probability of a token is that of the distribution
+it was drawn from, log pi(a|s) - log Z(s), and the learner, which knows of no such option, computes log pi(a|s). So `behaviour_gap`
+is -log Z(s) instead of 0, and the off-policy weight pi_prox/pi_behaviour of a token is Z(s) <= 1: what is learnt is the policy
+without the option, from the tokens that the option let through, and a token that a grammar forced on it (Z near 0) counts for next
+to nothing. That is the exact weight, not an error; with `algorithm.importance: mask` such tokens are left out.
 """
 
 import ast
 import difflib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from core.config import RolloutConfig
+from core.config import Config, RolloutConfig
 from core.errors import ConfigError
 
 ENGINE: Mapping[str, str] = {
@@ -50,7 +57,9 @@ ENGINE_CPU: Mapping[str, str] = {
     "max_num_batched_tokens": READ,
 }
 """Engine options that are free on GPUs only, and why."""
-TEXT = "engines have no tokenizer (use allowed_token_ids, logit_bias or min_p)"
+TEXT = "engines get and give token ids (use structured_outputs, allowed_token_ids or logit_bias)"
+STRUCTURED = "structured_outputs"
+"""The sampling option for whose sake an engine loads the tokenizer: its grammar is one of characters."""
 SAMPLING: Mapping[str, str] = {
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p",
@@ -70,7 +79,6 @@ SAMPLING: Mapping[str, str] = {
     "logprob_token_ids": "",
     "stop": TEXT,
     "bad_words": TEXT,
-    "structured_outputs": TEXT,
 }
 """The same for sampling options."""
 
@@ -94,11 +102,47 @@ def check_options(config: RolloutConfig, device: str) -> None:
                 raise ConfigError(
                     f"rollout.{field}.{option} is free with cluster.device cuda only, not on CPU: {ENGINE_CPU[option]}"
                 )
-            if known and option not in known:
-                near = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
-                raise ConfigError(
-                    f"rollout.{field}.{option}: vLLM's {name} has no such option; the nearest is {near!r}"
-                )
+            _check_known(f"rollout.{field}", option, name, known)
+    if STRUCTURED in config.sampling_options:
+        _check_structured(config.sampling_options[STRUCTURED])
+
+
+def check_training_options(config: Config) -> None:
+    """Raises ConfigError for options that are good for evaluation only."""
+    if STRUCTURED in config.rollout.sampling_options and config.replay.ratio > 0:
+        raise ConfigError(
+            f"rollout.sampling_options.{STRUCTURED}: vLLM's grammar begins with the first token that is generated and knows nothing of "
+            f"a replayed prefix; set replay.ratio to 0, or use it with `launch.py evaluate`, which begins at the root"
+        )
+
+
+def describe_options(config: RolloutConfig) -> list[str]:
+    """What `launch.py check` says of options: a line for one that the learner must live with."""
+    if STRUCTURED not in config.sampling_options:
+        return []
+    return [
+        f"rollout.sampling_options.{STRUCTURED}: the learner does not see the grammar; it weights every token by the mass that the model "
+        f"itself gives to what the grammar allows there, and behaviour_gap shows that mass instead of 0"
+    ]
+
+
+def _check_structured(given: object) -> None:
+    """Raises ConfigError unless it is a mapping of vLLM's names; which of them go together is left to vLLM."""
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(
+            f"rollout.sampling_options.{STRUCTURED} = {given!r}: give a mapping such as {{regex: '[0-9]+'}} or {{choice: [yes, no]}}"
+        )
+    name = "StructuredOutputsParams"
+    known = class_fields("sampling_params.py", name)
+    for option in given:
+        _check_known(f"rollout.sampling_options.{STRUCTURED}", str(option), name, known)
+
+
+def _check_known(field: str, option: str, name: str, known: Sequence[str]) -> None:
+    """Raises ConfigError, with the nearest name, unless `option` is `known` of vLLM's class `name` (or nothing is known of it)."""
+    if known and option not in known:
+        near = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"{field}.{option}: vLLM's {name} has no such option; the nearest is {near!r}")
 
 
 def _reason(setter: str) -> str:

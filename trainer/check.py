@@ -5,7 +5,7 @@ Invariant: no actor is started and no model is built; what cannot be checked her
 
 import os
 
-from actors.options import check_options
+from actors.options import check_options, check_training_options, describe_options
 from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
@@ -19,8 +19,11 @@ def print_check(config: Config, offline: bool) -> None:
     """Resolved values, batch arithmetic, placement; then model, data and devices unless `offline`."""
     plan = batch_plan(config)
     check_options(config.rollout, config.cluster.device)
+    check_training_options(config)
     print(dump_config(config))
     print(describe_plan(config, plan))
+    for line in describe_options(config.rollout):
+        print(line)
     device = config.cluster.device if config.cluster.device != "auto" else ("cuda" if local_resources().gpus else "cpu")
     bundles = placement(config, device)
     print(describe_placement(bundles, device))

@@ -147,7 +147,10 @@ def session(
     local: bool = False,
 ) -> int:
     """Connect, start the parts, train, report. The parts stop before the report is written."""
+    from actors.options import check_training_options
+
     open_log(run)
+    check_training_options(config)
     config = settled(config, local)
     with prepare(config) as ready, connected(config, run.name, local) as device:
         write_versions(run)

@@ -33,6 +33,20 @@ def build(directory: Path, tied: bool, seed: int = 0) -> Path:
     return directory
 
 
+def save_tokenizer(directory: Path) -> list[int]:
+    """A tokenizer of single bytes beside the model; returns the ids of "a", "b" and "c"."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<pad>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]  # "<eos>" has number EOS
+    tokenizer = Tokenizer(BPE({name: number for number, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(directory)
+    return [names.index(letter) for letter in "abc"]
+
+
 def load(directory: Path) -> Qwen2ForCausalLM:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 

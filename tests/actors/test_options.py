@@ -10,9 +10,17 @@ import pytest
 import ray
 import torch
 
-from actors.engine import VllmEngine
+from actors.engine import VllmEngine, sampling_extras, verify
 from actors.flat import FlatBatch, Job, unpack
-from actors.options import ENGINE, ENGINE_CPU, SAMPLING, check_options, class_fields
+from actors.options import (
+    ENGINE,
+    ENGINE_CPU,
+    SAMPLING,
+    check_options,
+    check_training_options,
+    class_fields,
+    describe_options,
+)
 from core.config import Config, RolloutConfig
 from core.errors import ConfigError
 from core.load import dump_config, override, parse_config
@@ -43,11 +51,13 @@ def test_options_are_json_on_the_command_line_and_survive_the_run_directory() ->
         ),
         ({"engine_options": {"speculative_config": {}}}, r"speculative_config is free with cluster\.device cuda only"),
         ({"engine_options": {"block_size": 64}}, r"block_size is free with cluster\.device cuda only"),
+        ({"sampling_options": {"structured_outputs": {}}}, r"structured_outputs = \{\}: give a mapping such as"),
+        ({"sampling_options": {"structured_outputs": "[0-9]"}}, r"structured_outputs = '\[0-9\]': give a mapping"),
         (
-            {"sampling_options": {"structured_outputs": {}}},
-            r"structured_outputs is not free: engines have no tokenizer",
+            {"sampling_options": {"structured_outputs": {"regexp": "x"}}},
+            r"structured_outputs\.regexp: vLLM's StructuredOutputsParams .* 'regex'",
         ),
-        ({"sampling_options": {"stop": "x"}}, r"stop is not free: engines have no tokenizer"),
+        ({"sampling_options": {"stop": "x"}}, r"stop is not free: engines get and give token ids"),
         ({"sampling_options": {"prompt_logprobs": 1}}, r"prompt_logprobs is not free: it is part of what an engine"),
         ({"engine_options": {"max_num_seqs": 4}}, r"engine_options\.max_num_seqs is not free: rollout\.max_running"),
         ({"engine_options": {"logprobs_mode": "x"}}, r"logprobs_mode is not free: it is part of what an engine"),
@@ -61,6 +71,20 @@ def test_an_option_that_cannot_be_set_is_named(options: dict[str, Any], message:
         check_options(RolloutConfig(**options), "auto")
     check_options(RolloutConfig(engine_options={"scheduling_policy": "fcfs"}, sampling_options={"top_k": 4}), "cpu")
     check_options(RolloutConfig(engine_options=dict.fromkeys(ENGINE_CPU)), "cuda")
+
+
+def test_a_grammar_is_for_starts_from_the_root() -> None:
+    config = override(Config(), ["--rollout.sampling_options", '{"structured_outputs": {"regex": "[0-9]+"}}'])
+    check_options(config.rollout, "cpu")
+    with pytest.raises(
+        ConfigError, match=r"structured_outputs: .* knows nothing of a replayed prefix; set replay\.ratio"
+    ):
+        check_training_options(config)
+    check_training_options(override(config, ["--replay.ratio", "0"]))
+    check_training_options(Config())
+    (line,) = describe_options(config.rollout)
+    assert "the learner does not see the grammar" in line
+    assert describe_options(Config().rollout) == []
 
 
 def test_what_the_engine_sets_is_not_free() -> None:
@@ -126,11 +150,9 @@ def test_sampling_options_shape_the_draws_and_their_logprobs(vllm_engines: dict[
     start, allowed, path = models.start(3, samples=16), [5, 6, 7], str(tiny_model(True))
     options = {"allowed_token_ids": allowed, "top_k": 2}
 
-    def generate(_: Any) -> FlatBatch:
-        from actors.engine import VllmEngine
-
+    def generate(actor: Any) -> FlatBatch:
         config = CONFIG.model_copy(update={"sampling_options": options})
-        engine = VllmEngine(path, config, dtype="float32", device="cpu", seed=0)  # a second one in the actor's process
+        engine = second(actor, path, config)
         return engine.generate([Job(start, tuple(range(16)))], Sampling(1.0, 1.0, 6))
 
     model = models.load(tiny_model(True))
@@ -143,3 +165,58 @@ def test_sampling_options_shape_the_draws_and_their_logprobs(vllm_engines: dict[
             assert token in {allowed[at] for at in kept.indices.tolist()}
             expected = torch.log_softmax(kept.values, 0)[kept.indices.tolist().index(allowed.index(token))]
             assert abs(float(expected) - logprob) < 1e-4
+
+
+def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(
+    vllm_engines: dict[bool, Any], tmp_path: Path
+) -> None:
+    """Two to six letters of three, then the end: what is allowed after any number of letters can be said by hand.
+
+    The weights change after the second step. A grammar that is none is refused before any start is taken up.
+    """
+    old, new = models.build(tmp_path / "old", True, seed=1), models.build(tmp_path / "new", True, seed=2)
+    letters = models.save_tokenizer(old)
+    weights = models.weights(models.load(new), 2)
+    config = CONFIG.model_copy(update={"sampling_options": {"structured_outputs": {"regex": "[abc]{2,6}"}}})
+    start, samples = models.start(3, samples=16), tuple(range(16))
+
+    def generate(actor: Any) -> tuple[FlatBatch, str]:
+        engine = second(actor, str(old), config)
+        with pytest.raises(ConfigError) as refused:
+            verify(sampling_extras({"structured_outputs": {"regex": "[abc"}}), engine._engine)
+        engine.add([Job(start, samples)], Sampling(1.0, 1.0, 12))
+        while max(map(len, drawn(engine))) < 2:
+            engine.step()
+        engine.load_weights(weights)
+        return engine.run(60.0), str(refused.value)
+
+    batch, refused = ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300)
+    assert refused.startswith("rollout.sampling_options = ['structured_outputs']: ")
+    policies = {0: models.load(old), 2: models.load(new)}
+    found = list(unpack(batch))
+    assert len(found) == 16
+    assert any(len(set(one.versions.tolist())) == 2 for one in found)
+    for one in found:
+        for at, (token, logprob, version) in enumerate(
+            zip(one.tokens.tolist(), one.logprobs.tolist(), one.versions.tolist(), strict=True)
+        ):
+            allowed = [*(letters if at < 6 else []), *([models.EOS] if at >= 2 else [])]
+            sequence = np.concatenate([start.context_ids, one.tokens[:at]]).astype(np.int64)
+            with torch.no_grad():
+                logits = policies[version](torch.from_numpy(sequence)[None]).logits[0, -1, allowed]
+            assert abs(float(torch.log_softmax(logits, 0)[allowed.index(token)]) - logprob) < 1e-4
+        assert one.tokens[-1] == models.EOS
+    assert len({tuple(one.tokens) for one in found}) > 4  # drawn, not forced
+
+
+def second(actor: Any, path: str, config: RolloutConfig) -> VllmEngine:
+    """Another engine in the process of an actor, which keeps it: its end would take the process groups of the first along."""
+    engine = VllmEngine(path, config, dtype="float32", device="cpu", seed=0)
+    actor.others = [*getattr(actor, "others", []), engine]
+    return engine
+
+
+def drawn(engine: VllmEngine) -> list[list[int]]:
+    """The tokens of every sample in flight so far."""
+    requests = engine._engine.engine_core.engine_core.scheduler.requests
+    return [list(request.output_token_ids) for request in requests.values()]
