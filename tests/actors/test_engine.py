@@ -9,8 +9,8 @@ import pytest
 import ray
 import torch
 
-from actors.engine import stop_tokens
-from actors.flat import Job
+from actors.engine import VllmEngine, stop_tokens
+from actors.flat import FlatBatch, Job
 from actors.ledger import Ledger
 from core.errors import ModelError, WeightError
 from core.records import Finish, Start, Trajectory
@@ -164,6 +164,54 @@ def test_what_is_aborted_is_gone_and_may_come_again(engines: dict[bool, Any]) ->
     assert turn.unfinished > 0
     ray.get(engine.abort.remote())
     assert ray.get(engine.turn.remote([], None, 60.0, 0)).unfinished == 0
+    assert [one.tokens.tolist() for one in generate(engine, starts)] == [one.tokens.tolist() for one in expected]
+
+
+def test_an_engine_sleeps_when_it_has_nothing_to_do_and_wakes_for_whatever_comes(
+    vllm_engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
+) -> None:
+    """vLLM's own states of sleep: on CPU its scheduler stops and starts as on a GPU, only the memory stays where it is."""
+    engine, old = vllm_engines[True], models.load(tiny_model(True))
+    new = models.load(models.build(tmp_path, True, seed=12))
+    update(engine, old, 1)
+    starts = [models.start(index, samples=2) for index in range(4)]
+    expected, weights = generate(engine, starts), models.weights(new, 2)
+    jobs, asked = [Job(start, (0, 1)) for start in starts], [one.sequence_ids for one in expected]
+
+    def naps(actor: Any) -> tuple[list[bool], FlatBatch, list[Any]]:
+        engine: VllmEngine = actor._engine
+        asleep = []
+
+        def after(call: Callable[[], Any]) -> Any:
+            answer = call()
+            asleep.append(engine._engine.is_sleeping())
+            return answer
+
+        engine._sleeps = True
+        after(lambda: engine.generate(jobs, RANDOM))
+        after(engine.abort)  # what an abandoned pipeline asks for: it needs no memory
+        after(lambda: engine.load_weights(weights))
+        engine.add(jobs, RANDOM)
+        after(lambda: engine.run(0.0))  # a turn that leaves samples in flight
+        batch = after(lambda: engine.run(60.0))
+        scores = after(lambda: engine.sequence_logprobs(asked))
+        after(lambda: engine.run(0.0))
+        after(lambda: engine.add(jobs, RANDOM))
+        after(lambda: engine.run(60.0))
+        engine._sleeps = False
+        engine._wake()
+        return asleep, batch, scores
+
+    asleep, batch, scores = ray.get(engine.__ray_call__.remote(naps), timeout=300)
+    assert asleep == [True, True, False, False, True, False, True, False, True]
+    ledger = Ledger()
+    ledger.add(starts, RANDOM)
+    ledger.take("engine", ledger.open)
+    ledger.accept(batch)
+    assert largest_gap(new, [one for start in starts for one in ledger.collect(start.id)]) < TOLERANCE
+    for sequence, score in zip(asked, scores, strict=True):
+        np.testing.assert_allclose(score, models.logprobs(new, sequence), atol=TOLERANCE)
+    update(engine, old, 1)
     assert [one.tokens.tolist() for one in generate(engine, starts)] == [one.tokens.tolist() for one in expected]
 
 
