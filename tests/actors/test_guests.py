@@ -1,0 +1,77 @@
+"""Engines beyond `rollout.actors`, and one that is slow: plain transformers, which are quickly there."""
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import ray
+
+from actors.pool import RolloutPool
+from core.errors import ActorError
+from tests.actors import models
+from tests.actors.conftest import CONFIG
+from tests.actors.test_faults import collect
+from tests.actors.test_pool import SAMPLING, Get, ends, keys, many, pump_until, tokens
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
+    """One engine, and one more that may join."""
+    config = CONFIG.model_copy(update={"engine": "hf", "actors": 1, "max_actors": 2, "deadline": 600.0})
+    with closing(RolloutPool(str(tiny_model(True)), config, dtype="float32", device="cpu", seed=0, cpus=0.5)) as pool:
+        yield pool
+
+
+def test_as_many_join_as_may_and_one_that_left_does_not_come_back(pool: RolloutPool, tiny_model: Get) -> None:
+    assert [slot.name for slot in pool._slots] == ["rollout-0"]  # the run begins with those that must be there
+    pool.load_weights(ray.put(models.weights(models.load(tiny_model(True)), 4)))  # the first rounds ask for the guest
+    starts = many(8)
+    expected = pool.generate(starts, SAMPLING)
+    guest = pool._slots[1]
+    assert (guest.name, guest.guest) == ("rollout-1", True)
+    pump_until(pool, lambda: guest.acknowledged is not None)  # as soon as it serves, before any work
+    assert guest.acknowledged == pool._slots[0].acknowledged
+    found = pool.generate(starts, SAMPLING)
+    assert {version for one in found for version in one.versions.tolist()} == {4}
+    assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
+    for _ in range(3):
+        pool.pump()
+    assert len(pool.pids()) == 2  # and no third
+
+    process = pool.pids()[1]
+    pool.remove("rollout-1")
+    pump_until(pool, lambda: len(pool._slots) == 1)
+    assert ends(process)
+    assert tokens(pool.generate(starts, SAMPLING)) == tokens(expected)
+    for _ in range(3):
+        pool.pump()
+    assert [slot.name for slot in pool._slots] == ["rollout-0"]
+    with pytest.raises(ActorError, match=r"^rollout-0: cannot leave, it is the last"):
+        pool.remove("rollout-0")
+    assert (pool.restarts, pool.quarantined) == (0, 0)
+
+
+def test_a_slow_engine_is_named_and_left_alone(
+    pool: RolloutPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts = many(8)
+    expected = pool.generate(starts, SAMPLING)
+    pump_until(pool, lambda: pool.idle)
+    monkeypatch.setattr("actors.pool.SLOW", 0.005)  # 3 s of 600
+    caplog.set_level(logging.WARNING)
+    pool.submit(starts, SAMPLING)
+    (process,) = pool.pids()
+    os.kill(process, signal.SIGSTOP)
+    try:
+        pump_until(pool, lambda: "rollout-0 is slow: no answer within 3 s" in caplog.text)
+        for _ in range(3):
+            pool.pump()
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert caplog.text.count("is slow") == 1  # once per call
+    found = collect(pool, len(starts))
+    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    assert (pool.pids(), pool.restarts) == ([process], 0)
