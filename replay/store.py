@@ -178,6 +178,12 @@ class ReplayStore:
         self._handed = dict(manifest["handed"])
         self._extents = self._all("restore", folder.uri, manifest["parts"])
 
+    def clear(self) -> None:
+        """Forget everything, as if the store had just been made."""
+        self._requested, self._sampled, self._gate = 0, 0, 0.0
+        self._window, self._handed = [], {}
+        self._extents = self._all("restore", "", [])
+
     def close(self) -> None:
         """Stop the shards; a second call does nothing."""
         if not self._actors:

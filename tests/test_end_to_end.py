@@ -233,7 +233,13 @@ def test_transformers_generation_trains_and_agrees_with_the_learner(
         assert line["logprob_gap"] < 1e-3
 
 
-def test_a_run_that_lost_a_learner_rank_goes_on_by_itself_to_the_same_numbers_and_weights(
+def kill_rank(process: "subprocess.Popen[str]") -> None:
+    """End the run's learner rank without a word."""
+    (rank,) = [pid for pid, name in names(descendants(process)).items() if "RankWorker" in name]
+    os.kill(rank, signal.SIGKILL)
+
+
+def test_a_run_that_lost_its_learner_rank_twice_goes_on_by_itself_to_the_same_numbers_and_weights(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
     root, options = roots
@@ -246,14 +252,20 @@ def test_a_run_that_lost_a_learner_rank_goes_on_by_itself_to_the_same_numbers_an
         stderr=subprocess.PIPE,
         text=True,
     )
+    wait_for(folder / "evaluations.jsonl", process)  # the one before training
+    kill_rank(process)  # within the first five iterations
     wait_for(folder / "checkpoints" / "latest", process)
-    (rank,) = [pid for pid, name in names(descendants(process)).items() if "RankWorker" in name]
-    os.kill(rank, signal.SIGKILL)  # within the next five iterations
+    kill_rank(process)  # within the next five
     said, errors = process.communicate(timeout=400)
     assert process.returncode == 0, said + errors
-    (line,) = [line for line in said.splitlines() if "restart 1 of the learner" in line]
-    assert line.startswith("learner-rank-0 died during ")
-    assert line.endswith("the run goes on after iteration 5")
+    lines = [line for line in said.splitlines() if " of the learner, the run " in line]
+    assert all(line.startswith("learner-rank-0 died during ") for line in lines)
+    assert [line.partition("restart ")[2] for line in lines] == [
+        "1 of the learner, the run begins again",
+        "2 of the learner, the run goes on after iteration 5",
+    ]
+    evaluated = [json.loads(line)["iteration"] for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    assert evaluated == [0, 5, 10]
     assert metrics(folder) == metrics(straight)
     left, right = (load_file(each / "policy" / "model.safetensors") for each in (straight, folder))
     assert all(torch.equal(left[name], right[name]) for name in left)

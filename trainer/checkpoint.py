@@ -187,8 +187,26 @@ def go_on(path: Path, parts: "Parts") -> Progress:
             f"rollout.max_staleness = 0: {path} has {len(in_flight)} starts of asynchronous mode in flight; leave "
             f"rollout.max_staleness as it was"
         )
-    parts.learner.version -= 1  # the engines get the saved version again
-    parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])
+    hand_out(parts)
     if parts.pipeline is not None:
         parts.pipeline.restore(progress.pipeline, progress.iteration, parts.learner.version)
     return progress
+
+
+def start_over(cursor: dict[str, Any], parts: "Parts") -> Progress:
+    """Bring all parts to where a new run begins, as if it had never begun: what a run without a checkpoint goes back to.
+
+    `cursor`: of the problem sampler at that time. The learner's ranks must be fresh.
+    """
+    parts.replay.clear()
+    parts.problems.restore(cursor)
+    hand_out(parts)
+    if parts.pipeline is not None:
+        parts.pipeline.restore(None, 0, parts.learner.version)
+    return Progress(0, cursor, 0)
+
+
+def hand_out(parts: "Parts") -> None:
+    """Give the engines the learner's weights under the version that it has."""
+    parts.learner.version -= 1  # which a broadcast raises
+    parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])

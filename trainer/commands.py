@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,28 +200,41 @@ def run_session(
     config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, local: bool
 ) -> None:
     """Train to the end. When a learner rank is lost, all are started anew and the run goes on from its last checkpoint, as
-    `--resume` would, at most `learner.max_restarts` times; without a checkpoint it ends with the LearnerError.
+    `--resume` would, or before the first one from its beginning; at most `learner.max_restarts` times.
     """
+    cursor = parts.problems.state()
+    begin: Callable[[], Progress] = lambda: Progress(0, cursor, 0)  # noqa: E731
+    if resumed is not None:
+        begin = partial(checkpoint.go_on, resumed, parts)
     restarts = 0
     while True:
         try:
-            return attempt(config, plan, run, parts, resumed, local)
+            return attempt(config, plan, run, parts, begin, local)
         except LearnerError as error:
-            saved = checkpoint.saved(run)
-            if saved is None or restarts == config.learner.max_restarts:
+            if restarts == config.learner.max_restarts:
                 raise
             restarts += 1
-            resumed = checkpoint.latest(run)
-            said = f"{error}: restart {restarts} of the learner, the run goes on after iteration {saved}"
+            saved = checkpoint.saved(run)
+            where = "begins again" if saved is None else f"goes on after iteration {saved}"
+            said = f"{error}: restart {restarts} of the learner, the run {where}"
             logger.warning(said)
             print(said, flush=True)
             parts.learner.restart()
+            if saved is None:
+                begin = partial(checkpoint.start_over, cursor, parts)
+            else:
+                begin = partial(checkpoint.go_on, checkpoint.latest(run), parts)
 
 
 def attempt(
-    config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, local: bool
+    config: Config,
+    plan: BatchPlan,
+    run: RunDirectory,
+    parts: Parts,
+    begin: Callable[[], Progress],
+    local: bool,
 ) -> None:
-    """Restore or begin, then train with every sink open."""
+    """Bring the parts to where `begin` says, then train with every sink open."""
     settings = build.settings(config, plan)
     schedule = Schedule(
         iterations=config.run.iterations,
@@ -229,10 +243,8 @@ def attempt(
         evaluate_every=config.evaluation.every,
         evaluation=build.evaluation_plan(config),
     )
-    progress = Progress(0, parts.problems.state(), 0)
-    if resumed is not None:
-        progress = checkpoint.go_on(resumed, parts)
-    drop_evaluations(run.evaluations, progress.iteration)
+    progress = begin()
+    drop_evaluations(run.evaluations, progress.iteration or -1)  # a run that begins repeats that before training, too
     gauges, hints = watchers(run, local)
     sinks: list[MetricSink] = [
         JsonlSink(run.metrics, last=progress.iteration),
@@ -243,7 +255,7 @@ def attempt(
     earlier = read_metrics(run.metrics)
     with spoilt_saved(run), open_console(run.name, config.run.iterations, earlier=earlier, hints=hints) as console:
         try:
-            if resumed is None:
+            if progress.iteration == 0:
                 start = held_out(parts, settings, schedule)
                 append_evaluation(run.evaluations, 0, start)
                 console.note(f"before training: {describe(start)}")

@@ -61,7 +61,7 @@ class LearnerConfig(Section):
     max_restarts: int = Field(
         3,
         ge=0,
-        description="Restarts of the ranks from the last checkpoint, after one of them was lost, before the run stops.",
+        description="Restarts of the ranks from the last checkpoint (before the first: from the beginning), after one of them was lost, before the run stops.",
     )
     max_skipped_steps: int = Field(
         8, ge=1, description="Optimizer steps skipped in a row for a NaN or Inf after which the run stops."

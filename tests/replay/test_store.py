@@ -149,6 +149,21 @@ def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> N
     second.close()
 
 
+def test_a_cleared_store_is_as_a_new_one(tmp_path: Path) -> None:
+    cleared, new = (opened(tmp_path / name, 2, local=True, ranking="posterior") for name in ("a", "b"))
+    cleared.add(candidates(30))
+    cleared.record([Outcome(s.key, s.problem_id, True, 1) for s in cleared.sample(10, seed=0)])
+    cleared.clear()
+    assert len(cleared) == 0
+    assert cleared.stats() == new.stats()
+    for store in (cleared, new):
+        store.add(candidates(30, seed=1))
+    assert [s.key for s in cleared.sample(40, seed=5)] == [s.key for s in new.sample(40, seed=5)]
+    cleared.close()
+    assert len(opened(tmp_path / "a", 2, local=True, ranking="posterior")) == len(new)  # on disk, too
+    new.close()
+
+
 def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
     store.add(candidates(3))
     store.save(str(tmp_path / "checkpoint"))

@@ -169,35 +169,36 @@ class Learner:
         self.restarts += 1
 
 
-@pytest.mark.parametrize(("saved", "restarts"), [(None, 0), ("000002", 2)])
-def test_a_lost_learner_is_started_anew_from_the_last_checkpoint_but_not_for_ever(
+@pytest.mark.parametrize(("saved", "where"), [(None, "begins again"), ("000002", "goes on after iteration 2")])
+def test_a_lost_learner_is_started_anew_from_the_last_checkpoint_or_the_beginning_but_not_for_ever(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     saved: str | None,
-    restarts: int,
+    where: str,
 ) -> None:
     run = RunDirectory.create(tmp_path, "r", "test")
     if saved:
         (run.checkpoints / saved).mkdir()
         (run.checkpoints / saved / "progress.json").write_text("{}")
         write_atomically(run.checkpoints / "latest", saved)
-    begun: list[Path | None] = []
+    begun: list[Any] = []
 
-    def attempt(_config: Any, _plan: Any, _run: Any, _parts: Any, resumed: Path | None, _local: bool) -> None:
-        begun.append(resumed)
+    def attempt(_config: Any, _plan: Any, _run: Any, _parts: Any, begin: Any, _local: bool) -> None:
+        begun.append(begin)
         raise LearnerError("learner-rank-0 died during update")
 
     monkeypatch.setattr(commands, "attempt", attempt)
     config = override(Config(), ["--learner.max_restarts", "2"])
     learner = Learner()
-    parts = cast(Parts, SimpleNamespace(learner=learner))
+    problems = SimpleNamespace(state=lambda: {"position": 7})
+    parts = cast(Parts, SimpleNamespace(learner=learner, problems=problems))
     with pytest.raises(LearnerError):
         commands.run_session(config, batch_plan(config), run, parts, None, local=False)
-    assert learner.restarts == restarts
-    assert begun == [None] + [run.checkpoints / str(saved)] * restarts
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
-        f"learner-rank-0 died during update: restart {number} of the learner, the run goes on after iteration 2"
-        for number in range(1, restarts + 1)
+    assert learner.restarts == 2
+    assert begun[0]() == Progress(0, {"position": 7}, 0)
+    again = (checkpoint.go_on, run.checkpoints / saved) if saved else (checkpoint.start_over, {"position": 7})
+    assert [(begin.func, begin.args[0]) for begin in begun[1:]] == [again, again]
+    assert capsys.readouterr().out.splitlines() == [
+        f"learner-rank-0 died during update: restart {number} of the learner, the run {where}" for number in (1, 2)
     ]
