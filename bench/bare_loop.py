@@ -7,6 +7,7 @@ squared error. A Ray actor; never used by the project itself.
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from learner.actor_critic import StepPlan
 from learner.batch import MicroBatch
-from learner.models import attention_kernel
+from learner.models import attention_kernel, torch_varlen
+from learner.varlen import spans
 
 
 class Critic(nn.Module):
@@ -27,8 +29,15 @@ class Critic(nn.Module):
 
     def forward(self, tokens: Tensor, places: Tensor | None) -> Tensor:
         """[B, T] -> [B, T]; `places` as in `learner.batch.MicroBatch`."""
-        values: Tensor = self.head(self.trunk(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state)
+        values: Tensor = self.head(hidden_states(self.trunk, tokens, places))
         return values[..., 0]
+
+
+def hidden_states(decoder: Any, tokens: Tensor, places: Tensor | None) -> Tensor:
+    """[B, T] -> [B, T, H]."""
+    out = decoder(input_ids=tokens, position_ids=places, use_cache=False, **spans(places))
+    hidden: Tensor = out.last_hidden_state
+    return hidden
 
 
 class BareLoop:
@@ -54,7 +63,8 @@ class BareLoop:
             "steps_per_print": 10**9,
         }
         self._device = torch.device(device)
-        flash = attention_kernel(device, kind, is_flash_attn_2_available())
+        fits = partial(torch_varlen, path, device)
+        flash = attention_kernel(device, kind, is_flash_attn_2_available(), fits)
         models = (
             AutoModelForCausalLM.from_pretrained(path, dtype=kind, attn_implementation=flash),
             Critic(AutoModel.from_pretrained(path, dtype=kind, attn_implementation=flash)),
@@ -78,7 +88,7 @@ class BareLoop:
                 tokens, places, positions, targets = self._inputs(batch.inputs)
                 head = self._policy.module.get_output_embeddings()
                 decoder = self._policy.module.get_decoder()
-                hidden = decoder(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
+                hidden = hidden_states(decoder, tokens, places)
                 logits = head(hidden.flatten(0, 1)[positions])
                 self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
             self._policy.step()
@@ -98,7 +108,7 @@ class BareLoop:
         for batch in batches:
             tokens, places, positions, targets = self._inputs(batch)
             decoder = self._policy.module.get_decoder()
-            hidden = decoder(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
+            hidden = hidden_states(decoder, tokens, places)
             logits = self._policy.module.get_output_embeddings()(hidden.flatten(0, 1)[positions])
             logprobs = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])
             out.append((logprobs.cpu(), self._value(tokens, places).flatten()[positions].cpu()))

@@ -62,6 +62,9 @@ class ActorCritic(Protocol):
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """Log-probabilities and values [N] of every micro-batch."""
 
+    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Values [N] alone."""
+
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """The policy's log-probabilities [N]."""
 
@@ -85,8 +88,11 @@ class SeparateModels:
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
         logprobs = [self.logprobs(batch, self._losses.temperature) for batch in batches]
-        values = [self._values(batch) for batch in batches]
-        return list(zip(logprobs, values, strict=True))
+        return list(zip(logprobs, self.values(batches), strict=True))
+
+    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """See `ActorCritic`."""
+        return [self._values(batch) for batch in batches]
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """See `ActorCritic`."""
@@ -111,7 +117,7 @@ class SeparateModels:
 
     def _policy_pass(self, batch: TrainBatch, c: PolicyCoefficients) -> PolicySums:
         inputs, where = model_inputs(batch.inputs, self._device), places(batch.inputs, self._device)
-        logprobs, entropy = self.policy(*inputs, self._losses.temperature, c.entropy > 0, **where)
+        logprobs, entropy = self.policy(*inputs, self._losses.temperature, **where)
         loss, sums = policy_objective(logprobs, entropy, policy_targets(batch, self._device), c)
         self.policy.backward(loss, logprobs)
         return sums
@@ -147,6 +153,10 @@ class SharedTrunk:
         read = [self.policy(*model_inputs(b, device), temperature, **places(b, device)) for b in batches]
         return [(logprobs, values) for logprobs, _, values in read]
 
+    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """See `ActorCritic`. The trunk is most of the work."""
+        return [values for _, values in self.score(batches)]
+
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """See `ActorCritic`."""
         logprobs: Tensor = self.policy(*model_inputs(batch, self._device), temperature, **places(batch, self._device))[
@@ -166,7 +176,7 @@ class SharedTrunk:
 
     def _pass(self, batch: TrainBatch, c: PolicyCoefficients, train_policy: bool) -> tuple[PolicySums, float]:
         inputs, where = model_inputs(batch.inputs, self._device), places(batch.inputs, self._device)
-        logprobs, entropy, values = self.policy(*inputs, self._losses.temperature, c.entropy > 0, train_policy, **where)
+        logprobs, entropy, values = self.policy(*inputs, self._losses.temperature, train_policy, **where)
         critic = value_objective(values, value_targets(batch, self._device), self._losses.value_clip)
         loss, sums = self._losses.value_coefficient * critic, PolicySums()
         if train_policy:

@@ -107,25 +107,24 @@ class LearnerGroup:
 
     def score(self, judged: Sequence[Judged]) -> list[Scored]:
         """Values, proximal and reference log-probabilities of every trajectory, by the models as they are now."""
-        return self.begin_score(judged)()
-
-    def begin_score(self, judged: Sequence[Judged]) -> Callable[[], list[Scored]]:
-        """The same while something else goes on: what is returned waits for the results, and raises what the ranks raised."""
-        rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
+        rows = _rows(judged)
         cut = self._cut(rows)
-        finish = self._ranks.begin(RankWorker.score, inputs(cut, rows, self._packed))
+        columns = self._ranks.call(RankWorker.score, inputs(cut, rows, self._packed))
+        values = scatter(cut, rows, [[c.values for c in rank] for rank in columns])
+        proximal = scatter(cut, rows, [[c.proximal for c in rank] for rank in columns])
+        reference = scatter(cut, rows, [[c.reference for c in rank] for rank in columns])
         has_reference = self._algorithm.kl_coefficient > 0
+        return [
+            Scored(j, values[i], proximal[i], reference[i] if has_reference else None) for i, j in enumerate(judged)
+        ]
 
-        def scored() -> list[Scored]:
-            columns = finish()
-            values = scatter(cut, rows, [[c.values for c in rank] for rank in columns])
-            proximal = scatter(cut, rows, [[c.proximal for c in rank] for rank in columns])
-            reference = scatter(cut, rows, [[c.reference for c in rank] for rank in columns])
-            return [
-                Scored(j, values[i], proximal[i], reference[i] if has_reference else None) for i, j in enumerate(judged)
-            ]
+    def values(self, judged: Sequence[Judged]) -> list[FloatArray]:
+        """The values alone, as in `score`: for trajectories that are not trained on."""
+        return self.begin_values(judged)()
 
-        return scored
+    def begin_values(self, judged: Sequence[Judged]) -> Callable[[], list[FloatArray]]:
+        """The same while something else goes on: what is returned waits for the values, and raises what the ranks raised."""
+        return self._begin(RankWorker.values, _rows(judged))
 
     def update(self, scored: Sequence[Scored]) -> UpdateStats:
         """Train on a batch that `score` saw with the current weights: `epochs` passes of `minibatches` optimizer steps.
@@ -213,9 +212,7 @@ class LearnerGroup:
 
     def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """Log-probabilities [T - 1] of tokens 1..T-1 of each sequence at temperature 1."""
-        rows = [Row(sequence, 1) for sequence in sequences]
-        cut = self._cut(rows)
-        return scatter(cut, rows, self._ranks.call(RankWorker.logprobs, inputs(cut, rows, self._packed)))
+        return self._begin(RankWorker.logprobs, [Row(sequence, 1) for sequence in sequences])()
 
     def save(self, directory: Path) -> list[str]:
         """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
@@ -258,6 +255,12 @@ class LearnerGroup:
         """Call with the same arguments on all ranks; a list is taken per rank."""
         spread = [arg if isinstance(arg, list) else [arg] * len(self._ranks) for arg in args]
         return self._ranks.call(method, *spread)
+
+    def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
+        """One number per scored token of each row, by a method of `RankWorker` that reads micro-batches."""
+        cut = self._cut(rows)
+        finish = self._ranks.begin(method, inputs(cut, rows, self._packed))
+        return lambda: scatter(cut, rows, finish())
 
     def _cut(self, rows: Sequence[Row]) -> Cut:
         lengths, budget = [len(row.tokens) for row in rows], self._config.micro_batch_tokens
@@ -302,3 +305,7 @@ class LearnerGroup:
                 )
             worst = max(worst, gap)
         return worst
+
+
+def _rows(judged: Sequence[Judged]) -> list[Row]:
+    return [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]

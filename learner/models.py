@@ -5,22 +5,26 @@ projected in chunks); a token's value is that of the state *before* it; there is
 same function.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from core.errors import ModelError, first_line
 from learner.adapters import Lora, add_adapters
+from learner.logprobs import token_logprobs
+from learner.varlen import register, spans, works
 
 CHUNK_LOGITS = 2**26
 """Logits projected at once (fp32: 256 MB). One chunk: kept for the backward pass; several: recomputed there."""
 
-Attention = Literal["sdpa", "flash_attention_2"]
-"""Only the second reads packed rows without a [T, T] mask."""
+Attention = Literal["sdpa", "flash_attention_2", "torch_varlen"]
+"""Only the last two read packed rows without a [T, T] mask."""
 
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -38,53 +42,41 @@ class PolicyModel(nn.Module):
         positions: Tensor,
         targets: Tensor,
         temperature: float,
-        entropy_grad: bool = False,
         places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] fp32 of the distribution softmax(logits / temperature).
+
+        Without gradients the entropies are NaN: scoring does not read them.
 
         Args:
             tokens: [B, T] right-padded.
             positions: [N] index into B * T of the state before each target.
             targets: [N] tokens.
             temperature: of the sampling that the log-probabilities are compared with.
-            entropy_grad: whether the entropies carry a gradient (they cost a second [N, V] then).
             places: [1, T] place of every token in its row where rows are packed into one line (block-diagonal attention).
         """
-        return self.read(
-            _states(self.model.get_decoder(), tokens, positions, places), targets, temperature, entropy_grad
-        )
+        return self.read(_states(self.model.get_decoder(), tokens, positions, places), targets, temperature)
 
-    def read(self, states: Tensor, targets: Tensor, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+    def read(self, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] from hidden states [N, H]."""
         head = self.model.get_output_embeddings()
         size = max(1, CHUNK_LOGITS // self.model.config.get_text_config().vocab_size)
         if len(states) <= size:
-            return _token_logprobs(head, states, targets, temperature, entropy_grad)
+            return _read(head, states, targets, temperature)
         parts = [
-            checkpoint(_token_logprobs, head, s, t, temperature, entropy_grad, use_reentrant=False)
+            checkpoint(_read, head, s, t, temperature, use_reentrant=False)
             for s, t in zip(states.split(size), targets.split(size), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _token_logprobs(
-    head: nn.Module, states: Tensor, targets: Tensor, temperature: float, entropy_grad: bool
-) -> tuple[Tensor, Tensor]:
-    logits = head(states).float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    log_z = torch.logsumexp(logits, dim=-1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - log_z
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        chances = torch.exp(logits - log_z[:, None])
-        entropy = log_z - torch.linalg.vecdot(chances, logits)
-    return logprobs, entropy
+def _read(head: nn.Module, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    return token_logprobs(head(states), targets, temperature)
 
 
 def _states(decoder: nn.Module, tokens: Tensor, positions: Tensor, places: Tensor | None) -> Tensor:
     """Last hidden states [N, H] at `positions` (index into B * T of `tokens` [B, T])."""
-    hidden = decoder(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
+    hidden = decoder(input_ids=tokens, position_ids=places, use_cache=False, **spans(places)).last_hidden_state
     states: Tensor = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
     return states
 
@@ -124,7 +116,6 @@ class SharedModel(PolicyModel):
         positions: Tensor,
         targets: Tensor,
         temperature: float,
-        entropy_grad: bool = False,
         train_trunk: bool = True,
         places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,14 +125,31 @@ class SharedModel(PolicyModel):
         """
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
             states = _states(self.model.get_decoder(), tokens, positions, places)
-            logprobs, entropy = self.read(states, targets, temperature, entropy_grad)
+            logprobs, entropy = self.read(states, targets, temperature)
         values: Tensor = self.head(states)
         return logprobs, entropy, values[:, 0].float()
 
 
-def attention_kernel(device: str, dtype: torch.dtype, flash: bool) -> Attention:
-    """Variable-length flash attention on GPUs in bf16 where the package flash-attn is installed; else torch's own."""
-    return "flash_attention_2" if device == "cuda" and dtype is torch.bfloat16 and flash else "sdpa"
+def attention_kernel(device: str, dtype: torch.dtype, flash: bool, varlen: Callable[[], bool]) -> Attention:
+    """Attention over packed rows on GPUs in bf16: by the package flash-attn where it is installed, else by torch's own kernel if
+    `varlen` says that it can; plain attention over padded rows everywhere else.
+    """
+    if device != "cuda" or dtype is not torch.bfloat16:
+        return "sdpa"
+    if flash:
+        return "flash_attention_2"
+    return "torch_varlen" if varlen() else "sdpa"
+
+
+def torch_varlen(path: str | Path, device: str) -> bool:
+    """Whether torch's kernel for packed rows serves this model on this device; transformers knows it then. Raises ModelError."""
+    config = read_config(path).get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if not works(device, heads, getattr(config, "num_key_value_heads", None) or heads, size):
+        return False
+    register(varlen_attn)
+    return True
 
 
 def load_policy(

@@ -10,6 +10,7 @@ import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,15 @@ from learner.actor_critic import ActorCritic, LossSettings, SeparateModels, Shar
 from learner.adapters import Lora, adapters_off, merged
 from learner.batch import MicroBatch
 from learner.engine import join_ranks
-from learner.models import PolicyModel, attention_kernel, load_policy, load_shared, load_value, recompute_activations
+from learner.models import (
+    PolicyModel,
+    attention_kernel,
+    load_policy,
+    load_shared,
+    load_value,
+    recompute_activations,
+    torch_varlen,
+)
 from learner.objective import PolicyCoefficients
 from learner.stats import StepSums
 
@@ -80,7 +89,8 @@ class RankWorker:
         kind: torch.dtype = getattr(torch, dtype)
         self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
-        self._attention = attention_kernel(self._device.type, kind, is_flash_attn_2_available())
+        fits = partial(torch_varlen, path, self._device.type)
+        self._attention = attention_kernel(self._device.type, kind, is_flash_attn_2_available(), fits)
         self._actor_critic = self._build(learner, kind, loss_settings(learner, algorithm, temperature))
         self._reference: PolicyModel | None = None
         self._has_reference = algorithm.kl_coefficient > 0
@@ -144,6 +154,11 @@ class RankWorker:
             self._reference(*model_inputs(b, self._device), self._temperature, **places(b, self._device))[0]
             for b in batches
         ]
+
+    @torch.no_grad()
+    def values(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        """Values of every micro-batch."""
+        return [_numpy(values) for values in self._actor_critic.values(batches)]
 
     @torch.no_grad()
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from core.errors import ActorError, LearnerError
-from core.records import IntArray, Problem, Provenance, ReplayedState, Scored, Start, Trajectory
+from core.records import FloatArray, IntArray, Problem, Provenance, ReplayedState, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive
 from core.weights import WeightReceiver
@@ -92,7 +92,7 @@ class Refresh:
 
     states: list[ReplayedState]
     version: int  # of the critic
-    scored: Callable[[], list[Scored]]  # waits
+    values: Callable[[], list[FloatArray]]  # one of each state; waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +138,16 @@ def learn(
         judged = parts.task.judge(trajectories)
     with clock.phase("score"):
         scored = parts.learner.score(judged)
-        canonical = parts.learner.score(canonical_rollouts(starts, parts.by_id)) if settings.canonical else []
+        canonical = canonical_rollouts(starts, parts.by_id) if settings.canonical else []
+        canonical_values = parts.learner.values(canonical) if canonical else []
     if stale is not None:
         finish_refresh(parts, stale, clock)
     with clock.phase("replay"):
         parts.problems.record(judged)
         parts.replay.record(outcomes(judged))
-        parts.replay.add(candidates(scored, parts.cut, parts.learner.version))
-        parts.replay.add(candidates(canonical, parts.cut, parts.learner.version, lambda _: Provenance.CANONICAL))
+        version = parts.learner.version
+        parts.replay.add(candidates(judged, [item.values for item in scored], parts.cut, version))
+        parts.replay.add(candidates(canonical, canonical_values, parts.cut, version, lambda _: Provenance.CANONICAL))
     with clock.phase("update"):
         stats = parts.learner.update(scored)
     probe = [item.sequence_ids for item in trajectories[: settings.probe_sequences]]
@@ -186,13 +188,13 @@ def begin_refresh(parts: Parts, count: int) -> Refresh | None:
     """Have the critic value the most promising states that an earlier one valued, while the engines generate."""
     version = parts.learner.version
     states = parts.replay.top(count, older_than=version) if count else []
-    return Refresh(states, version, parts.learner.begin_score(value_queries(states, parts.by_id))) if states else None
+    return Refresh(states, version, parts.learner.begin_values(value_queries(states, parts.by_id))) if states else None
 
 
 def finish_refresh(parts: Parts, stale: Refresh, clock: PhaseClock) -> None:
     """Give the store the values that `begin_refresh` asked for; not finite ones are left as they were."""
     with clock.phase("score"):
-        values = np.array([item.values[0] for item in stale.scored()], np.float32)
+        values = np.array([of_state[0] for of_state in stale.values()], np.float32)
     known = np.flatnonzero(np.isfinite(values))
     with clock.phase("replay"):
         parts.replay.revalue([stale.states[at] for at in known], values[known], stale.version)

@@ -12,13 +12,13 @@ import numpy as np
 from core.records import (
     Candidate,
     Finish,
+    FloatArray,
     IntArray,
     Judged,
     Outcome,
     Problem,
     Provenance,
     ReplayedState,
-    Scored,
     Start,
     Trajectory,
     Verdict,
@@ -70,16 +70,17 @@ def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
     ]
 
 
-def own(item: Scored) -> Provenance:
+def own(item: Judged) -> Provenance:
     """Provenance of the policy's own trajectory."""
-    return Provenance.OWN_SUCCESSFUL if item.judged.verdict.correct else Provenance.OWN_FAILED
+    return Provenance.OWN_SUCCESSFUL if item.verdict.correct else Provenance.OWN_FAILED
 
 
 def candidates(
-    scored: Sequence[Scored],
+    judged: Sequence[Judged],
+    values: Sequence[FloatArray],
     cut: Callable[[IntArray], IntArray],
     version: int,
-    provenance: Callable[[Scored], Provenance] = own,
+    provenance: Callable[[Judged], Provenance] = own,
 ) -> list[Candidate]:
     """The states that the trajectories pass through, with the critic's values.
 
@@ -89,23 +90,23 @@ def candidates(
     trajectory without its reward (the learner counts and skips such steps, the store refuses them).
     """
     found = []
-    for item in scored:
-        if not math.isfinite(item.judged.verdict.reward):
+    for item, known in zip(judged, values, strict=True):
+        if not math.isfinite(item.verdict.reward):
             continue
         start = item.trajectory.start
         depth = start.prefix_ids.size
         response = item.trajectory.response_ids
         lengths = cut(response)
         lengths = lengths[lengths > depth]
-        lengths = lengths[np.isfinite(item.values[lengths - depth])]
+        lengths = lengths[np.isfinite(known[lengths - depth])]
         found.append(
             Candidate(
                 problem_id=start.problem_id,
                 response_ids=response,
                 lengths=lengths,
-                values=item.values[lengths - depth],
+                values=known[lengths - depth],
                 provenance=provenance(item),
-                reward=item.judged.verdict.reward,
+                reward=item.verdict.reward,
                 version=version,
                 parent=start.state_key,
             )
@@ -123,13 +124,13 @@ def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem])
 
 
 def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Problem]) -> list[Judged]:
-    """Rollouts of one arbitrary token from each state: `Scored.values[0]` is the value of the state."""
+    """Rollouts of one arbitrary token from each state: their first value is that of the state."""
     starts = replayed_starts(states, problems, samples=1, seed=0, iteration=0)
     return [_rollout(start, np.zeros(1, np.int32), Verdict(0.0, False)) for start in starts]
 
 
 def _rollout(start: Start, tokens: IntArray, verdict: Verdict) -> Judged:
-    """A continuation that no engine generated; it is scored, never trained on."""
+    """A continuation that no engine generated; it is valued, never trained on."""
     logprobs = np.zeros(tokens.size, np.float32)
     return Judged(Trajectory(start, 0, tokens, logprobs, np.zeros(tokens.size, np.int32), Finish.STOP), verdict)
 

@@ -63,7 +63,7 @@ def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> 
         read = [torch.from_numpy(a) for a in (b.inputs.tokens, b.inputs.positions, b.inputs.targets)]
         t = b.targets
         columns = [torch.from_numpy(a) for a in (t.proximal, t.advantages, t.importance, t.reference, t.weights)]
-        logprobs, entropy = policy(*read, 0.7, True)
+        logprobs, entropy = policy(*read, 0.7)
         loss, _ = policy_objective(logprobs, entropy, PolicyTargets(*columns), COEFFICIENTS)
         columns = [torch.from_numpy(a) for a in (t.old_values, t.returns, t.weights)]
         critic = value_objective(value(*read[:2]), ValueTargets(*columns), 0.5)

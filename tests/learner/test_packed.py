@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.batch import Row, micro_batch
-from learner.models import attention_kernel, load_policy, load_shared, load_value, recompute_activations
+from learner.models import (
+    Attention,
+    attention_kernel,
+    load_policy,
+    load_shared,
+    load_value,
+    recompute_activations,
+)
 from learner.packing import plan_packed
+from learner.varlen import register, segments, spans, works
 from tests.learner.test_models import ROWS, tensors
 
 
@@ -32,20 +40,24 @@ def test_the_line_by_hand() -> None:
     assert b.positions.tolist() == [1, 3]  # token 6 is before 7, token 8 before 9
     assert b.targets.tolist() == [7, 9]
     assert b.counts.tolist() == [1, 1]
+    rows = spans(torch.from_numpy(b.places))
+    assert (rows["cu_seq_lens_q"].tolist(), rows["max_length_q"]) == ([0, 3, 5], 3)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "torch_varlen"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_packed_rows_give_the_log_probabilities_values_and_gradients_of_padded_ones(
-    tiny_model: Callable[[bool], Path], checkpointing: bool
+    tiny_model: Callable[[bool], Path], checkpointing: bool, attention: Attention
 ) -> None:
-    model = load_shared(tiny_model(True), torch.float32)
-    torch.nn.init.normal_(model.head.weight)
-    if checkpointing:
-        recompute_activations(model)
+    """With torch's variable-length kernel replaced by a loop over the rows: it runs on GPUs only."""
+    register(segments)
     line, places = packed(ROWS)
     results = []
-    for inputs, options in ((tensors(ROWS), {}), (line, {"places": places})):
-        model.zero_grad()
+    for inputs, how, options in ((tensors(ROWS), "sdpa", {}), (line, attention, {"places": places})):
+        model = load_shared(tiny_model(True), torch.float32, attention=how)
+        torch.nn.init.constant_(model.head.weight, 0.5)
+        if checkpointing:
+            recompute_activations(model)
         logprobs, entropy, values = model(*inputs, 0.7, **options)
         (logprobs.square().sum() + values.square().sum()).backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -74,11 +86,19 @@ def test_a_row_does_not_see_the_one_before_it(tiny_model: Callable[[bool], Path]
             assert float((blind_a - blind_b)[last].abs().max()) > 1e-3
 
 
-def test_packed_attention_needs_a_gpu_bf16_and_the_package() -> None:
-    assert attention_kernel("cuda", torch.bfloat16, flash=True) == "flash_attention_2"
-    assert attention_kernel("cuda", torch.bfloat16, flash=False) == "sdpa"
-    assert attention_kernel("cuda", torch.float32, flash=True) == "sdpa"
-    assert attention_kernel("cpu", torch.bfloat16, flash=True) == "sdpa"
+def test_packed_attention_needs_a_gpu_bf16_and_a_kernel() -> None:
+    def kernel(device: str, dtype: torch.dtype, flash: bool, varlen: bool) -> str:
+        return attention_kernel(device, dtype, flash, lambda: varlen)
+
+    assert kernel("cuda", torch.bfloat16, flash=True, varlen=True) == "flash_attention_2"
+    assert kernel("cuda", torch.bfloat16, flash=False, varlen=True) == "torch_varlen"
+    assert kernel("cuda", torch.bfloat16, flash=False, varlen=False) == "sdpa"
+    assert kernel("cuda", torch.float32, flash=True, varlen=True) == "sdpa"
+    assert kernel("cpu", torch.bfloat16, flash=True, varlen=True) == "sdpa"
+
+
+def test_torchs_own_kernel_is_not_relied_on_where_it_does_not_run() -> None:
+    assert not works("cpu", heads=2, key_value_heads=1, size=16)
 
 
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(20, 200), st.integers(1, 4))

@@ -43,15 +43,15 @@ class Run:
         self.note("revalue")
         self.told.append(([state.key for state in states], values.tolist(), version))
 
-    def begin_score(self, queries: list[Any]) -> Callable[[], list[Any]]:
+    def begin_values(self, queries: list[Any]) -> Callable[[], list[FloatArray]]:
         self.note("begin")
         assert [query.trajectory.response_ids.tolist() for query in queries] == [[7, 0], [8, 0]]
 
-        def scored() -> list[Any]:
-            self.note("scored")
-            return [SimpleNamespace(values=np.array([value], np.float32)) for value in (np.nan, 0.25)]
+        def values() -> list[FloatArray]:
+            self.note("valued")
+            return [np.array([value], np.float32) for value in (np.nan, 0.25)]
 
-        return scored
+        return values
 
     def generate(self, _starts: Any, _sampling: Any) -> list[Any]:
         self.note("generate")
@@ -67,7 +67,7 @@ def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_no
     assert stale is not None
     run.version = 4  # what was asked of a critic is stored as that critic's
     finish_refresh(run.parts(), stale, run.clock)
-    assert run.seen[2:] == [("scored", "score"), ("revalue", "replay")]
+    assert run.seen[2:] == [("valued", "score"), ("revalue", "replay")]
     assert run.told == [([8], [0.25], 3)]
     assert begin_refresh(run.parts(), 0) is None
     assert len(run.seen) == 4

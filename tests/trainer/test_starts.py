@@ -11,7 +11,6 @@ from core.records import (
     Problem,
     Provenance,
     ReplayedState,
-    Scored,
     Start,
     Trajectory,
     Verdict,
@@ -66,9 +65,9 @@ def test_only_replayed_starts_have_outcomes() -> None:
 def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_token() -> None:
     start = replayed_starts([STATE], {"p": PROBLEM}, 1, 0, 1)[0]
     item = judged(start, ids(8, 9, 10, 11), correct=False)
-    scored = Scored(item, np.array([0.1, 0.2, 0.3, 0.4], np.float32), np.zeros(4, np.float32), None)
+    values = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     # The response is 5 6 7 | 8 9 10 11. Boundaries after 1, 3 (both in the prefix: states already), 4 and 6 tokens.
-    found = candidates([scored], lambda _: ids(1, 3, 4, 6), version=12)[0]
+    found = candidates([item], [values], lambda _: ids(1, 3, 4, 6), version=12)[0]
     assert found.response_ids.tolist() == [5, 6, 7, 8, 9, 10, 11]
     assert found.lengths.tolist() == [4, 6]
     # State of length 4 = prefix and token 8: the value before continuation token 4 - 3 = 1; length 6: token 3.
@@ -80,7 +79,7 @@ def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_t
 
 def test_a_trajectory_without_inner_boundaries_offers_its_outcome_alone() -> None:
     item = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8), correct=True)
-    found = candidates([Scored(item, np.zeros(1, np.float32), np.zeros(1, np.float32), None)], lambda _: ids(), 1)[0]
+    found = candidates([item], [np.zeros(1, np.float32)], lambda _: ids(), 1)[0]
     assert found.lengths.size == 0
     assert found.provenance is Provenance.OWN_SUCCESSFUL
 
@@ -120,9 +119,9 @@ def test_what_is_not_finite_is_not_offered() -> None:
     start = fresh_starts([PROBLEM], 1, 0, 1)[0]
     item = judged(start, ids(8, 9, 10), correct=True)
     values = np.array([0.1, np.nan, 0.3], np.float32)
-    found = candidates([Scored(item, values, np.zeros(3, np.float32), None)], lambda _: ids(1, 2), version=1)[0]
+    found = candidates([item], [values], lambda _: ids(1, 2), version=1)[0]
     # The state of length 1 has the value before token 1, which is NaN; the one of length 2 has 0.3.
     assert found.lengths.tolist() == [2]
     assert found.values.tolist() == [np.float32(0.3)]
     spoilt = Judged(item.trajectory, Verdict(math.nan, False))
-    assert candidates([Scored(spoilt, values, np.zeros(3, np.float32), None)], lambda _: ids(2), version=1) == []
+    assert candidates([spoilt], [values], lambda _: ids(2), version=1) == []

@@ -1,0 +1,76 @@
+"""Log-probabilities and entropies of chosen tokens from their logits [N, V]: one pass over them, and one back. Plain torch.
+
+Called by `learner.models`. Built from torch's own functions the same takes half a dozen more tensors of the logits' size.
+Invariant: a row's results depend on that row alone, bit for bit, so that scoring and training agree.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CPU_BLOCK = 2**18
+"""Logits handled at once on CPU (fp32: 1 MB): what lies between two of them then stays in a core's cache."""
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N] of softmax(logits / temperature).
+
+    The backward pass uses up what the forward pass has kept, the probabilities; a second one through the same tokens is refused
+    by torch.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Keep the probabilities only, and nothing without `training`."""
+        logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        entropies = torch.full_like(logprobs, torch.nan)
+        chances = torch.empty(logits.shape if training else (0,), dtype=torch.float32, device=logits.device)
+        for rows in _blocks(logits):
+            scaled = logits[rows].float() if temperature == 1.0 else logits[rows].float() / temperature
+            logs = torch.log_softmax(scaled, dim=-1)
+            logprobs[rows] = logs.gather(1, targets[rows, None])[:, 0]
+            if training:
+                entropies[rows] = -torch.linalg.vecdot(torch.exp(logs, out=chances[rows]), logs)
+        ctx.save_for_backward(chances, targets, entropies)
+        ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        """With p = softmax(z / T): d log p_t / dz_j = (1[j = t] - p_j) / T, and d H / dz_j = -p_j (log p_j + H) / T."""
+        chances, targets, entropies = ctx.saved_tensors
+        outer = torch.zeros_like(entropies) if of_logprobs is None else of_logprobs / ctx.temperature
+        for rows in _blocks(chances):
+            p, weight = chances[rows], outer[rows, None]
+            bonus = None
+            if of_entropies is not None:
+                bonus = (torch.special.entr(p) - p * entropies[rows, None]) * (
+                    of_entropies[rows, None] / ctx.temperature
+                )
+            p.mul_(-weight).scatter_add_(1, targets[rows, None], weight)
+            if bonus is not None:
+                p.add_(bonus)
+        return chances.to(ctx.dtype), None, None, None
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the targets and entropies [N] fp32 of softmax(logits / temperature), from logits [N, V].
+
+    Where no gradient is computed (scoring) nobody reads the entropies: they are NaN.
+    """
+    training = torch.is_grad_enabled() and logits.requires_grad
+    logprobs, entropies = TokenLogprobs.apply(logits, targets, temperature, training)
+    return logprobs, entropies
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Slices of rows: as many as fit the cache of a CPU, all on a GPU."""
+    size = max(1, CPU_BLOCK // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    return (slice(begin, begin + size) for begin in range(0, len(logits), size))
