@@ -1,7 +1,7 @@
 """How fast and how lean the learner is against a bare DeepSpeed loop: `python -m bench.learner [--quick] [--device cuda]`.
 
 PPO update (driver, Ray and all) and the bare loop of `bench.bare_loop` run in turns over the same packed tokens: random ids
-with the lengths of GSM8K (characters / 3). Then a broadcast of plain buffers to two receivers against memcpy.
+with the lengths of GSM8K (characters / 3). Then broadcasts to two vLLM engines against memcpy (`bench.learner_broadcast`).
 """
 
 import json
@@ -11,22 +11,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-import torch
 
 from bench.bare_loop import BareLoop
+from bench.learner_broadcast import broadcast, share_in_the_demo
+from bench.learner_model import Shape, build_model
 from bench.report import Check, check, write
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import RetrospectError
 from core.records import Finish, Judged, Start, Trajectory, Verdict
-from core.weights import Acknowledgement, Weights, digest, pack, resolved, unpack
 from learner.actor_critic import StepPlan
 from learner.batch import Row, padding_share
 from learner.group import LearnerGroup
@@ -36,18 +34,6 @@ from learner.worker import RankWorker
 ROOT = Path(__file__).parents[1]
 BESIDE = ROOT.parent / "shared" / "data"
 DATA = Path(os.environ.get("RETROSPECT_DATA", BESIDE if BESIDE.is_dir() else ROOT / "tests" / "data"))
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A Qwen2 with tied embeddings."""
-
-    vocabulary: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    key_value_heads: int
 
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
@@ -71,26 +57,6 @@ def trajectories(count: int, vocabulary: int) -> list[Judged]:
         trajectory = Trajectory(start, 0, tokens, logprobs, versions, Finish.STOP)
         out.append(Judged(trajectory, Verdict(float(i % 2), bool(i % 2))))
     return out
-
-
-def build_model(path: Path, shape: Shape, dtype: torch.dtype = torch.float32) -> int:
-    """Save a random Qwen2; returns its number of parameters."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config).to(dtype)
-    model.save_pretrained(path)
-    return int(model.num_parameters())
 
 
 def _reset_peak(pid: int) -> int:
@@ -182,50 +148,6 @@ def _memory_checks(idle: list[int], scoring: list[int], updated: list[int]) -> l
     ]
 
 
-class Receiver:
-    """Stands for an engine: owns parameters and copies what arrives into them."""
-
-    def load(self, name: str, weights: Weights) -> Acknowledgement:
-        """Read, check beside the copying, copy: as `actors.engine` does, without what vLLM does to its layers."""
-        weights = resolved(weights, ray.get)
-        if not hasattr(self, "_own"):
-            self._own = {key: torch.empty_like(tensor) for key, tensor in unpack(weights)}
-        with ThreadPoolExecutor(1) as hashing:
-            found = hashing.submit(digest, weights)
-            for key, tensor in unpack(weights):
-                self._own[key].copy_(tensor)
-        return Acknowledgement(name, weights.manifest.version, found.result())
-
-
-def broadcast(quick: bool) -> list[Check]:
-    """1 GB (quick: 128 MB) in tensors of 16 MB to two receivers; the goal compares with two memcpys of the same bytes."""
-    count = 8 if quick else 64
-    tensors = [(f"layer.{i}", torch.randn(4 * 2**20)) for i in range(count)]
-    size = sum(tensor.nbytes for _, tensor in tensors)
-    engines = [ray.remote(Receiver).options(num_cpus=0).remote() for _ in range(2)]
-    seconds, published, copies = [], [], []
-    own = [torch.empty_like(tensor) for _, tensor in tensors]
-    for version in range(4):
-        begin = time.perf_counter()
-        weights = pack(tensors, version, ray.put)
-        published.append(time.perf_counter() - begin)
-        acknowledged = ray.get([e.load.remote(f"engine-{i}", weights) for i, e in enumerate(engines)])
-        seconds.append(time.perf_counter() - begin)
-        assert len({a.digest for a in acknowledged}) == 1
-        del weights
-        begin = time.perf_counter()
-        for _ in engines:
-            for target, (_, tensor) in zip(own, tensors, strict=True):
-                target.copy_(tensor)
-        copies.append(time.perf_counter() - begin)
-    took, memcpy = statistics.median(seconds[1:]), statistics.median(copies[1:])
-    return [
-        check(f"broadcast of {size / 2**20:.0f} MiB to two engines", took, "s", baseline=memcpy),
-        check("of which: one copy and its hash into the object store", statistics.median(published[1:]), "s"),
-        check("broadcast against memcpy to both", memcpy / took, "x", ">=", 0.5),
-    ]
-
-
 def main(arguments: list[str]) -> None:
     """Measure and write bench/results/learner.json (learner-cuda.json on a GPU)."""
     quick, threads = "--quick" in arguments, os.cpu_count() or 1
@@ -237,8 +159,12 @@ def main(arguments: list[str]) -> None:
         name = require_gpu()
         settings |= {"device": name, "model": f"random Qwen2 of {' and '.join(SHAPES)}, bf16, ZeRO 2, one rank"}
     ray.init(address="local", include_dashboard=False, namespace="retrospect", log_to_driver=False)
-    checks = compare_on_gpu(quick, name) if device == "cuda" else compare(quick, device, threads) + broadcast(quick)
+    if device == "cuda":
+        checks = compare_on_gpu(quick, name)
+    else:
+        checks = compare(quick, device, threads) + broadcast(quick, threads)
     ray.shutdown()
+    checks += share_in_the_demo(quick) if device == "cpu" else []
     write("learner-cuda" if device == "cuda" else "learner", checks, settings, quick=quick)
 
 

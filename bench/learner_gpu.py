@@ -15,7 +15,8 @@ import ray
 import torch
 
 from bench.bare_loop import BareLoop
-from bench.learner import Shape, build_model, spied, trajectories
+from bench.learner import spied, trajectories
+from bench.learner_model import Shape, build_model
 from bench.report import Check, check, median
 from core.config import AlgorithmConfig, LearnerConfig
 from core.errors import ClusterError
