@@ -103,7 +103,10 @@ class Shard(Holdings):
         problems = self.known(batch.problem_ids)
         states = self.blocks.states.rows
         at = kernels.locate(states, *self.blocks.spans(problems), batch.keys.astype(np.uint64))
-        newer = (at >= 0) & (batch.version >= states["version"][at])
+        newer = np.flatnonzero(
+            at >= 0
+        )  # first: a shard without states has no row that an unknown state could be held against
+        newer = newer[batch.version[newer] >= states["version"][at[newer]]]
         states["value"][at[newer]], states["version"][at[newer]] = batch.values[newer], batch.version[newer]
         self._rerank(np.unique(problems))
 

@@ -22,12 +22,14 @@ from replay.keys import group_of, problem_hash, state_keys
 from replay.log import pack_frame, segments
 from replay.ops import Evict, Operation, encode
 from replay.ranking import standing
-from replay.server import Identity, ReplayShard
-from replay.storage import Folder
+from replay.server import MANIFEST, Identity, ReplayShard
+from replay.shard import Revaluation
+from replay.storage import Folder, read_manifest
 
 ROOT = Path(__file__).parents[2]
 QUOTA = 4
 PROBLEMS = st.sampled_from(["p", "q", "r"])
+EMPTY = np.zeros(2, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)  # a trajectory without states
 
 
 def server(directory: object, **identity: Any) -> ReplayShard:
@@ -89,18 +91,7 @@ class ShardMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.write(
             pack(
-                [
-                    Candidate(
-                        p,
-                        np.zeros(2, np.int32),
-                        np.zeros(0, np.int32),
-                        np.zeros(0, np.float32),
-                        Provenance.OWN_FAILED,
-                        0.0,
-                        0,
-                    )
-                    for p in "pqr"
-                ],
+                [Candidate(p, *EMPTY, Provenance.OWN_FAILED, 0.0, 0) for p in "pqr"],
                 4,
             )
         )
@@ -215,6 +206,17 @@ def test_a_repeated_write_counts_once(tmp_path: Path) -> None:
         shard.write(9, Evict(1))
 
 
+def test_new_values_for_a_shard_without_states_can_be_read_again(tmp_path: Path) -> None:
+    """Its problem is known, its states were evicted while the critic valued them."""
+    shard = filled(tmp_path, writes=1)
+    states = shard._opened().select(np.arange(2))
+    shard.close()
+    fresh = server(tmp_path / "fresh")
+    fresh.write(1, pack([Candidate("p0", *EMPTY, Provenance.OWN_FAILED, 0.0, 0)], 4))
+    fresh.write(2, Revaluation(states.problem_ids, states.keys, states.values, states.versions))
+    assert contents(fresh) == contents(server(tmp_path / "fresh")) == {}
+
+
 def test_compaction_keeps_everything_and_drops_the_old_log(tmp_path: Path) -> None:
     shard = filled(tmp_path)
     before = contents(shard)
@@ -282,26 +284,44 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path) -> None
 
 
 WRITER = """
-import sys
+import sys, time
 import numpy as np
 from core.records import Candidate, Provenance
+from replay import server as service, snapshot
 from replay.batch import pack
-from tests.replay.test_durability import server
+from tests.replay.test_durability import server, unfinished
+snapshot.PART, service.SHARE = 16, 1e-9  # a compaction rests for ever after its first part, until the next one wants to begin
 shard = server(sys.argv[1])
 rng = np.random.default_rng(1)
-for turn in range(1, 100_000):
+for turn in range(1, int(sys.argv[2]) + 2):
     tokens = rng.integers(0, 4, 300).astype(np.int32)
     states = np.arange(1, 5, dtype=np.int32), np.zeros(4, np.float32)
     shard.write(turn, pack([Candidate(f"p{turn}", tokens, *states, Provenance.OWN_FAILED, 0.0, 0)], 4))
     if turn % 50 == 0:
         shard.compact()
+        while shard._compaction.is_alive() and not unfinished(sys.argv[1]):
+            time.sleep(0.001)
     print(turn, flush=True)
+time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("acknowledged", [1, 137, 260])
-def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+def unfinished(directory: object) -> list[str]:
+    """Files of a snapshot that no manifest names (yet)."""
+    folder = Folder(str(directory)).child("shard-0")
+    named = read_manifest(folder, MANIFEST)["part"]["files"].values() if MANIFEST in folder.names() else []
+    finished = {entry["name"] for entry in named}
+    return [name for name in folder.names() if name.startswith("snapshot-") and name not in finished]
+
+
+@pytest.mark.parametrize(("acknowledged", "compactions"), [(1, 0), (60, 1), (137, 2)])
+def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: int, compactions: int) -> None:
+    """Killed in the write after the last one that is waited for, at the latest, while the last compaction is under way."""
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "live"), str(acknowledged)]
+    with (
+        (tmp_path / "errors.txt").open("w") as errors,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
         assert process.stdout is not None
         seen = 0
         for line in process.stdout:
@@ -310,6 +330,9 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: 
                 break
         os.kill(process.pid, signal.SIGKILL)
         seen = max([seen, *(int(line) for line in process.stdout)])
-    problems = {problem for problem, _ in contents(server(tmp_path))}
+    assert seen >= acknowledged, (tmp_path / "errors.txt").read_text()[-2000:]
+    assert bool(unfinished(tmp_path / "live")) == (compactions > 0)
+    assert (MANIFEST in Folder(str(tmp_path / "live" / "shard-0")).names()) == (compactions > 1)
+    problems = {problem for problem, _ in contents(server(tmp_path / "live"))}
     assert {f"p{turn}" for turn in range(1, seen + 1)} <= problems
     assert len(problems) <= seen + 1  # at most the write that was not acknowledged yet
