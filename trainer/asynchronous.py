@@ -29,7 +29,7 @@ def iterate(pipeline: "Pipeline", parts: Parts, settings: Settings, number: int,
     """One iteration, asynchronous: the engines have the next batches before the learner turns to this one."""
     with clock.phase("replay"):
         pipeline.feed(lambda batch: choose_starts(parts, settings, batch), number, parts.learner.version)
-        stale = begin_refresh(parts, settings.refresh)
+        stale = begin_refresh(parts, settings)
     with clock.phase("generate"):
         trajectories = pipeline.take(parts.learner.version)
     return learn(parts, settings, number, trajectories, stale, clock)

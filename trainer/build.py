@@ -75,6 +75,7 @@ def settings(config: Config, plan: BatchPlan) -> Settings:
         sampling=training_sampling(config),
         canonical=config.replay.canonical,
         refresh=config.replay.refresh if config.replay.ranking in BY_VALUE else 0,
+        beside=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,
     )
 

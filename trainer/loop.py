@@ -83,6 +83,7 @@ class Settings:
     sampling: Sampling
     canonical: bool  # whether canonical solutions are a source of states
     refresh: int  # states whose stale values are renewed per iteration
+    beside: bool  # whether the critic may do so while the engines generate: they do not take turns on one GPU
     probe_sequences: int
 
 
@@ -111,7 +112,7 @@ def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) ->
     """One iteration, synchronous."""
     with clock.phase("replay"):
         starts = choose_starts(parts, settings, number)
-        stale = begin_refresh(parts, settings.refresh)
+        stale = begin_refresh(parts, settings)
     with clock.phase("generate"):
         trajectories = parts.actors.generate(starts, settings.sampling)
     return learn(parts, settings, number, trajectories, stale, clock)
@@ -184,11 +185,17 @@ def choose_starts(parts: Parts, settings: Settings, number: int) -> list[Start]:
     return starts
 
 
-def begin_refresh(parts: Parts, count: int) -> Refresh | None:
+def begin_refresh(parts: Parts, settings: Settings) -> Refresh | None:
     """Have the critic value the most promising states that an earlier one valued, while the engines generate."""
     version = parts.learner.version
-    states = parts.replay.top(count, older_than=version) if count else []
-    return Refresh(states, version, parts.learner.begin_values(value_queries(states, parts.by_id))) if states else None
+    states = parts.replay.top(settings.refresh, older_than=version) if settings.refresh else []
+    if not states:
+        return None
+    queries = value_queries(states, parts.by_id)
+    if settings.beside:
+        return Refresh(states, version, parts.learner.begin_values(queries))
+    values = parts.learner.values(queries)
+    return Refresh(states, version, lambda: values)
 
 
 def finish_refresh(parts: Parts, stale: Refresh, clock: PhaseClock) -> None:

@@ -53,6 +53,9 @@ class Run:
 
         return values
 
+    def values(self, queries: list[Any]) -> list[FloatArray]:
+        return self.begin_values(queries)()
+
     def generate(self, _starts: Any, _sampling: Any) -> list[Any]:
         self.note("generate")
         return []
@@ -61,25 +64,38 @@ class Run:
         return cast(Parts, SimpleNamespace(replay=self, learner=self, actors=self, by_id={"p": PROBLEM}))
 
 
+def renewing(count: int, *fields: str) -> Settings:
+    return build.settings(override(Config(), ["--replay.refresh", str(count), *fields]), batch_plan(Config()))
+
+
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
     run = Run(PhaseClock())
-    stale = begin_refresh(run.parts(), 2)
+    stale = begin_refresh(run.parts(), renewing(2))
     assert stale is not None
     run.version = 4  # what was asked of a critic is stored as that critic's
     finish_refresh(run.parts(), stale, run.clock)
     assert run.seen[2:] == [("valued", "score"), ("revalue", "replay")]
     assert run.told == [([8], [0.25], 3)]
-    assert begin_refresh(run.parts(), 0) is None
+    assert begin_refresh(run.parts(), renewing(0)) is None
     assert len(run.seen) == 4
 
 
 def test_stale_states_are_valued_while_the_engines_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(PhaseClock())
     monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
-    settings = build.settings(override(Config(), ["--replay.refresh", "2"]), batch_plan(Config()))
     with pytest.raises(ActorError, match="no engine could generate"):
-        iterate(run.parts(), settings, 1, run.clock)
+        iterate(run.parts(), renewing(2), 1, run.clock)
     assert run.seen == [("top", "replay"), ("begin", "replay"), ("generate", "generate")]
+
+
+def test_a_learner_on_the_engines_gpu_values_stale_states_before_the_engines_wake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(PhaseClock())
+    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
+    with pytest.raises(ActorError, match="no engine could generate"):
+        iterate(run.parts(), renewing(2, "--rollout.sleep", "true"), 1, run.clock)
+    assert [what for what, _ in run.seen] == ["top", "begin", "scored", "generate"]
 
 
 @dataclass
