@@ -3,8 +3,9 @@
 The same requests (same tokens, seeds, log-probabilities asked for) go in turn through `RolloutPool` with one actor and
 through `vllm.LLM.generate` in a bare process beside it, with the same threads. Two loads: roots, and replayed states
 whose samples share a prefix. Bare vLLM runs in process and without compilation too - the faster setting on CPU - and,
-like ours, without chunked prefill, which crashes seeded requests there; its block size is vLLM's own, 128. Medians of
-alternating repeats after one round to warm up; both must produce the same tokens.
+like ours, without chunked prefill, which crashes seeded requests there, with the block size that ours has (its own, 128, would
+share no prefix as short as these). Every round has starts of its own, so that what is shared is shared within a round, as in
+training. Medians of alternating repeats after one round to warm up; both must produce the same tokens.
 """
 
 import multiprocessing
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -62,9 +64,9 @@ def build_model(directory: Path) -> Path:
     return directory
 
 
-def starts_of(count: int, prefix: int) -> list[Start]:
-    """Starts with random contexts; budget and prefix leave GENERATED tokens."""
-    random = np.random.default_rng(prefix)
+def starts_of(count: int, prefix: int, round_number: int = 0) -> list[Start]:
+    """Starts of a round with random contexts; budget and prefix leave GENERATED tokens."""
+    random = np.random.default_rng((prefix, round_number))
     contexts = random.integers(1, VOCABULARY, (count, PROMPT + prefix), dtype=np.int32)
     return [
         Start(f"{prefix}-{index}", f"problem-{index}", row[:PROMPT], row[PROMPT:], SAMPLES, seed=index)
@@ -83,7 +85,7 @@ def requests_of(starts: Sequence[Start], sampling: Sampling) -> list[Request]:
 
 def serve_bare(model: str, connection: Connection) -> None:
     """The bare process: loads vLLM, then answers lists of requests with (seconds, tokens)."""
-    from actors.engine import environment, stop_tokens
+    from actors.engine import CPU_BLOCK, environment, stop_tokens
 
     os.environ.update(environment("cpu", CONFIG.threads))
     os.nice(WORKER_NICENESS)
@@ -99,6 +101,7 @@ def serve_bare(model: str, connection: Connection) -> None:
         logprobs_mode="processed_logprobs",
         distributed_executor_backend="uni",
         skip_tokenizer_init=True,
+        block_size=CPU_BLOCK,
         enable_chunked_prefill=False,  # with it a seeded request may crash, see actors/engine.py
     )
     stop = stop_tokens(model)
@@ -115,25 +118,37 @@ def serve_bare(model: str, connection: Connection) -> None:
         connection.send((seconds, [list(output.outputs[0].token_ids) for output in outputs]))
 
 
-def compare(pool: Any, bare: Connection, name: str, starts: list[Start], repeats: int) -> list[Any]:
-    """Alternate the two on one load; the first round warms up and is checked for equal tokens."""
-    sampling = Sampling(1.0, 1.0, len(starts[0].prefix_ids) + GENERATED)
-    ours, theirs = [], []
+def ours(pool: Any, starts: Sequence[Start], sampling: Sampling) -> tuple[float, list[list[int]]]:
+    """Seconds and tokens of the pool."""
+    begun = time.perf_counter()
+    trajectories = pool.generate(starts, sampling)
+    return time.perf_counter() - begun, [one.tokens.tolist() for one in trajectories]
+
+
+def theirs(bare: Connection, starts: Sequence[Start], sampling: Sampling) -> tuple[float, list[list[int]]]:
+    """Seconds and tokens of bare vLLM."""
+    bare.send(requests_of(starts, sampling))
+    seconds, tokens = bare.recv()
+    return seconds, tokens
+
+
+def compare(pool: Any, bare: Connection, name: str, count: int, prefix: int, repeats: int) -> list[Any]:
+    """Take turns on one load, who is first alternating; the first round warms up and is checked for equal tokens."""
+    sampling = Sampling(1.0, 1.0, prefix + GENERATED)
+    sides = (partial(ours, pool), partial(theirs, bare))
+    rates: dict[int, list[float]] = {0: [], 1: []}
     for round_number in range(repeats + 1):
-        begun = time.perf_counter()
-        trajectories = pool.generate(starts, sampling)
-        seconds = time.perf_counter() - begun
-        bare.send(requests_of(starts, sampling))
-        bare_seconds, bare_tokens = bare.recv()
-        same = sum(a.tokens.tolist() == b for a, b in zip(trajectories, bare_tokens, strict=True)) / len(bare_tokens)
-        count = sum(len(one.tokens) for one in trajectories)
-        if round_number:
-            ours.append(count / seconds)
-            theirs.append(sum(map(len, bare_tokens)) / bare_seconds)
-    rate, base = median(ours), median(theirs)
+        starts, found = starts_of(count, prefix, round_number), {}
+        for side in (0, 1) if round_number % 2 else (1, 0):
+            seconds, found[side] = sides[side](starts, sampling)
+            if round_number:
+                rates[side].append(sum(map(len, found[side])) / seconds)
+        if not round_number:
+            same = sum(a == b for a, b in zip(found[0], found[1], strict=True)) / len(found[1])
+    mine, base = median(rates[0]), median(rates[1])
     return [
-        check(f"{name}: pool, {len(trajectories)} samples", rate, "tokens/s", baseline=base),
-        check(f"{name}: pool / bare vllm.LLM.generate", rate / base, "ratio", ">=", GOAL, baseline=1.0),
+        check(f"{name}: pool, {count * SAMPLES} samples", mine, "tokens/s", baseline=base),
+        check(f"{name}: pool / bare vllm.LLM.generate", mine / base, "ratio", ">=", GOAL, baseline=1.0),
         check(f"{name}: share of samples with the same tokens as bare vLLM", same, "share", ">=", 1.0),
     ]
 
@@ -169,8 +184,8 @@ def main(quick: bool) -> None:
         end.close()  # so that `recv` fails when the process dies
         bare.recv()
         checks = [
-            *compare(pool, bare, "roots", starts_of(count, 0), repeats),
-            *compare(pool, bare, "replayed", starts_of(count, PREFIX), repeats),
+            *compare(pool, bare, "roots", count, 0, repeats),
+            *compare(pool, bare, "replayed", count, PREFIX, repeats),
             check("launch of an engine to its first token", first, "s", "<=", 30.0),
             check("death of an engine to its successor's first token", restart(pool), "s", "<=", 30.0),
         ]
