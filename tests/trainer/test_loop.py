@@ -95,7 +95,7 @@ def test_a_learner_on_the_engines_gpu_values_stale_states_before_the_engines_wak
     monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match="no engine could generate"):
         iterate(run.parts(), renewing(2, "--rollout.sleep", "true"), 1, run.clock)
-    assert [what for what, _ in run.seen] == ["top", "begin", "scored", "generate"]
+    assert [what for what, _ in run.seen] == ["top", "begin", "valued", "generate"]
 
 
 @dataclass
