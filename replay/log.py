@@ -1,7 +1,7 @@
 """The append-only log of a shard: what makes an acknowledged write survive a kill.
 
 Used by `replay/server.py`. The log is a sequence of segment files `log-FIRST.arrow`; a segment is a sequence of frames,
-each a header with length, sequence number and checksum, then Arrow IPC bytes. The first frame of a segment says whose it
+each a header with length, sequence number and checksums, then Arrow IPC bytes. The first frame of a segment says whose it
 is. One `append` is one group commit: a whole batch of states in one frame, on disk when it returns. Local storage grows
 one file; storages that cannot append (object stores) get one segment per commit.
 
@@ -12,9 +12,8 @@ torn last frame was never acknowledged and is dropped.
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -22,8 +21,13 @@ import xxhash
 from core.errors import StoreError
 from replay.storage import Folder, explained
 
-_MAGIC = b"RRL1"
-_HEADER = struct.Struct("<4sIQBxxxxxxxQ")  # magic, payload bytes, sequence, kind, checksum: 32 bytes
+_MAGIC = b"RRL2"
+_OLD = b"RRL1"  # without the checksum of the header
+_FIELDS = struct.Struct("<4sIQB3xQ")  # magic, payload bytes, sequence, kind, checksum of all but the magic
+_CHECK = struct.Struct("<I")  # of the fields: the size must be right for a torn end to be told from a damaged one
+_HEADER = _FIELDS.size + _CHECK.size  # 32 bytes
+Owner = Mapping[str, int | str]
+"""Whose files these are: see `replay.server.Identity`."""
 _IDENTITY = 0
 """Kind of the frame that opens a segment."""
 
@@ -61,7 +65,8 @@ def segments(folder: Folder) -> list[str]:
 def pack_frame(sequence: int, kind: int, payload: bytes | pa.Buffer) -> list[bytes | memoryview]:
     """Header and payload of a frame."""
     body = memoryview(payload)
-    return [_HEADER.pack(_MAGIC, len(body), sequence, kind, _checksum(sequence, kind, body)), body]
+    fields = _FIELDS.pack(_MAGIC, len(body), sequence, kind, _checksum(sequence, kind, body))
+    return [fields + _CHECK.pack(xxhash.xxh32_intdigest(fields)), body]
 
 
 def _checksum(sequence: int, kind: int, body: memoryview) -> int:
@@ -70,14 +75,24 @@ def _checksum(sequence: int, kind: int, body: memoryview) -> int:
     return state.intdigest()
 
 
+def _header(data: pa.Buffer, offset: int) -> tuple[int, int, int, int] | None:
+    """Payload bytes, sequence, kind and checksum of the undamaged header at a byte offset; None when there is none."""
+    fields = memoryview(data)[offset : offset + _FIELDS.size]
+    check = memoryview(data)[offset + _FIELDS.size : offset + _HEADER]
+    if len(check) < _CHECK.size or _CHECK.unpack(check)[0] != xxhash.xxh32_intdigest(fields):
+        return None
+    magic, size, sequence, kind, body = _FIELDS.unpack(fields)
+    return (size, sequence, kind, body) if magic == _MAGIC else None
+
+
 def frame_at(data: pa.Buffer, offset: int) -> tuple[Frame, int] | None:
     """The valid frame at a byte offset and the offset after it; None when there is none."""
-    view = memoryview(data)
-    if offset + _HEADER.size > len(view):
+    header = _header(data, offset)
+    if header is None:
         return None
-    magic, size, sequence, kind, check = _HEADER.unpack_from(view, offset)
-    start, end = offset + _HEADER.size, offset + _HEADER.size + size
-    if magic != _MAGIC or end > len(view) or _checksum(sequence, kind, view[start:end]) != check:
+    size, sequence, kind, check = header
+    start, end = offset + _HEADER, offset + _HEADER + size
+    if end > data.size or _checksum(sequence, kind, memoryview(data)[start:end]) != check:
         return None
     return Frame(sequence, kind, data.slice(start, size)), end
 
@@ -91,7 +106,7 @@ def next_frame(data: pa.Buffer, offset: int) -> int | None:
     return None
 
 
-def recover(folder: Folder, identity: dict[str, Any], after: int, *, salvage: bool) -> Recovered:
+def recover(folder: Folder, identity: Owner, after: int, *, salvage: bool) -> Recovered:
     """All frames with a sequence number above `after`, in order.
 
     An unfinished frame at the end of the last segment is a torn write: dropped. Any other damage, a missing segment or a
@@ -126,18 +141,24 @@ def _damage(found: Recovered, line: str, *, salvage: bool) -> None:
 
 
 def _frames(
-    data: pa.Buffer, where: str, identity: dict[str, Any], *, last: bool, found: Recovered, name: str
+    data: pa.Buffer, where: str, identity: Owner, *, last: bool, found: Recovered, name: str
 ) -> Iterator[tuple[Frame | None, str | None]]:
     """Frames of a segment, each with a line about the damage before it, if there was any."""
     offset, hole = 0, None
+    if data.size >= len(_OLD) and data.slice(0, len(_OLD)).to_pybytes() == _OLD:
+        raise StoreError(
+            f"{where}: a log of format {_OLD.decode()}, which an older version wrote; this one reads {_MAGIC.decode()} only."
+            " Remove the store's folder: --resume fills it anew from the checkpoint"
+        )
     opening = frame_at(data, 0)
-    if opening is None and next_frame(data, 0) is None and not last:
-        yield None, f"{where}: no readable operation in {data.size} bytes"
-        return
     if opening is not None:
-        _check_identity(opening[0], where, identity)
-    elif last and data.size >= len(_MAGIC) and data.slice(0, 4).to_pybytes() not in (_MAGIC, b"\0\0\0\0"):
-        raise StoreError(f"{where}: not a log of a replay store; remove the file or name another directory")
+        _check_opening(opening[0], where, identity)
+    elif next_frame(data, 0) is None:
+        if not last:
+            yield None, f"{where}: no readable operation in {data.size} bytes"
+            return
+        if data.size >= len(_MAGIC) and data.slice(0, 4).to_pybytes() not in (_MAGIC, b"\0\0\0\0"):
+            raise StoreError(f"{where}: not a log of a replay store; remove the file or name another directory")
     while offset < data.size:
         read = frame_at(data, offset)
         if read is None:
@@ -157,38 +178,42 @@ def _frames(
 
 def _unfinished(data: pa.Buffer, offset: int) -> bool:
     """Whether what begins at a byte offset is a write that did not come to its end: cut off, or room never written to."""
-    left = data.slice(offset).to_pybytes()
-    if len(left) < _HEADER.size or not any(left):
+    left = data.slice(offset)
+    if left.size < _HEADER or not any(left.to_pybytes()):
         return True
-    magic, size, *_ = _HEADER.unpack_from(left)
-    return bool(magic == _MAGIC and _HEADER.size + size > len(left))
+    header = _header(data, offset)
+    return header is not None and _HEADER + header[0] > left.size
 
 
-def _check_identity(frame: Frame, where: str, identity: dict[str, Any]) -> None:
+def _check_opening(frame: Frame, where: str, identity: Owner) -> None:
     if frame.kind != _IDENTITY:
         raise StoreError(f"{where}: does not say whose log it is; it was not written by this store")
-    theirs = json.loads(frame.payload.to_pybytes())
-    for key, mine in identity.items():
-        if theirs.get(key) != mine:
+    check_identity(where, json.loads(frame.payload.to_pybytes()), identity)
+
+
+def check_identity(where: str, theirs: Owner, mine: Owner) -> None:
+    """StoreError when a file was written for another shard, vocabulary or task."""
+    for key, value in mine.items():
+        if theirs.get(key) != value:
             raise StoreError(
-                f"{where}: written for {key} {theirs.get(key)!r}, but this run has {mine!r}; name another directory"
+                f"{where}: written for {key} {theirs.get(key)!r}, but this run has {value!r}; name another directory"
             )
 
 
 class Log:
     """The writing end."""
 
-    def __init__(self, folder: Folder, identity: dict[str, Any], sequence: int) -> None:
+    def __init__(self, folder: Folder, identity: Owner, sequence: int) -> None:
         """Go on after operation `sequence`; `recover` and `mend` must have run."""
-        self._folder, self._identity = folder, json.dumps(identity).encode()
+        self._folder, self._identity = folder, json.dumps(dict(identity)).encode()
         self.sequence = sequence
         self.nbytes = 0  # of the segments since the last roll
         self.segments = 0  # files since the last roll
         self._handle = -1
         self._length = 0
 
-    def append(self, kind: int, payload: pa.Buffer) -> int:
-        """Commit one operation; its sequence number. It is on disk when this returns, or StoreError and it is not."""
+    def append(self, kind: int, payload: pa.Buffer) -> None:
+        """Commit one operation. It is on disk when this returns, or StoreError and it is not."""
         sequence = self.sequence + 1
         name = segment_name(sequence)
         parts = pack_frame(sequence, kind, payload)
@@ -200,7 +225,6 @@ class Log:
             self.segments += 1
         self.nbytes += sum(len(part) for part in parts)
         self.sequence = sequence
-        return sequence
 
     def _append_local(self, name: str, parts: list[bytes | memoryview]) -> None:
         with explained("write", self._folder.named(name)):

@@ -9,13 +9,14 @@ a driver may repeat what it got no answer to. Compaction writes its files in a t
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from replay import snapshot
 from replay.keys import Keys, Reals, Rows, owned_groups
-from replay.log import Log, Recovered, mend, recover, segments
+from replay.log import Log, Recovered, check_identity, mend, recover, segments
 from replay.ops import Operation, apply, check, decode, encode
 from replay.records import Selected
 from replay.shard import Shard
@@ -26,13 +27,14 @@ MANIFEST = "shard.json"
 """Names the snapshot that a shard's log goes on from."""
 DIRECTORY = "directory.json"
 """Says who uses a live directory: number of shards, vocabulary, fingerprint."""
-COMPACT_BYTES = 256 << 20
-"""The log is compacted when it has grown by this much (and by more than the store's tokens) since the last snapshot."""
+COMPACT_BYTES = 16 << 20
+"""The log is compacted when it has grown by this much since the last snapshot, ..."""
+COMPACT_SHARE = 0.25
+"""... and by this share of what the shard holds, which bounds the disk that it takes: snapshot and a quarter."""
 COMPACT_FILES = 1024
 """Or by this many files: an object store has one per write, and a restart must read them all."""
-
 SHARE = 0.02
-"""Of the time that compaction may be busy: it shares the interpreter with writes and is in no hurry."""
+"""Of the time that compaction may be busy: it shares the interpreter with writes. At twice these bounds it hurries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,11 @@ class ReplayShard:
             self._failure = f"write {sequence} is on disk but could not be applied: {first_line(error)}"
             self._told = True
             raise
-        self._compact_when_due()
-        return self.extent()
+        try:
+            self._compact_when_due(shard)
+        except Exception as error:  # the write itself is done, and must not be taken for refused
+            self._failure = f"compaction failed: {first_line(error)}"
+        return self._extent(shard)
 
     def restore(self, uri: str, parts: list[Manifest]) -> Extent:
         """Replace everything by what snapshots (of any number of shards) hold of this shard's problems."""
@@ -137,25 +142,21 @@ class ReplayShard:
             if number % shards == index:
                 shard.counters = shard.counters.plus(content.counters)
         self._wait_for_compaction()
-        self._shard = shard
+        try:
+            self._write_snapshot(shard, self._log.sequence + 1, segments(self._folder))
+        except BaseException as error:  # the files hold the one or the other
+            self._failure, self._told = f"restoring a checkpoint failed: {first_line(error)}", True
+            raise
         self._log.sequence += 1
         self._log.roll()
-        self._write_snapshot(shard, self._log.sequence, segments(self._folder))
+        self._shard = shard
         return self.extent()
 
     # -- reads
 
     def extent(self) -> Extent:
         """Sequence number, size and masses."""
-        shard = self._opened()
-        return Extent(
-            self._log.sequence,
-            shard.states,
-            shard.replayable.copy(),
-            shard.content_bytes,
-            shard.masses(),
-            shard.version,
-        )
+        return self._extent(self._opened())
 
     def salvage(self) -> list[str]:
         """Open damaged files with what can be read of them; what could not, one line each.
@@ -195,6 +196,16 @@ class ReplayShard:
 
     # -- inside
 
+    def _extent(self, shard: Shard) -> Extent:
+        return Extent(
+            self._log.sequence,
+            shard.states,
+            shard.replayable.copy(),
+            shard.content_bytes,
+            shard.masses(),
+            shard.version,
+        )
+
     def _empty(self) -> Shard:
         return Shard(self._config, self._identity.vocabulary, self._name)
 
@@ -217,17 +228,23 @@ class ReplayShard:
         self._shard = found.shard
         return found.shard, found.log.dropped
 
-    def _compact_when_due(self) -> None:
-        due = self._log.nbytes > max(COMPACT_BYTES, self._opened().content_bytes) or self._log.segments > COMPACT_FILES
-        if due and (self._compaction is None or not self._compaction.is_alive()):
+    def _compact_when_due(self, shard: Shard) -> None:
+        if self._failure is not None:
+            return
+        allowed = max(COMPACT_BYTES, COMPACT_SHARE * shard.content_bytes)
+        due = max(self._log.nbytes / allowed, self._log.segments / COMPACT_FILES)
+        if due > 1 and (self._compaction is None or not self._compaction.is_alive()):
             self.compact()
+        elif due > 2:
+            self._hurry.set()
 
     def compact(self) -> None:
         """Start writing a snapshot that replaces the log so far; writes go on meanwhile."""
         frozen, sequence = self._opened().frozen(), self._log.sequence
         self._wait_for_compaction()
+        covered = segments(self._folder)
         self._log.roll()
-        arguments = (frozen, sequence, segments(self._folder))
+        arguments = (frozen, sequence, covered)
         self._compaction = threading.Thread(target=self._compact, args=arguments, daemon=True)
         self._compaction.start()
 
@@ -241,12 +258,11 @@ class ReplayShard:
         self, shard: Shard, sequence: int, covered: list[str], rest: Callable[[float], object] | None = None
     ) -> None:
         """Snapshot, then the manifest that makes it count, then delete the log segments and snapshots before it."""
-        folder, prefix = self._folder, f"snapshot-{sequence:016d}"
-        part = write_snapshot(folder, prefix, snapshot.capture(shard), rest)
+        folder = self._folder
+        part = write_snapshot(folder, unused_prefix(folder, sequence), snapshot.capture(shard), rest)
         write_manifest(folder, MANIFEST, {"identity": self._identity.as_dict(), "sequence": sequence, "part": part})
-        folder.remove(
-            [*covered, *(n for n in folder.names() if n.startswith("snapshot-") and not n.startswith(prefix))]
-        )
+        named = {entry["name"] for entry in part["files"].values()}
+        folder.remove([*covered, *(n for n in folder.names() if n.startswith("snapshot-") and n not in named)])
 
     def _rest(self, busy: float) -> None:
         """Keep compaction to its share of the time, unless somebody waits for it."""
@@ -270,6 +286,16 @@ class ReplayShard:
         failure, self._failure = self._failure, None
         if failure is not None and not self._told:
             raise StoreError(f"{self._name}: {failure}")
+
+
+def unused_prefix(folder: Folder, sequence: int) -> str:
+    """What the files of a snapshot begin with: never as files that are there, which the manifest may need until the end.
+
+    Two snapshots after the same write: of a log that was salvaged, or when nothing was written in between.
+    """
+    plain, there = f"snapshot-{sequence:016d}", folder.names()
+    prefixes = (f"{plain}-{number}" if number else plain for number in count())
+    return next(prefix for prefix in prefixes if not any(name.startswith(f"{prefix}-") for name in there))
 
 
 class Loaded(NamedTuple):
@@ -314,15 +340,7 @@ def _last_snapshot(
         if not salvage:
             raise StoreError(f"{error}, or --resume with --salvage to go on without this snapshot") from error
         return shard, 0, [f"{error}: the whole snapshot"]
-    _check_identity(folder.named(MANIFEST), manifest["identity"], identity.as_dict())
+    check_identity(folder.named(MANIFEST), manifest["identity"], identity.as_dict())
     snapshot.restore(shard, content)
     shard.counters = content.counters
     return shard, manifest["sequence"], []
-
-
-def _check_identity(where: str, theirs: dict[str, int | str], mine: dict[str, int | str]) -> None:
-    for key, value in mine.items():
-        if theirs.get(key) != value:
-            raise StoreError(
-                f"{where}: written for {key} {theirs.get(key)!r}, but this run has {value!r}; name another directory"
-            )

@@ -7,12 +7,13 @@ Called by `launch.py replay`; reads the run's files only, so the run may be goin
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.config import Config
 from core.load import load_config
 from core.records import IntArray
-from trainer import checkpoint
 from trainer.build import store_directory
 from trainer.preflight import load_tokenizer
 from trainer.rundir import RunDirectory
+from trainer.targets import model_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | No
     from replay import inspect
 
     run = RunDirectory.open(path)
-    tokenizer = load_tokenizer(str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy"))
-    config = load_config(run.config).replay
-    shards = inspect.read_live(store_directory(config.storage, run), config)
+    config = load_config(run.config)
+    shards = inspect.read_live(store_directory(config.replay.storage, run), config.replay)
+    tokenizer = load_tokenizer(_tokenizer_of(run, config))
     table = inspect.states_table(shards)
     found = inspect.select(table, problem=chosen.problem, provenance=chosen.provenance, depth=chosen.depth)
 
@@ -46,3 +47,12 @@ def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | No
     print(inspect.describe(inspect.with_prefixes(best, shards, decode), table))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0
+
+
+def _tokenizer_of(run: RunDirectory, config: Config) -> str:
+    """Where the run's tokenizer is: beside its policy; before the first checkpoint beside the model that it trains."""
+    from tasks.starter import resolve_model
+
+    if run.policy.is_dir() or (run.checkpoints / "latest").is_file():
+        return model_of(run.path)
+    return resolve_model(config.model.path, config.starter, config.task, config.run.seed)

@@ -72,10 +72,10 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def end(pid: int) -> None:
+def end(driver: psutil.Process) -> None:
     """Kill a process that writes nothing any more, with its descendants; whoever reads from it meets the end."""
     with suppress(psutil.NoSuchProcess):
-        kill_all(psutil.Process(pid))
+        kill_all(driver)
 
 
 def test_a_cluster_that_is_killed_as_a_whole_loses_nothing_acknowledged(ray_cluster: None, tmp_path: Path) -> None:
@@ -87,19 +87,22 @@ def test_a_cluster_that_is_killed_as_a_whole_loses_nothing_acknowledged(ray_clus
         subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         assert process.stdout is not None
-        limit = threading.Timer(LIMIT, end, [process.pid])
+        driver = psutil.Process(process.pid)
+        limit = threading.Timer(LIMIT, end, [driver])
         limit.start()
-        shards = [int(pid) for pid in process.stdout.readline().split()]
-        acknowledged = -1
-        for line in process.stdout:
-            acknowledged = int(line)
-            if acknowledged >= 20:
-                break
-        limit.cancel()
-        limit.join()
-        assert acknowledged >= 20, (tmp_path / "errors.txt").read_text()[-2000:]
-        killed = kill_all(psutil.Process(process.pid))
-        acknowledged = max([acknowledged, *(int(line) for line in process.stdout)])
+        try:
+            shards = [int(pid) for pid in process.stdout.readline().split()]
+            acknowledged = -1
+            for line in process.stdout:
+                acknowledged = int(line)
+                if acknowledged >= 20:
+                    break
+            assert acknowledged >= 20, (tmp_path / "errors.txt").read_text()[-2000:]
+            killed = kill_all(driver)
+            acknowledged = max([acknowledged, *(int(line) for line in process.stdout)])
+        finally:
+            limit.cancel()
+            limit.join()
     assert {*shards, process.pid} <= set(killed)
     assert {"gcs_server", "raylet"} <= set(killed.values())
     tear(Folder(str(live)).child("shard-0"))

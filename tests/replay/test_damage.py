@@ -2,20 +2,22 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Outcome
+from replay import server as service
 from replay.batch import pack_outcomes
-from replay.log import recover
+from replay.log import frame_at, recover
 from replay.ops import Evict, Operation, decode
 from replay.shard import Shard
 from replay.storage import Folder
 from replay.store import ReplayStore
 from tests.replay.test_durability import contents, filled, server
 
-IDENTITY = {"index": 0, "shards": 1, "vocabulary": 4, "fingerprint": "f"}
+IDENTITY: dict[str, int | str] = {"index": 0, "shards": 1, "vocabulary": 4, "fingerprint": "f"}
 
 
 def damage(folder: Path, at: int) -> Path:
@@ -192,6 +194,35 @@ def test_the_last_write_with_a_wrong_byte_is_damage_and_half_of_it_is_a_torn_wri
     assert len(contents(server(tmp_path))) == 10
 
 
+@pytest.mark.parametrize("frame", [0, 5])  # the first, which says whose log it is, and the last one acknowledged
+def test_no_wrong_bit_in_a_header_loses_a_write(tmp_path: Path, frame: int) -> None:
+    """In the size of the last write it makes a torn one of it, were the size not checked; in the first four bytes a foreign file."""
+    filled(tmp_path).close()
+    path = next((tmp_path / "shard-0").glob("log-*.arrow"))
+    whole = path.read_bytes()
+    at = [place for place in range(len(whole)) if frame_at(pa.py_buffer(whole), place) is not None][frame]
+    for bit in range(0, 32 * 8, 5):
+        data = bytearray(whole)
+        data[at + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        with pytest.raises(StoreError, match=rf"{path.name}: bytes {at} to \d+ are damaged; start with --salvage"):
+            server(tmp_path).extent()
+    path.write_bytes(whole)
+    assert len(contents(server(tmp_path))) == 10
+
+
+def test_a_log_of_the_format_before_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    path = next((tmp_path / "shard-0").glob("log-*.arrow"))
+    path.write_bytes(path.read_bytes().replace(b"RRL2", b"RRL1"))
+    with pytest.raises(
+        StoreError, match=rf"{path.name}: a log of format RRL1, .* reads RRL2 only\. Remove the store's"
+    ):
+        server(tmp_path).extent()
+    with pytest.raises(StoreError, match="RRL1"):
+        server(tmp_path).salvage()
+
+
 def test_a_write_that_is_on_disk_but_cannot_be_applied_stops_the_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,3 +251,21 @@ def test_a_compaction_that_fails_before_the_end_is_said_once(tmp_path: Path) -> 
         shard.close()
     shard.close()
     assert len(contents(shard)) == 10
+
+
+def test_a_compaction_that_cannot_begin_does_not_undo_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = filled(tmp_path)
+
+    def unreachable(_: Folder) -> list[str]:
+        raise StoreError("cannot list the bucket")
+
+    monkeypatch.setattr(service, "COMPACT_BYTES", 1)
+    monkeypatch.setattr(service, "segments", unreachable)
+    assert shard.write(6, Evict(1)).sequence == 6
+    with pytest.raises(StoreError, match="replay-shard-0: compaction failed: cannot list the bucket"):
+        shard.write(7, Evict(1))
+    monkeypatch.undo()
+    shard.close()
+    assert len(contents(shard)) == 9

@@ -7,7 +7,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 import launch
-from core.load import dump_config, load_config
+from core.load import dump_config, load_config, override
 from core.records import Candidate, Outcome, Provenance
 from replay.store import ReplayStore
 from tasks.corpus import character_tokenizer
@@ -72,3 +72,15 @@ def test_the_export_joins_children_with_their_parents(run: Path, capsys: pytest.
     states = pd.read_parquet(path)
     joined = states.merge(states, left_on="parent", right_on="key")
     assert joined[["prefix_x", "prefix_y"]].to_numpy().tolist() == [["a=2\nb=3\n", "a=2\n"]]
+
+
+def test_before_the_first_checkpoint_the_tokenizer_is_that_of_the_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = RunDirectory.open(run)
+    model = made.policy.rename(tmp_path / "model")
+    (model / "config.json").write_text('{"model_type": "qwen2"}')
+    config = load_config(made.config)
+    write_atomically(made.config, dump_config(override(config, ["--model.path", str(model)])))
+    assert launch.main(["replay", str(run)]) == 0
+    assert capsys.readouterr().out.endswith("3 of 3 states match\n")
