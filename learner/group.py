@@ -91,7 +91,8 @@ class LearnerGroup:
             self._packed = loaded.packed
             self._all(RankWorker.open_channel, sender, config.deadline)
             layout = Layout(loaded.trained, config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
-            self._progress = Progress(len(ranks), layout, algorithm.kl_coefficient)
+            kl_coefficient = algorithm.kl_coefficient
+            self._progress = Progress(len(ranks), layout, kl_coefficient, kl_coefficient)
 
         self._launch = launch
         launch()
@@ -230,12 +231,14 @@ class LearnerGroup:
     def restore(self, directory: Path) -> None:
         """Continue from what `save` wrote, bit for bit with the same number of ranks, up to rounding with another.
 
+        The KL coefficient goes on as it was adapted, unless another one is configured now: then it starts from that.
+
         Raises:
             CheckpointError: the checkpoint is incomplete or of another learner.
         """
         progress = read_progress(directory / "learner.json", self._progress.layout)
         self._all(RankWorker.restore, str(directory), progress.ranks)
-        progress.ranks = len(self._ranks)
+        progress.go_on(len(self._ranks), self._algorithm.kl_coefficient)
         self._progress = progress
 
     def export(self, directory: Path) -> None:

@@ -80,7 +80,7 @@ def masked_importance(proximal: Tensor, behaviour: Tensor, floor: float, cap: fl
 def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: float, samples: int) -> float:
     """The KL coefficient after an update of `samples` trajectories (Ziegler et al. 1909.08593, section 2.2).
 
-    Proportional controller in log space: c (1 + clip(KL / target - 1, +-0.2) samples / horizon).
+    Proportional controller in log space: c (1 + clip(KL / target - 1, +-0.2) samples / horizon), for samples <= horizon.
     """
     error = min(0.2, max(-0.2, measured / target - 1.0))
     return coefficient * (1.0 + error * samples / horizon)

@@ -32,7 +32,8 @@ class Progress:
 
     ranks: int
     layout: Layout
-    kl_coefficient: float
+    kl_configured: float  # `algorithm.kl_coefficient` of the run so far
+    kl_coefficient: float  # what the controller has made of it
     version: int = 0  # of the weights, grows with every broadcast
     updates: int = 0
     steps: int = 0  # optimizer steps, skipped ones included
@@ -41,6 +42,12 @@ class Progress:
     blamed: list[str] = field(default_factory=list)  # problems of these skipped steps
     policy_trains: bool = False  # False until the critic's warm-up is over
     variances: list[float] = field(default_factory=list)  # explained variance of the last updates
+
+    def go_on(self, ranks: int, kl_configured: float) -> None:
+        """Continue with so many ranks. Another `kl_configured` is a new start of the coefficient, the same one keeps it."""
+        self.ranks = ranks
+        if kl_configured != self.kl_configured:
+            self.kl_configured = self.kl_coefficient = kl_configured
 
     def begin(self, warmup: int) -> bool:
         """Whether the policy learns in the update that begins now."""

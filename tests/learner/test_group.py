@@ -138,6 +138,23 @@ def test_a_restored_learner_goes_on_bit_for_bit(tiny_model: Tiny, tmp_path: Path
     check_export(tmp_path / "export", resumed)
 
 
+def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_path: Path) -> None:
+    """0 takes the term out of the loss, and from 0 it comes back with the reference policy."""
+    path = tiny_model(True)
+    for number, configured in enumerate([0.05, 0.0, 0.1]):
+        # the first update, of no KL at all, would lower it by 20 %: a horizon of one batch
+        algorithm = AlgorithmConfig(kl_coefficient=configured, kl_target=0.01, kl_horizon=12)
+        with group(path, algorithm, minibatches=1) as learner:
+            if number:
+                learner.restore(tmp_path / str(number - 1))
+            scored = learner.score(on_policy(learner, make_judged(number)))
+            stats = learner.update(scored)
+            assert stats.kl_coefficient == configured
+            assert (scored[0].reference is None) == (configured == 0)
+            assert (stats.reference_kl > 1e-9) == (number == 2)
+            learner.save(tmp_path / str(number))
+
+
 def spoilt(scored: Scored, kind: str) -> Scored:
     """The trajectory with one of its numbers out of bounds. Of `policy` and `value` only the one model makes an Inf."""
     nan, huge = np.float32("nan"), np.float32(1e30)

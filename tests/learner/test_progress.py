@@ -12,7 +12,7 @@ LAYOUT = Layout(
 
 
 def test_the_warm_up_ends_after_its_length() -> None:
-    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
     trained = []
     for _ in range(4):
         trained.append(progress.begin(2))
@@ -22,7 +22,7 @@ def test_the_warm_up_ends_after_its_length() -> None:
 
 
 def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
-    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
     trained = []
     for variance in (0.0, 0.3, 0.5, 0.52, 0.51, 0.1, 0.9):
         trained.append(progress.begin(100))
@@ -33,7 +33,7 @@ def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
 
 
 def test_batches_whose_returns_do_not_vary_do_not_settle_the_critic() -> None:
-    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
     for variance, vary in [(0.1, True), *[(0.0, False)] * 5, (0.11, True)]:
         progress.note_critic(variance, vary, 0.05)
         assert not progress.policy_trains
@@ -42,7 +42,7 @@ def test_batches_whose_returns_do_not_vary_do_not_settle_the_critic() -> None:
 
 
 def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken() -> None:
-    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
     progress.note_steps([False, True], ["p3"])
     progress.note_steps([True, True], ["p7", "p1"])
     assert progress.blamed == ["p1", "p3", "p7"]
@@ -53,7 +53,7 @@ def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken()
 
 
 def test_skipped_steps_count_in_a_row() -> None:
-    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
     progress.note_steps([True, False, True])
     assert progress.skipped_in_row == 1
     progress.note_steps([True, True])
@@ -63,9 +63,7 @@ def test_skipped_steps_count_in_a_row() -> None:
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    progress = Progress(
-        ranks=2, layout=LAYOUT, kl_coefficient=0.03, version=7, updates=6, steps=24, blamed=["p3"], variances=[0.1, 0.2]
-    )
+    progress = Progress(2, LAYOUT, 0.05, 0.03, version=7, updates=6, steps=24, blamed=["p3"], variances=[0.1, 0.2])
     progress.save(tmp_path / "learner.json")
     assert read_progress(tmp_path / "learner.json", LAYOUT) == progress
     other = replace(LAYOUT, zero_stage=3, lora_rank=8)
@@ -78,8 +76,19 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_policy_counts_its_own_steps() -> None:
-    progress = Progress(ranks=1, layout=LAYOUT, kl_coefficient=0.0)
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
     for _ in range(3):
         progress.begin(2)
         progress.note_steps([False, True])
     assert (progress.steps, progress.policy_steps) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("configured", "now", "expected"), [(0.05, 0.05, 0.08), (0.05, 0.0, 0.0), (0.0, 0.05, 0.05), (0.05, 0.1, 0.1)]
+)
+def test_the_kl_coefficient_is_that_of_the_checkpoint_unless_another_is_configured(
+    configured: float, now: float, expected: float
+) -> None:
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=configured, kl_coefficient=configured and 0.08)
+    progress.go_on(ranks=2, kl_configured=now)
+    assert (progress.ranks, progress.kl_configured, progress.kl_coefficient) == (2, now, expected)
