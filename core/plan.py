@@ -6,7 +6,7 @@ Called by `launch.py check` and `train`. Every contradiction between fields is f
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import Config
+from core.config import AlgorithmConfig, Config
 from core.errors import ClusterError, ConfigError
 
 
@@ -42,6 +42,26 @@ class Resources:
     gpus: float
 
 
+def check_kl(algorithm: AlgorithmConfig, trajectories: int) -> None:
+    """Raises ConfigError if the KL to the reference policy cannot act as it is set; `trajectories` of one iteration."""
+    if algorithm.kl_coefficient > 0 and (algorithm.kl_estimator, algorithm.kl_placement) == ("k1", "loss"):
+        raise ConfigError(
+            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, for its gradient is 0 on average; set it to k2 or "
+            "k3, or algorithm.kl_placement to reward"
+        )
+    if algorithm.kl_target is None:
+        return
+    if algorithm.kl_coefficient == 0:
+        raise ConfigError(
+            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
+        )
+    if algorithm.kl_horizon < trajectories:
+        raise ConfigError(
+            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
+            f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
+        )
+
+
 def check_algorithm(config: Config) -> None:
     """Raises ConfigError if a choice of algorithm or learner lacks what it rests on."""
     algorithm = config.algorithm
@@ -72,10 +92,6 @@ def check_algorithm(config: Config) -> None:
         raise ConfigError(
             "learner.value_path starts a critic of its own, but learner.value_model is 'shared'; set it to separate"
         )
-    if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
-        raise ConfigError(
-            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
-        )
 
 
 def batch_plan(config: Config) -> BatchPlan:
@@ -104,6 +120,7 @@ def batch_plan(config: Config) -> BatchPlan:
             f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
         )
     check_algorithm(config)
+    check_kl(config.algorithm, trajectories)
     if config.replay.ranking == "canonical" and not config.replay.canonical:
         raise ConfigError("replay.ranking = 'canonical' replays canonical solutions only; set replay.canonical true")
     steps = learner.epochs * learner.minibatches
@@ -154,10 +171,15 @@ def transport(config: Config, device: str) -> Literal["object_store", "collectiv
 def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing.
 
-    Raises ConfigError when they could not exchange weights in the way that is asked for.
+    Raises ConfigError when they could not exchange weights in the way that is asked for, or ranks their gradients.
     """
     transport(config, device)
     cuda = device == "cuda"
+    if cuda and config.learner.ranks > 1 and config.cluster.learner_gpus < 1:
+        raise ConfigError(
+            f"cluster.learner_gpus = {config.cluster.learner_gpus:g} with learner.ranks = {config.learner.ranks}: NCCL exchanges "
+            f"gradients between ranks with a GPU each; set one of them to 1"
+        )
     rollout_gpus = config.rollout.tensor_parallel * config.rollout.gpus if cuda else 0.0
     return (
         Bundle("rollout actor", config.rollout.actors, config.cluster.rollout_cpus, rollout_gpus),

@@ -47,6 +47,7 @@ LASTING = (
     "run.seed",
     "learner.zero_stage",
     "learner.value_model",
+    "learner.value_path",
     "learner.lora_",
     "replay.shards",
     "replay.ranking",
@@ -130,13 +131,14 @@ def resume(path: Path, options: Sequence[str], salvage: bool, local: bool = Fals
 
 
 def check_changes(before: Config, after: Config) -> None:
-    """Raises ConfigError when a field differs that the files of a run rest on."""
+    """Raises ConfigError with every field that differs though the files of a run rest on it."""
+    different = []
     for name in field_names():
         old, new = attrgetter(name)(before), attrgetter(name)(after)
         if old != new and name.startswith(LASTING) and not isinstance(old, BaseModel):
-            raise ConfigError(
-                f"--resume: {name} is {old!r} in this run and cannot become {new!r}; start a new run for that"
-            )
+            different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
+    if different:
+        raise ConfigError(f"--resume: {'; '.join(different)}; start a new run for that")
 
 
 def session(

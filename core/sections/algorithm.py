@@ -34,7 +34,7 @@ class AlgorithmConfig(Section):
     kl_coefficient: float = Field(
         0.0, ge=0, description="Weight of the KL to the reference policy in the loss; 0: no reference policy is kept."
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL; k1 in the reward only.")
     kl_placement: Literal["loss", "reward"] = Field(
         "loss", description="Whether that KL is a term of the loss or is taken from the reward of every token."
     )
@@ -43,7 +43,11 @@ class AlgorithmConfig(Section):
         gt=0,
         description="KL to the reference policy (nats per token) that kl_coefficient is adapted to; none: it is kept.",
     )
-    kl_horizon: int = Field(10_000, ge=1, description="Trajectories over which that adaptation takes effect.")
+    kl_horizon: int = Field(
+        10_000,
+        ge=1,
+        description="Trajectories over which that adaptation takes effect, at least those of an iteration: by up to 20 % then.",
+    )
     aggregation: Literal["token-mean", "sequence-mean"] = Field(
         "token-mean", description="Mean of the losses over the global batch."
     )

@@ -109,6 +109,16 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         batch_plan(parse_config({"rollout": {"samples": 1}, "algorithm": {"estimator": "rloo"}}, "test"))
     with pytest.raises(ConfigError, match=r"algorithm\.kl_coefficient, which is 0"):
         batch_plan(parse_config({"algorithm": {"kl_target": 0.01}}, "test"))
+    adapted: dict[str, Any] = {"kl_coefficient": 0.05, "kl_target": 0.01}
+    sizes = {"rollout": {"starts": 16, "samples": 4}}  # 64 trajectories
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_horizon = 63 is less than the 64 .* at least 64"):
+        batch_plan(parse_config(sizes | {"algorithm": adapted | {"kl_horizon": 63}}, "test"))
+    batch_plan(parse_config(sizes | {"algorithm": adapted | {"kl_horizon": 64}}, "test"))
+    batch_plan(parse_config(sizes | {"algorithm": {"kl_coefficient": 0.05, "kl_horizon": 1}}, "test"))  # not adapted
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_estimator 'k1' has no effect as a term of the loss"):
+        batch_plan(parse_config({"algorithm": {"kl_coefficient": 0.05, "kl_estimator": "k1"}}, "test"))
+    in_reward = {"kl_coefficient": 0.05, "kl_estimator": "k1", "kl_placement": "reward"}
+    batch_plan(parse_config({"algorithm": in_reward}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.zero_stage is 0"):
         batch_plan(parse_config({"learner": {"offload": True}}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.critic_warmup early, which is 0"):
@@ -155,6 +165,11 @@ def test_ways_for_weights_that_cannot_be_are_refused_before_anything_starts() ->
     )
     for way in ("ipc", "collective"):
         refused({"learner": {"transport": way}, "rollout": {"tensor_parallel": 2}}, "rollout.tensor_parallel is 2; set")
+    # two ranks of a quarter would come to lie on one GPU
+    crowded = {"learner": {"ranks": 2}, "cluster": {"learner_gpus": 0.25}, "rollout": {"gpus": 0.5}}
+    refused(crowded, r"cluster.learner_gpus = 0.25 with learner.ranks = 2: NCCL exchanges")
+    placement(parse_config(crowded, "test"), "cpu")
+    placement(parse_config(crowded | {"learner": {"ranks": 1}}, "test"), "cuda")
 
 
 def test_no_room_in_the_context() -> None:

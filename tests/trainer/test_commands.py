@@ -92,8 +92,8 @@ def test_a_resumed_run_keeps_changed_fields(
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(commands, "session", recorder(calls))
-    arguments = [part.format(run.path) for part in form]
-    assert launch.main(["train", *arguments, "--run.iterations", "9", "--salvage", "--local"]) == 0
+    arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
+    assert launch.main(["train", *arguments, "--salvage", "--local"]) == 0
     config, plan, where, resumed, salvage, local = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 9
     assert plan.total_steps == 9 * plan.steps_per_iteration
@@ -107,6 +107,7 @@ def test_a_resumed_run_keeps_changed_fields(
         ("run.seed", "1"),
         ("learner.zero_stage", "2"),
         ("learner.lora_rank", "8"),
+        ("learner.value_path", "'rm'"),
         ("replay.shards", "1"),
         ("replay.target", "0.4"),
         ("starter.layers", "9"),
@@ -115,8 +116,14 @@ def test_a_resumed_run_keeps_changed_fields(
 def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
     before = run.config.read_text()
     with pytest.raises(ConfigError, match=rf"--resume: {option} is .* cannot become {value}; start a new run"):
-        commands.resume(run.path, [f"--{option}", value], salvage=False)
+        commands.resume(run.path, [f"--{option}", value.strip("'")], salvage=False)
     assert run.config.read_text() == before
+
+
+def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
+    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.shards", "1"]
+    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.shards is .* become 1; start"):
+        commands.resume(run.path, options, salvage=False)
 
 
 def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
