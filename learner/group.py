@@ -20,6 +20,7 @@ from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
 from learner.actor_critic import StepPlan
 from learner.batch import Row, padding_share
+from learner.calibration import Boundaries, every_token
 from learner.cutting import Cut, inputs, scatter, train_batches
 from learner.local import LocalRanks
 from learner.losses import adapted_coefficient
@@ -127,12 +128,13 @@ class LearnerGroup:
         """The same while something else goes on: what is returned waits for the values, and raises what the ranks raised."""
         return self._begin(RankWorker.values, _rows(judged))
 
-    def update(self, scored: Sequence[Scored]) -> UpdateStats:
+    def update(self, scored: Sequence[Scored], cut: Boundaries = every_token) -> UpdateStats:
         """Train on a batch that `score` saw with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
         Monte-Carlo returns (VC-PPO, 2503.01491). A minibatch with a NaN or Inf is not trained on; one that arises in a loss or a
-        gradient skips that step on all ranks. Skipped steps are counted, and their number in the schedule goes on.
+        gradient skips that step on all ranks. Skipped steps are counted, and their number in the schedule goes on. `cut` gives
+        the boundaries of a response, where the critic's calibration is measured.
 
         Raises:
             DivergenceError: `max_skipped_steps` in a row were skipped.
@@ -141,7 +143,7 @@ class LearnerGroup:
         progress = self._progress
         train_policy = progress.begin(self._config.critic_warmup)
         algorithm = self._algorithm if train_policy else self._algorithm.model_copy(update={"value_lambda": 1.0})
-        prepared = prepare(scored, algorithm, self.version, progress.kl_coefficient)
+        prepared = prepare(scored, algorithm, self.version, progress.kl_coefficient, cut)
         minibatches = self._minibatches(len(scored))
         plans = [self._step_plans(prepared, m, progress.steps + k, train_policy) for k, m in enumerate(minibatches)]
         finite = [prepared.finite(members) for members in minibatches]

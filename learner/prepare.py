@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import Scored
+from core.records import FloatArray, IntArray, Scored
 from learner.advantages import ESTIMATORS, Episodes, adaptive_lambda, gae
 from learner.batch import IndexArray, Row, TokenTargets
-from learner.calibration import auc, brier, explained_variance, varies
+from learner.calibration import Boundaries, auc, beside, brier, every_token, explained_variance, inner_places, varies
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, truncated_importance
 
 BoolArray = npt.NDArray[np.bool_]
@@ -28,9 +28,11 @@ class BatchStats:
 
     explained_variance: float  # 1 - Var(R - V) / Var(R) over continuation tokens; 0 if the returns do not vary
     returns_vary: bool  # else the explained variance says nothing
-    value_auc: float  # of V at 1/4, 1/2, 3/4 of the continuations against their outcomes; NaN if all are alike
-    value_auc_within: float  # the same between continuations of one start at the same depth: beyond problem difficulty
-    value_brier: float
+    value_auc: (
+        float  # of V at the starts and boundaries of the continuations against their outcomes; NaN if all are alike
+    )
+    value_auc_within: float  # between states of continuations of one start at the same depth: beyond problem difficulty
+    value_brier: float  # at the places of `value_auc`
     importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
     importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
     reference_kl: float  # mean KL of pi_prox to the reference per token; 0 without a reference policy
@@ -79,7 +81,13 @@ class Prepared:
         )
 
 
-def prepare(scored: Sequence[Scored], config: AlgorithmConfig, version: int, kl_coefficient: float = 0.0) -> Prepared:
+def prepare(
+    scored: Sequence[Scored],
+    config: AlgorithmConfig,
+    version: int,
+    kl_coefficient: float = 0.0,
+    cut: Boundaries = every_token,
+) -> Prepared:
     """Compute the targets of a batch of scored trajectories.
 
     Args:
@@ -87,6 +95,7 @@ def prepare(scored: Sequence[Scored], config: AlgorithmConfig, version: int, kl_
         config: the algorithm.
         version: the learner's weight version, to tell the engine's numerical gap from staleness.
         kl_coefficient: what the KL to the reference costs now (it may be adapted); used if it is taken from the reward.
+        cut: the boundaries of a response, where the critic's calibration is measured.
     """
     counts = np.array([len(s.trajectory.tokens) for s in scored], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
@@ -112,7 +121,7 @@ def prepare(scored: Sequence[Scored], config: AlgorithmConfig, version: int, kl_
     )
     rows = [Row(s.trajectory.sequence_ids, len(s.trajectory.start.context_ids)) for s in scored]
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    stats = _stats(scored, targets, mask, config, version, float(divergence.mean()))
+    stats = _stats(scored, targets, mask, config, version, float(divergence.mean()), _calibration(scored, cut))
     return Prepared(rows, offsets, mask, targets, stats)
 
 
@@ -169,16 +178,19 @@ def blamed(scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipp
     return sorted({scored[row].trajectory.start.problem_id for row in guilty})
 
 
-def _calibration(scored: Sequence[Scored]) -> tuple[float, float, float]:
-    """AUC, AUC within start and depth, and Brier score of V at 1/4, 1/2 and 3/4 of every continuation against its outcome."""
-    depths = np.arange(1, 4)
-    at = [(len(s.values) * depths) // 4 for s in scored]
-    values = np.concatenate([s.values[states] for s, states in zip(scored, at, strict=True)])
-    outcomes = np.repeat([s.judged.verdict.correct for s in scored], len(depths))
-    numbers: dict[str, int] = {}
-    starts = np.array([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
-    groups = (starts[:, None] * len(depths) + np.arange(len(depths))).ravel()
-    return auc(values, outcomes), auc(values, outcomes, groups), brier(values, outcomes)
+def _calibration(scored: Sequence[Scored], cut: Boundaries) -> tuple[float, float, float]:
+    """AUC, AUC within start and depth, and Brier score of V against outcomes, at the starts and boundaries."""
+    outcomes = np.array([s.judged.verdict.correct for s in scored])
+    starts = [s.trajectory.start for s in scored]
+    places = [inner_places(s.trajectory.response_ids, s.trajectory.start.prefix_ids.size, cut) for s in scored]
+
+    def states(read: Sequence[IntArray]) -> tuple[FloatArray, BoolArray]:
+        at = zip(scored, read, strict=True)
+        return np.concatenate([s.values[p] for s, p in at]), np.repeat(outcomes, [p.size for p in read])
+
+    values, succeed = states([np.append(0, own) for own in places])
+    read, groups = beside([start.id for start in starts], [len(s.values) for s in scored], places)
+    return auc(values, succeed), auc(*states(read), groups), brier(values, succeed)
 
 
 def _stats(
@@ -188,12 +200,13 @@ def _stats(
     config: AlgorithmConfig,
     version: int,
     kl_mean: float,
+    calibration: tuple[float, float, float],
 ) -> BatchStats:
     gap = np.abs(targets.proximal - np.concatenate([s.trajectory.logprobs for s in scored]))
     gap = gap[np.concatenate([s.trajectory.versions for s in scored]) == version]
     weights = targets.importance
     bounded = weights == 0.0 if config.importance == "mask" else weights >= config.importance_cap
-    overall, within, score = _calibration(scored)
+    overall, within, score = calibration
     return BatchStats(
         explained_variance=explained_variance(targets.old_values, targets.returns),
         returns_vary=varies(targets.returns),

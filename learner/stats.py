@@ -44,8 +44,10 @@ class UpdateStats:
     reference_kl: float  # of pi_prox, mean per token (nats); 0 without a reference policy
     kl_coefficient: float  # its weight in this update
     explained_variance: float  # of the critic on this batch, before the update
-    value_auc: float  # of V at quarters of the continuations against their outcomes; NaN if all are alike
-    value_auc_within: float  # between continuations of one start at the same depth
+    value_auc: (
+        float  # of V at the starts and boundaries of the continuations against their outcomes; NaN if all are alike
+    )
+    value_auc_within: float  # between states of continuations of one start at the same depth (tokens)
     value_brier: float  # of V against outcomes; 0 is perfect
     policy_grad_norm: float  # before clipping, mean over steps
     value_grad_norm: float

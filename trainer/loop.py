@@ -150,7 +150,7 @@ def learn(
         parts.replay.add(candidates(judged, [item.values for item in scored], parts.cut, version))
         parts.replay.add(candidates(canonical, canonical_values, parts.cut, version, lambda _: Provenance.CANONICAL))
     with clock.phase("update"):
-        stats = parts.learner.update(scored)
+        stats = parts.learner.update(scored, parts.cut)
     probe = [item.sequence_ids for item in trajectories[: settings.probe_sequences]]
     report, failure = broadcast(parts, probe, clock)
     return Iteration(number, starts, scored, stats, report, failure)

@@ -124,17 +124,21 @@ class IterationMetrics:
     value_auc: float = _metric(
         "ppo",
         "share",
-        "How well the critic tells responses that succeed from others, at quarters of them: 1 perfect, 0.5 chance; none if all "
-        "ended alike.",
+        "How well the critic tells responses that succeed from others, at their starts and boundaries: 1 perfect, 0.5 chance; "
+        "none if all ended alike.",
         nullable=True,
     )
     value_auc_within: float = _metric(
-        "ppo", "share", "The same between continuations of one start at the same depth.", nullable=True
+        "ppo",
+        "share",
+        "The same between continuations of one start at the same number of tokens, wherever one of them has a boundary; none if "
+        "those of every start ended alike.",
+        nullable=True,
     )
     value_brier: float = _metric(
         "ppo",
         "1",
-        "Mean squared error of the critic against the outcomes, at the same places: 0 perfect.",
+        "Mean squared error of the critic against the outcomes, at starts and boundaries: 0 perfect.",
         nullable=True,
     )
     clip_fraction: float = _metric("ppo", "share", "Tokens whose probability ratio was clipped.", nullable=True)

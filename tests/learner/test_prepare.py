@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
-from core.records import Finish, Judged, Scored
+from core.records import Finish, IntArray, Judged, Scored, Verdict
 from learner.prepare import Prepared, blamed, prepare, spoilt
 from tests.learner.conftest import make_judged
 
@@ -115,6 +115,51 @@ def test_groups_are_the_continuations_of_one_start() -> None:
         np.testing.assert_allclose(prepared.targets.advantages[prepared.index([i])], expected, rtol=1e-6)
     apart = prepare(scored_from(judged), AlgorithmConfig(estimator="rloo"), 0)
     assert not apart.targets.advantages.any()
+
+
+def siblings(lengths: list[int]) -> list[Judged]:
+    """Continuations of one start: of each length one token string, the first half of them correct."""
+    one = make_judged(0, count=1)[0]
+    out = []
+    for sample, length in enumerate(lengths):
+        trajectory = replace(
+            one.trajectory,
+            sample=sample,
+            tokens=np.zeros(length, np.int32),
+            logprobs=np.zeros(length, np.float32),
+            versions=np.zeros(length, np.int32),
+        )
+        correct = sample < len(lengths) // 2
+        out.append(Judged(trajectory, Verdict(float(correct), correct)))
+    return out
+
+
+def test_a_critic_that_knows_the_depth_alone_tells_nothing_within_it() -> None:
+    """Read at shares of the final length it would tell success from failure: the length is the outcome."""
+    judged = siblings([*range(40, 48), *[200] * 8])
+    values = [np.arange(len(j.trajectory.tokens), dtype=np.float32) / np.float32(200) for j in judged]
+    scored = [Scored(j, v, j.trajectory.logprobs, None) for j, v in zip(judged, values, strict=True)]
+
+    def cut(response: IntArray) -> IntArray:
+        return np.arange(7, len(response), 7, dtype=np.int32)
+
+    stats = prepare(scored, AlgorithmConfig(), 0, cut=cut).stats
+    assert stats.value_auc_within == 0.5
+    # a critic that sees which end well is perfect, at the boundaries; what it says elsewhere does not count
+    for item, told in zip(scored, values, strict=True):
+        told[:] = 1.0 - item.judged.verdict.correct
+        told[::7] = item.judged.verdict.correct
+    stats = prepare(scored, AlgorithmConfig(), 0, cut=cut).stats
+    assert (stats.value_auc, stats.value_auc_within, stats.value_brier) == (1.0, 1.0, 0.0)
+
+
+def test_a_short_continuation_counts_once_for_the_calibration() -> None:
+    judged = siblings([1, 1])
+    scored = [Scored(j, np.array([0.25], np.float32), j.trajectory.logprobs, None) for j in judged]
+    stats = prepare(scored, AlgorithmConfig(), 0).stats
+    assert stats.value_auc == 0.5  # both at the start
+    assert np.isnan(stats.value_auc_within)  # no state after it
+    assert stats.value_brier == pytest.approx((0.75**2 + 0.25**2) / 2)
 
 
 def test_masked_importance_is_counted() -> None:
