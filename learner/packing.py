@@ -27,10 +27,19 @@ def plan(lengths: Sequence[int], budget: int, ranks: int, overhead: int = CPU_OV
         budget: tokens (padding included) of one micro-batch; a longer row gets a micro-batch of its own.
         ranks: number of ranks.
         overhead: cost of a further micro-batch in tokens, weighed against the padding that it saves.
+
+    Of the cut with the least tokens and of those whose largest micro-batch is smallest, for every number of passes, it is the
+    one whose busiest rank is done first.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
-    groups = _even(_cut(sizes, budget, overhead), sizes, ranks)
-    return _deal(groups, sizes, ranks)
+    least = _dealt(_cut(sizes, budget, overhead), sizes, ranks)
+    passes = -(-len(_filled(sizes, budget, 0)) // ranks)
+    lowest = int(sizes.sum()) // ranks  # what the busiest rank reads at least
+    while ranks > 1 and passes <= len(sizes) and lowest + passes * overhead < _cost(least, sizes, overhead):
+        dealt = _dealt(_filled(sizes, budget, passes * ranks), sizes, ranks)
+        least = min(least, dealt, key=lambda cut: _cost(cut, sizes, overhead))
+        passes += 1
+    return least
 
 
 def plan_packed(lengths: Sequence[int], budget: int, ranks: int) -> list[list[IntArray]]:
@@ -80,6 +89,44 @@ def _cut(sizes: Sizes, budget: int, overhead: int) -> list[list[int]]:
         groups.append(order[begin[end] : end].tolist())
         end = int(begin[end])
     return groups[::-1]
+
+
+def _filled(sizes: Sizes, budget: int, count: int) -> list[list[int]]:
+    """The rows, longest first, in at most `count` groups, the costliest of which costs as little as it can.
+
+    Where the budget does not allow so few, as few as it allows.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    widths = sizes[order].tolist()
+    low, high = 1, budget
+    while low < high:
+        middle = (low + high) // 2
+        if len(_begins(widths, middle)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    begins = _begins(widths, high)
+    return [order[i:j].tolist() for i, j in zip(begins, [*begins[1:], len(widths)], strict=True)]
+
+
+def _begins(widths: list[int], bound: int) -> list[int]:
+    """Where the groups begin, if rows of falling width fill as few as fit the bound (a wider row has its own)."""
+    begins, at = [], 0
+    while at < len(widths):
+        begins.append(at)
+        at += max(1, bound // widths[at])
+    return begins
+
+
+def _cost(cut: list[list[IntArray]], sizes: Sizes, overhead: int) -> int:
+    """What the busiest rank needs, in tokens: those that it reads, and the overhead of its passes."""
+    read = [sum(int(sizes[group].max()) * len(group) for group in groups if len(group)) for groups in cut]
+    return max(read) + overhead * len(cut[0])
+
+
+def _dealt(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[IntArray]]:
+    """Groups to ranks, made as many for each."""
+    return _deal(_even(groups, sizes, ranks), sizes, ranks)
 
 
 def _even(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[int]]:

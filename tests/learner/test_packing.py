@@ -1,10 +1,12 @@
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.packing import plan
+from core.records import IntArray
+from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan
 
 LENGTHS = st.lists(st.integers(2, 400), min_size=1, max_size=60)
 
@@ -21,12 +23,38 @@ def test_every_row_once_within_the_budget_and_as_many_micro_batches_on_every_ran
         assert max(lengths[row] for row in group) * len(group) <= budget
 
 
-@given(LENGTHS, st.integers(50, 4000), st.integers(1, 5))
-def test_ranks_get_like_loads(lengths: list[int], budget: int, ranks: int) -> None:
-    loads = [
-        sum(max(lengths[r] for r in g) * len(g) for g in groups if len(g)) for groups in plan(lengths, budget, ranks)
-    ]
-    assert max(loads) - min(loads) <= 2 * max(budget, max(lengths))
+def loads(cut: list[list[IntArray]], lengths: list[int]) -> list[int]:
+    """Tokens that each rank reads, padding included."""
+    return [sum(max(lengths[r] for r in g) * len(g) for g in groups if len(g)) for groups in cut]
+
+
+@pytest.mark.parametrize("overhead", [CPU_OVERHEAD, GPU_OVERHEAD])
+@pytest.mark.parametrize(("rows", "ranks"), [(256, 4), (256, 8), (128, 4), (64, 2)])
+def test_ranks_get_like_loads(rows: int, ranks: int, overhead: int) -> None:
+    lengths = gsm8k(rows)
+    busy = loads(plan(lengths, 16_384, ranks, overhead), lengths)
+    assert max(busy) <= 1.05 * sum(busy) / ranks
+
+
+def test_rows_that_fit_one_micro_batch_are_shared_out() -> None:
+    lengths = [400] * 20 + [
+        100
+    ]  # the least tokens: all of one width together, 8,000 for one rank and 100 for the other
+    busy = loads(plan(lengths, 8192, 2), lengths)
+    assert max(busy) <= 4400
+
+
+@given(st.lists(st.integers(2, 400), min_size=1, max_size=7), st.integers(400, 2000), st.integers(0, 600))
+def test_the_busiest_rank_is_done_before_that_of_any_cut_into_two(
+    lengths: list[int], budget: int, overhead: int
+) -> None:
+    cut = plan(lengths, budget, 2, overhead)
+    needed = max(loads(cut, lengths)) + overhead * len(cut[0])
+    rows = sorted(lengths, reverse=True)
+    for at in range(len(rows) + 1):
+        costs = [max(part) * len(part) for part in (rows[:at], rows[at:]) if part]
+        if max(costs) <= budget:
+            assert needed <= max(costs) + overhead
 
 
 def test_empty_micro_batches_only_when_rows_run_out() -> None:
@@ -54,11 +82,15 @@ def test_the_cut_costs_least_of_all_cuts_of_the_sorted_rows(lengths: list[int], 
 
 
 def test_padding_of_a_wide_mix_of_lengths_is_small() -> None:
-    lengths = np.random.default_rng(0).lognormal(5.0, 0.5, 512).astype(int).clip(8, 600)  # like GSM8K responses
+    lengths = gsm8k(512)
     for ranks in (1, 4):
-        cut = plan(lengths.tolist(), 8192, ranks)
-        read = sum(int(lengths[g].max()) * len(g) for groups in cut for g in groups if len(g))
-        assert 1 - lengths.sum() / read <= 0.05
+        assert 1 - sum(lengths) / sum(loads(plan(lengths, 8192, ranks), lengths)) <= 0.05
+
+
+def gsm8k(rows: int) -> list[int]:
+    """Lengths like those of GSM8K's responses."""
+    lengths: list[int] = np.random.default_rng(0).lognormal(5.0, 0.5, rows).astype(int).clip(8, 600).tolist()
+    return lengths
 
 
 def test_the_same_lengths_give_the_same_cut() -> None:
