@@ -92,8 +92,7 @@ class LearnerGroup:
             self._packed = loaded.packed
             self._all(RankWorker.open_channel, sender, config.deadline)
             layout = Layout(loaded.trained, config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
-            kl_coefficient = algorithm.kl_coefficient
-            self._progress = Progress(len(ranks), layout, kl_coefficient, kl_coefficient)
+            self._progress = Progress(len(ranks), layout, algorithm.kl_coefficient, algorithm.kl_coefficient)
 
         self._launch = launch
         launch()
