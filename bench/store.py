@@ -31,10 +31,11 @@ from bench.store_peers import Peer, Rows, found, installed, rows_of
 from core.config import ReplayConfig
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
+from replay.draw import Draw
 from replay.records import Selected, joined
 from replay.server import Extent, Identity, ReplayShard
 from replay.shard import Revaluation, Shard
-from replay.store import ReplayStore, with_repeats
+from replay.store import ReplayStore
 
 VOCABULARY, WIDTH, STATES = 32_000, 512, 10  # states per trajectory
 BATCH = 512  # trajectories of one iteration: 128 starts x 4 samples
@@ -68,12 +69,11 @@ def timed(timings: Timings, name: str, units: int, action: Callable[[], Any]) ->
 
 
 def draw(shard: Shard, seed: int) -> Selected:
-    """One batch of a shard in memory, as the driver draws it: groups by mass, then states; repeats are left out."""
-    rng, masses = np.random.default_rng(seed), shard.masses()[0]
-    ends = np.cumsum(masses)
-    groups = np.searchsorted(ends, rng.random(with_repeats(DRAWN, shard.states)) * ends[-1], side="right")
-    drawn = shard.select(shard.draw(0, groups, rng.random(len(groups))))
-    return drawn.take(np.sort(np.unique(drawn.keys, return_index=True)[1])[:DRAWN])
+    """One batch of a shard in memory, as the driver has it drawn."""
+    drawing = Draw(0, DRAWN, shard.states, shard.masses()[0], seed)
+    while drawing.missing:
+        drawing.take([shard.grant(drawing.wish())])
+    return drawing.chosen
 
 
 def sample(shard: Shard, seed: int) -> Selected:
@@ -263,7 +263,7 @@ def over_ray(trajectories: int) -> list[Check]:
                 outcomes = [Outcome(s.key, s.problem_id, bool(i % 3), 1) for s in drawn for i in range(CONTINUED)]
                 timed(timings, "update", len(outcomes), partial(store.record, outcomes))
             for _ in range(20):
-                timed(calls, "call", 1, partial(store._call, "extent", {0: ()}))
+                timed(calls, "call", 1, partial(store._call, ReplayShard.extent, {0: ()}))
             store.close()
         checks += [check(f"Ray, {shards} shards: {a}", 1 / median(t), "states/s") for a, t in timings.items()]
     ray.shutdown()

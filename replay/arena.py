@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from replay.batch import Ints, Tokens
 from replay.keys import Rows, ragged
+from replay.table import Growing
 
-CHUNK = 1 << 20
-"""Tokens per chunk (longer trajectories get a chunk of their own)."""
+CHUNK = 1 << 22
+"""Tokens per chunk (longer trajectories get a chunk of their own): large enough for numpy to ask for huge pages."""
 _SHIFT = np.int64(32)
 _MASK = np.int64(0xFFFFFFFF)
 
@@ -28,6 +29,8 @@ class Arena:
         self._chunks: dict[int, Tokens] = {}
         self._used: dict[int, int] = {}  # tokens written to each chunk
         self._next = 0
+        self._bases = Growing(np.dtype(np.int64))  # where each chunk begins in memory
+        self._kind: Tokens = np.zeros(0, dtype)
         self.live = 0  # tokens that belong to a trajectory of the shard
 
     @property
@@ -56,14 +59,19 @@ class Arena:
         return addresses
 
     def _open(self, size: int) -> None:
-        self._chunks[self._next] = np.empty(size, self._dtype)
-        self._used[self._next] = 0
+        made: Tokens = np.empty(size, self._dtype)
+        self._chunks[self._next], self._used[self._next] = made, 0
+        self._bases.extend(1)
+        self._bases.rows[self._next] = made.__array_interface__["data"][0]
         self._next += 1
 
-    def read(self, address: int, length: int) -> Tokens:
-        """The first `length` tokens of the trajectory at `address`, as a view."""
-        offset = address & 0xFFFFFFFF
-        return self._chunks[address >> 32][offset : offset + length]
+    @property
+    def chunks(self) -> tuple[Rows, Tokens]:
+        """Where each chunk begins in memory, by number, and an empty array of their type: what `drawing.copy_out` reads by.
+
+        Good until the next `append` or `compact`.
+        """
+        return self._bases.rows, self._kind
 
     def gather(self, addresses: Rows, lengths: Ints) -> Tokens:
         """The first `lengths[i]` tokens of each trajectory, one after the other."""
@@ -80,7 +88,7 @@ class Arena:
     def frozen(self) -> "Arena":
         """A reader of what is stored now."""
         other = copy.copy(self)
-        other._chunks, other._used = dict(self._chunks), dict(self._used)
+        other._chunks, other._used, other._bases = dict(self._chunks), dict(self._used), self._bases.copy()
         return other
 
     @property

@@ -58,20 +58,19 @@ def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
 def pack(candidates: Sequence[Candidate], vocabulary: int) -> Batch:
     """Columns of the candidates; StoreError names the problem and the state for anything out of range."""
     many = len(candidates)
-    problem_ids = [c.problem_id for c in candidates]
-    sizes = np.fromiter((len(c.response_ids) for c in candidates), np.int32, many)
-    counts = np.fromiter((len(c.lengths) for c in candidates), np.int32, many)
-    valued = np.fromiter((len(c.values) for c in candidates), np.int32, many)
-    provenance = np.fromiter((c.provenance for c in candidates), np.int64, many)
-    reward = np.fromiter((c.reward for c in candidates), np.float32, many)
-    version = np.fromiter((c.version for c in candidates), np.int32, many)
-    sound = (counts == valued) & (version >= 0) & np.isfinite(reward) & np.isin(provenance, _PROVENANCES)
+    problem_ids, responses = [c.problem_id for c in candidates], [c.response_ids for c in candidates]
+    cuts, valued = [c.lengths for c in candidates], [c.values for c in candidates]
+    sizes, counts, others = (np.fromiter(map(len, part), np.int32, many) for part in (responses, cuts, valued))
+    provenance = np.fromiter([c.provenance for c in candidates], np.int64, many)
+    reward = np.fromiter([c.reward for c in candidates], np.float32, many)
+    version = np.fromiter([c.version for c in candidates], np.int32, many)
+    sound = (counts == others) & (version >= 0) & np.isfinite(reward)
+    sound &= (provenance >= 0) & (provenance < len(Provenance))
     if not (sound.all() and all(problem_ids)):
         for candidate in candidates:
             _check_shapes(candidate)
-    lengths = _join([c.lengths for c in candidates], np.int32)
-    values = _join([c.values for c in candidates], np.float32)
-    tokens = np.concatenate([c.response_ids for c in candidates]) if many else np.zeros(0, np.int32)  # wider ids stay
+    lengths, values = _join(cuts, np.int32), _join(valued, np.float32)
+    tokens = np.concatenate(responses) if many else np.zeros(0, np.int32)  # wider ids stay
     _check_values(candidates, sizes, counts, lengths, values)
     _check_tokens(candidates, sizes, tokens, vocabulary)
     return Batch(
@@ -84,20 +83,22 @@ def pack(candidates: Sequence[Candidate], vocabulary: int) -> Batch:
         provenance=provenance.astype(np.uint8),
         reward=reward,
         version=version,
-        parent=np.fromiter((c.parent or 0 for c in candidates), np.uint64, many),
+        parent=np.fromiter([c.parent or 0 for c in candidates], np.uint64, many),
     )
 
 
 def pack_outcomes(outcomes: Sequence[Outcome]) -> OutcomeBatch:
     """Columns of the outcomes."""
-    for outcome in outcomes:
-        if outcome.version < 0:
-            raise StoreError(f"outcome of problem '{outcome.problem_id}': version {outcome.version} is negative")
+    many = len(outcomes)
+    version = np.fromiter([o.version for o in outcomes], np.int32, many)
+    if many and version.min() < 0:
+        bad = next(o for o in outcomes if o.version < 0)
+        raise StoreError(f"outcome of problem '{bad.problem_id}': version {bad.version} is negative")
     return OutcomeBatch(
         [o.problem_id for o in outcomes],
-        np.array([o.state_key for o in outcomes], np.uint64),
-        np.array([o.correct for o in outcomes], np.bool_),
-        np.array([o.version for o in outcomes], np.int32),
+        np.fromiter([o.state_key for o in outcomes], np.uint64, many),
+        np.fromiter([o.correct for o in outcomes], np.bool_, many),
+        version,
     )
 
 

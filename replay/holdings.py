@@ -5,19 +5,18 @@ exactly for the trajectories that some state refers to; the masses are those of 
 """
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from core.errors import StoreError
 from core.records import Provenance
-from replay import kernels
+from replay import drawing, kernels
 from replay.arena import Arena
 from replay.batch import Batch, Tokens, token_type
-from replay.keys import GROUPS, Reals, Rows, problem_hash, ragged
+from replay.keys import Reals, Rows, problem_hash, ragged
 from replay.masses import Masses
-from replay.ranking import weights
 from replay.records import Counters
 from replay.table import STATE, TRAJECTORY, Blocks, Growing, Table, put
 
@@ -27,8 +26,6 @@ class Holdings:
 
     def __init__(self, vocabulary: int, temperature: float, explores: bool, name: str) -> None:
         self._name = name
-        self._temperature = temperature
-        self._pools = 2 if explores else 1
         self.numbers: dict[str, int] = {}  # problem id -> problem
         self.names: list[str] = []
         self.blocks = Blocks()
@@ -36,10 +33,10 @@ class Holdings:
         self.references = Growing(np.dtype(np.int32))  # states that refer to each trajectory; 0: a free row
         self.free_trajectories: list[int] = []
         self.arena = Arena(token_type(vocabulary))
-        self.pools = [Masses() for _ in range(self._pools)]  # own failures apart where the ranking explores
+        self.pools = [Masses(1.0), Masses(-1.0)] if explores else [Masses(1.0)]
+        self._weighing = temperature, int(Provenance.OWN_FAILED) if explores else -1  # own failures are a pool apart
         self.counters = Counters()
         self.states = 0
-        self.replayable = np.zeros(self._pools, np.int64)  # states that may be drawn, per pool
         self.version = 0  # newest weight version seen
 
     def enter(self, problem_ids: list[str]) -> Rows:
@@ -50,18 +47,19 @@ class Holdings:
             first = self.blocks.problems.extend(len(unknown))
             numbers.update((name, first + i) for i, name in enumerate(unknown))
             self.names.extend(unknown)
-            hashes = np.array([problem_hash(name) for name in unknown], np.uint64)
-            self.blocks.problems.rows["hash"][first:] = hashes
+            table = self.blocks.problems.rows
+            table["hash"][first:] = [problem_hash(name) for name in unknown]
             for masses in self.pools:
-                masses.insert(hashes)
-        return np.array([numbers[name] for name in problem_ids], np.int64)
+                masses.insert(table)
+        return _numbered(map(numbers.__getitem__, problem_ids), len(problem_ids))
 
     def known(self, problem_ids: list[str]) -> Rows:
         """Numbers of problems that must be there; StoreError names one that is not."""
-        unknown = next((name for name in problem_ids if name not in self.numbers), None)
-        if unknown is not None:
-            raise StoreError(f"{self._name}: problem '{unknown}' is unknown: no trajectory of it was ever added")
-        return np.array([self.numbers[name] for name in problem_ids], np.int64)
+        try:
+            return _numbered(map(self.numbers.__getitem__, problem_ids), len(problem_ids))
+        except KeyError as error:
+            unknown = error.args[0]
+        raise StoreError(f"{self._name}: problem '{unknown}' is unknown: no trajectory of it was ever added")
 
     def load(self, numbers: Rows, trajectories: Table, tokens: Tokens, rows: Table, owner: Rows) -> None:
         """Put in the content of a snapshot: problems `numbers` without states so far, `owner` indexes them.
@@ -75,19 +73,18 @@ class Holdings:
         rows["trajectory"] += base
         self._replace(numbers, rows, np.bincount(owner, minlength=len(numbers)))
 
-    def pool_of(self, rows: Table) -> npt.NDArray[np.bool_]:
-        """[S] whether a state is in the second pool."""
-        second = rows["provenance"] == Provenance.OWN_FAILED if self._pools == 2 else np.zeros(len(rows), np.bool_)
-        return np.asarray(second)
-
     def masses(self) -> Reals:
         """[pools, GROUPS] mass per group."""
-        return np.stack([masses.groups for masses in self.pools]).reshape(self._pools, GROUPS)
+        return np.stack([masses.groups for masses in self.pools])
+
+    def replayable(self) -> Rows:
+        """[pools] states that may be drawn."""
+        return np.array([masses.replayable for masses in self.pools])
 
     @property
     def content_bytes(self) -> int:
         """Bytes of what is held, slack apart: the same however the problems are placed, so bounds are kept on it."""
-        trajectories = int((self.references.rows > 0).sum())
+        trajectories = self.references.used - len(self.free_trajectories)
         per_trajectory = TRAJECTORY.itemsize + self.references.rows.itemsize
         tokens = self.arena.live * self.arena.itemsize
         return self.states * STATE.itemsize + trajectories * per_trajectory + tokens
@@ -131,25 +128,22 @@ class Holdings:
     def _replace(self, touched: Rows, rows: Table, counts: Rows) -> None:
         """Let `rows`, counts[i] for problem i, be all states of the touched problems; renew what depends on them."""
         spans = self.blocks.spans(touched)
-        self.replayable -= self._live(touched)
         dead = kernels.refer(self.references.rows, self.blocks.states.rows, *spans, rows)
         self.states += len(rows) - int(spans[1].sum())
         self.blocks.write(touched, rows, counts)
-        self._weigh(touched, rows, np.repeat(np.arange(len(touched)), counts))
+        self._weigh(touched)
         self._forget(dead)
 
-    def _live(self, touched: Rows) -> Rows:
-        """[pools] states of the touched problems that may be drawn."""
-        found = kernels.replayable(self.blocks.states.rows, *self.blocks.spans(touched), int(Provenance.OWN_FAILED))
-        return np.asarray(found if self._pools == 2 else found.sum(keepdims=True))
-
-    def _weigh(self, touched: Rows, rows: Table, owner: Rows) -> None:
-        """Count and weigh the states of the touched problems, which are `rows` now."""
-        mass, second = weights(rows["promise"], self._temperature), self.pool_of(rows)
-        for pool, masses in enumerate(self.pools):
-            inside = np.where(second == pool, mass, 0.0) if self._pools == 2 else mass
-            self.replayable[pool] += np.count_nonzero(inside)
-            masses.assign(touched, np.bincount(owner, inside, len(touched)).astype(np.float64))
+    def _weigh(self, touched: Rows, changed: Rows | None = None) -> None:
+        """Renew weights and masses of the touched problems after promises have changed, those of some rows or all."""
+        blocks = self.blocks
+        columns = blocks.states.rows, blocks.weights.rows
+        if changed is None:
+            drawing.weigh_all(blocks.problems.rows, *columns, touched, *self._weighing)
+        else:
+            drawing.weigh(*columns, changed, *self._weighing)
+        for masses in self.pools:
+            masses.renew(blocks, touched)
 
     def _forget(self, dead: Rows) -> None:
         """Free trajectories that no state refers to (named once or more), and the tokens of many of them at once."""
@@ -162,6 +156,10 @@ class Holdings:
         if self.arena.wasteful:
             live = np.flatnonzero(self.references.rows)
             table["address"][live] = self.arena.compact(table["address"][live], table["size"][live])
+
+
+def _numbered(numbers: Iterable[int], count: int) -> Rows:
+    return np.fromiter(numbers, np.int64, count)
 
 
 def shallow(holdings: Holdings) -> Holdings:

@@ -1,6 +1,6 @@
-"""The loops of a shard, compiled: hashing, merging, choosing, summing, drawing. No Python objects, no allocation per state.
+"""The loops of a shard's writes, compiled: hashing, merging, choosing, counting. No Python objects, no allocation per state.
 
-Called by `replay/keys.py`, `replay/masses.py`, `replay/table.py` and `replay/shard.py`, which say what the numbers mean.
+Called by `replay/keys.py`, `replay/table.py` and `replay/shard.py`, which say what the numbers mean; draws: `replay/drawing.py`.
 Invariant: the same inputs give the same bits, however the problems are spread over shards: every sum is taken in a fixed
 order, and no loop runs in parallel. Compiled at the first call (some seconds once per machine) and kept beside this file. They
 hold the interpreter: to give it away for less than a millisecond to a snapshot that is being written would cost five.
@@ -48,7 +48,7 @@ def prefix_keys(seeds: Array, tokens: Array, sizes: Array, counts: Array, length
 
 
 @njit(cache=True)
-def _slot(table: Array, known: Array, key: Any) -> Any:
+def find_slot(table: Array, known: Array, key: Any) -> Any:
     """Place of a key in an open-addressing table of indices into `known` (-1: free)."""
     mask = len(table) - 1
     at = np.int64(key & np.uint64(mask))
@@ -74,7 +74,7 @@ def join(states: Array, starts: Array, held: Array, place: Array, counts: Array,
     for problem in range(len(starts)):
         for at in range(starts[problem], starts[problem] + held[problem]):
             known[row] = states[at]["key"]
-            table[_slot(table, known, known[row])] = row
+            table[find_slot(table, known, known[row])] = row
             row += 1
     after, owner = held.copy(), np.empty(len(keys), np.int64)
     leader, fresh = np.empty(len(keys), np.int64), np.empty(len(keys), np.bool_)
@@ -83,7 +83,7 @@ def join(states: Array, starts: Array, held: Array, place: Array, counts: Array,
         problem = place[trajectory]
         for at in range(state, state + counts[trajectory]):
             known[total + at] = keys[at]
-            slot = _slot(table, known, keys[at])
+            slot = find_slot(table, known, keys[at])
             owner[at], fresh[at] = problem, table[slot] < 0
             if fresh[at]:
                 table[slot] = total + at
@@ -172,18 +172,6 @@ def best(ranks: Array, counts: Array, quota: int) -> Array:
 
 
 @njit(cache=True)
-def locate(states: Array, starts: Array, held: Array, keys: Array) -> Array:
-    """[N] row of each key among the states of its problem (block starts, held [N]); -1: not there."""
-    rows = np.full(len(keys), -1, np.int64)
-    for at in range(len(keys)):
-        for row in range(starts[at], starts[at] + held[at]):
-            if states[row]["key"] == keys[at]:
-                rows[at] = row
-                break
-    return rows
-
-
-@njit(cache=True)
 def refer(references: Array, states: Array, starts: Array, held: Array, rows: Array) -> Array:
     """Count the references of `rows` to trajectories instead of those in the blocks; trajectories that lost the last one."""
     for row in range(len(rows)):
@@ -215,158 +203,101 @@ def store(states: Array, starts: Array, held: Array, rows: Array, counts: Array)
 
 
 @njit(cache=True)
-def fade(states: Array, starts: Array, held: Array, factors: Array) -> None:
-    """Multiply the outcomes of all states of problem i by factors[i]."""
-    for problem in range(len(starts)):
-        if factors[problem] != np.float32(1.0):
-            for row in range(starts[problem], starts[problem] + held[problem]):
-                states[row]["wins"] *= factors[problem]
-                states[row]["losses"] *= factors[problem]
+def distinct(numbers: Array) -> tuple[Any, Any]:
+    """The different ones of some numbers [N] in the order of their first appearance, and which of them each is [N]."""
+    size = 64
+    while size < 2 * len(numbers):
+        size *= 2
+    table, known = np.full(size, -1, np.int32), np.empty(len(numbers), np.uint64)
+    place, found = np.empty(len(numbers), np.int64), 0
+    for at in range(len(numbers)):
+        known[found] = np.uint64(numbers[at])
+        slot = find_slot(table, known, known[found])
+        if table[slot] < 0:
+            table[slot] = found
+            found += 1
+        place[at] = table[slot]
+    return known[:found].astype(np.int64), place
 
 
 @njit(cache=True)
-def enlist(heads: Array, following: Array, hashes: Array, first: int) -> None:
-    """Enter problems from number `first` on into the lists of their slots (top 16 bits), in the order of their hashes."""
-    for problem in range(first, len(hashes)):
-        slot = np.int64(hashes[problem] >> np.uint64(48))
-        before, at = -1, heads[slot]
-        while at >= 0 and hashes[at] < hashes[problem]:
-            before, at = at, following[at]
-        following[problem] = at
-        if before < 0:
-            heads[slot] = problem
-        else:
-            following[before] = problem
+def age(states: Array, problems: Array, numbers: Array, versions: Array, decay: float) -> None:
+    """Decay the outcomes of problems `numbers` [N] and of their states up to the versions [N] of what is written of them."""
+    for index in range(len(numbers)):
+        problem, version = numbers[index], versions[index]
+        late = version - problems[problem]["touched"]
+        if late <= 0:
+            continue
+        problems[problem]["touched"] = version
+        factor = np.float32(decay ** np.float64(late))
+        if factor == np.float32(1.0):
+            continue
+        problems[problem]["wins"] *= factor
+        problems[problem]["losses"] *= factor
+        first = problems[problem]["start"]
+        for row in range(first, first + problems[problem]["count"]):
+            states[row]["wins"] *= factor
+            states[row]["losses"] *= factor
 
 
 @njit(cache=True)
-def add_up(
-    heads: Array,
-    following: Array,
-    hashes: Array,
-    mass: Array,
-    slots: Array,
-    nodes: Array,
-    groups: Array,
-    changed: Array,
-) -> None:
-    """Renew the sums above the changed problems, each level summed in order."""
-    fan_nodes, fan_groups = len(slots) // len(nodes), len(nodes) // len(groups)
-    for index in range(len(changed)):
-        slot = np.int64(hashes[changed[index]] >> np.uint64(48))
-        total, at = 0.0, heads[slot]
-        while at >= 0:
-            total += mass[at]
-            at = following[at]
-        slots[slot] = total
-    for index in range(len(changed)):
-        node = np.int64(hashes[changed[index]] >> np.uint64(48)) // fan_nodes
-        total = 0.0
-        for at in range(node * fan_nodes, (node + 1) * fan_nodes):
-            total += slots[at]
-        nodes[node] = total
-    for index in range(len(changed)):
-        group = np.int64(hashes[changed[index]] >> np.uint64(48)) // fan_nodes // fan_groups
-        total = 0.0
-        for at in range(group * fan_groups, (group + 1) * fan_groups):
-            total += nodes[at]
-        groups[group] = total
+def count_roots(
+    problems: Array, numbers: Array, parent: Array, provenance: Array, canonical: int, successful: int
+) -> tuple[int, int]:
+    """Count rollouts from roots among trajectories [T]: those without a parent, canonical ones apart; how many, solved."""
+    tried, solved = 0, 0
+    for index in range(len(numbers)):
+        if parent[index] != 0 or provenance[index] == canonical:
+            continue
+        won = int(provenance[index] == successful)
+        problem = numbers[index]
+        problems[problem]["tried"] += np.int32(1)
+        problems[problem]["solved"] += np.int32(won)
+        problems[problem]["wins"] += np.float32(won)
+        problems[problem]["losses"] += np.float32(1 - won)
+        tried, solved = tried + 1, solved + won
+    return tried, solved
 
 
 @njit(cache=True)
-def _step(masses: Array, first: int, stop: int, target: float) -> tuple[int, float]:
-    """The entry of masses[first:stop] where their running sum passes `target`, and the target left inside it.
-
-    Rounding may leave the target at or beyond the sum: then the last entry that has mass.
-    """
-    last = first
-    for at in range(first, stop):
-        if masses[at] > 0.0:
-            if target < masses[at]:
-                return at, target
-            last = at
-            target -= masses[at]
-    return last, masses[last] * (1.0 - 2.0**-53)
+def _find(states: Array, problems: Array, problem: int, key: Any) -> int:
+    """Row of the state of a problem with this key; -1: not there."""
+    first = problems[problem]["start"]
+    for row in range(first, first + problems[problem]["count"]):
+        if states[row]["key"] == key:
+            return row
+    return -1
 
 
 @njit(cache=True)
-def descend(
-    heads: Array,
-    following: Array,
-    mass: Array,
-    slots: Array,
-    nodes: Array,
-    groups: Array,
-    chosen: Array,
-    fractions: Array,
-) -> tuple[Any, Any]:
-    """Problems at fractions [m] in [0, 1) of the mass of the chosen groups [m], and the mass left inside each."""
-    fan_nodes, fan_groups = len(slots) // len(nodes), len(nodes) // len(groups)
-    problems, left = np.empty(len(chosen), np.int64), np.empty(len(chosen))
-    for index in range(len(chosen)):
-        group = chosen[index]
-        target = fractions[index] * groups[group]
-        node, target = _step(nodes, group * fan_groups, (group + 1) * fan_groups, target)
-        slot, target = _step(slots, node * fan_nodes, (node + 1) * fan_nodes, target)
-        at, last = heads[slot], heads[slot]
-        while at >= 0:
-            if mass[at] > 0.0:
-                last = at
-                if target < mass[at]:
-                    break
-                target -= mass[at]
-            at = following[at]
-        problems[index], left[index] = last, target
-    return problems, left
-
-
-@njit(cache=True)
-def choose(
-    states: Array, starts: Array, held: Array, targets: Array, temperature: float, pool: int, failed: int
-) -> Array:
-    """[m] rows of the states where the running mass of their problems' states passes `targets`; exp(promise / temperature)
-    each. Rounding may leave a target at or beyond the sum: then the last state with mass.
-
-    Only states of own failures (provenance `failed`) with `pool` 1, only others with 0, all with -1.
-    """
-    rows = np.empty(len(starts), np.int64)
-    for index in range(len(starts)):
-        target, rows[index] = targets[index], starts[index]
-        for row in range(starts[index], starts[index] + held[index]):
-            promise = states[row]["promise"]
-            if promise == -np.inf or (pool >= 0 and (states[row]["provenance"] == failed) != (pool == 1)):
-                continue
-            rows[index] = row
-            target -= np.exp(min(max(np.float64(promise) / temperature, -600.0), 600.0))
-            if target < 0.0:
-                break
-    return rows
-
-
-@njit(cache=True)
-def tally(states: Array, rows: Array, correct: Array) -> int:
-    """Count outcomes [N] of the states in `rows` (-1: of none); how many were of none."""
+def tally(states: Array, problems: Array, numbers: Array, keys: Array, correct: Array) -> int:
+    """Count outcomes [N] of states of the problems `numbers`; how many were of states that are not there."""
     lost = 0
-    for at in range(len(rows)):
-        row = rows[at]
+    for index in range(len(keys)):
+        row = _find(states, problems, numbers[index], keys[index])
         if row < 0:
             lost += 1
             continue
-        states[row]["wins"] += np.float32(correct[at])
-        states[row]["losses"] += np.float32(not correct[at])
+        states[row]["wins"] += np.float32(correct[index])
+        states[row]["losses"] += np.float32(not correct[index])
         if states[row]["tried"] < 65535:
             states[row]["tried"] += 1
-        if correct[at] and states[row]["solved"] < 65535:
+        if correct[index] and states[row]["solved"] < 65535:
             states[row]["solved"] += 1
     return lost
 
 
 @njit(cache=True)
-def replayable(states: Array, starts: Array, held: Array, failed: int) -> Array:
-    """[2] states of the blocks that may be drawn: all but own failures (provenance `failed`), and those."""
-    found = np.zeros(2, np.int64)
-    for problem in range(len(starts)):
-        for row in range(starts[problem], starts[problem] + held[problem]):
-            if states[row]["promise"] > -np.inf:
-                found[np.int64(states[row]["provenance"] == failed)] += 1
-    return found
+def revalue(
+    states: Array, problems: Array, numbers: Array, keys: Array, values: Array, versions: Array
+) -> tuple[Any, Any]:
+    """Give states new values [N] where these are not older than what is held; rows that changed, and their problems."""
+    rows, owners = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+    found = 0
+    for index in range(len(keys)):
+        row = _find(states, problems, numbers[index], keys[index])
+        if row >= 0 and versions[index] >= states[row]["version"]:
+            states[row]["value"], states[row]["version"] = values[index], versions[index]
+            rows[found], owners[found] = row, numbers[index]
+            found += 1
+    return rows[:found], distinct(owners[:found])[0]

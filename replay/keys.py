@@ -60,7 +60,7 @@ def state_keys(hashes: Keys, tokens: npt.NDArray[Any], sizes: IntArray, counts: 
     [10510012226568145507, 5147822675897080089]
     """
     whole = (column.astype(np.int64) for column in (sizes, counts, lengths))
-    found: Keys = prefix_keys(hashes, tokens.astype(np.uint32), *whole)
+    found: Keys = prefix_keys(hashes, tokens, *whole)
     return found
 
 

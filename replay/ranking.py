@@ -20,17 +20,17 @@ VISITS = 8
 """Continuations after which the static curriculum moves one state back."""
 
 
-def value(columns: Columns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
+def value(values: FloatArray) -> FloatArray:
     """The paper (arXiv 2504.14363): promise(s) = V(s)."""
-    return columns.value.astype(np.float32)
+    return values.astype(np.float32)
 
 
-def uniform(columns: Columns, settings: RankSettings) -> FloatArray:  # noqa: ARG001
+def uniform(values: FloatArray) -> FloatArray:
     """Random boundary, the mandatory baseline: promise(s) = 0."""
-    return np.zeros(len(columns.value), np.float32)
+    return np.zeros(len(values), np.float32)
 
 
-def success_prefix(columns: Columns, settings: RankSettings) -> FloatArray:  # noqa: ARG001
+def success_prefix(columns: Columns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
     """Own successes of hard problems: promise 0 for prefixes of own successful trajectories of problems whose root success
     (w + 1) / (w + l + 2) is at most 1/2, else -inf."""
     hard = (columns.root_wins + 1) / (columns.root_wins + columns.root_losses + 2) <= 0.5
@@ -70,11 +70,18 @@ class Ranking(NamedTuple):
     """Whether the critic's measured calibration is part of it."""
     thompson: bool = False
     """Whether a batch is chosen by Thompson draws from a shortlist of proportional draws."""
+    of_value: Callable[[FloatArray], FloatArray] | None = None
+    """Where a state's value alone makes its promise, the function from values [S]: then an outcome changes no promise, and a
+    new value that of its own state only."""
+
+
+def _by_value(of_value: Callable[[FloatArray], FloatArray]) -> Ranking:
+    return Ranking(lambda columns, _: of_value(columns.value), of_value=of_value)
 
 
 RANKINGS: dict[str, Ranking] = {
-    "value": Ranking(value),
-    "uniform": Ranking(uniform),
+    "value": _by_value(value),
+    "uniform": _by_value(uniform),
     "frontier": Ranking(frontier, chain_worth, explores=True, uses_gate=True),
     "posterior": Ranking(posterior, uses_gate=True, thompson=True),
     "success_prefix": Ranking(success_prefix, lambda columns: _only(columns.provenance == Provenance.OWN_SUCCESSFUL)),

@@ -7,8 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import IntArray, Provenance, ReplayedState
-from replay.batch import Ints, Tokens
-from replay.keys import Keys, Rows
+from replay.batch import Ints
+from replay.keys import Keys, Reals, Rows
+from replay.table import Table
+
+Prefixes = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
@@ -34,34 +37,61 @@ class Counters:
 class Selected:
     """States as a shard hands them out, [m] each."""
 
-    keys: Keys
+    rows: Table  # records of `replay.table.STATE`
     problem_ids: list[str]
-    tokens: Tokens  # holds the prefixes
+    tokens: Prefixes  # holds the prefixes
     starts: Rows  # where each begins
-    lengths: Ints
-    values: npt.NDArray[np.float32]
-    provenance: npt.NDArray[np.uint8]
-    versions: Ints
-    wins: npt.NDArray[np.float32]
-    losses: npt.NDArray[np.float32]
+
+    @property
+    def keys(self) -> Keys:
+        """[m] state keys."""
+        return np.asarray(self.rows["key"])
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """[m] the critic's values."""
+        return np.asarray(self.rows["value"])
+
+    @property
+    def lengths(self) -> Ints:
+        """[m] tokens of the prefixes."""
+        return np.asarray(self.rows["length"])
 
     def take(self, index: Rows) -> "Selected":
         """Some of them, in the order of `index`."""
         names = [self.problem_ids[i] for i in index.tolist()]
-        columns = (getattr(self, f.name)[index] for f in fields(self)[3:])
-        return Selected(self.keys[index], names, self.tokens, *columns)
+        return Selected(self.rows.take(index), names, self.tokens, self.starts[index])
 
     def prefixes(self) -> list[IntArray]:
         """The prefix of each, int32."""
-        tokens = self.tokens.astype(np.int32)
-        stops = (self.starts + self.lengths).tolist()
+        tokens, stops = self.tokens, (self.starts + self.lengths).tolist()
         return [tokens[a:b] for a, b in zip(self.starts.tolist(), stops, strict=True)]
 
     def states(self) -> list[ReplayedState]:
         """A record of each."""
-        columns = (column.tolist() for column in (self.values, self.provenance, self.versions))
-        rows = zip(self.keys.tolist(), self.problem_ids, self.prefixes(), *columns, strict=True)
-        return [ReplayedState(k, p, prefix, value, _PROVENANCE[origin], v) for k, p, prefix, value, origin, v in rows]
+        columns = (self.rows[name].tolist() for name in ("value", "provenance", "version"))
+        found = zip(self.keys.tolist(), self.problem_ids, self.prefixes(), *columns, strict=True)
+        return [ReplayedState(k, p, prefix, value, _PROVENANCE[origin], v) for k, p, prefix, value, origin, v in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Different states that the driver wants of one pool: draws in proportion to mass, or the best of a Gumbel race."""
+
+    pool: int
+    wanted: int
+    ends: Reals  # [GROUPS] running sums of the groups' masses over all shards
+    fractions: Reals  # [m] where to draw, in [0, 1) of the whole mass; empty: a race
+    seed: int  # of the race
+    excluded: Keys  # states that do not take part in the race
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What a shard has to offer for a wish."""
+
+    states: Selected
+    order: Rows | Reals  # [m] smaller first over all shards: which of the fractions; or the race's scores, negative
 
 
 _PROVENANCE = {int(p): p for p in Provenance}
@@ -74,6 +104,5 @@ def joined(parts: Sequence[Selected]) -> Selected:
     names = [name for part in parts for name in part.problem_ids]
     before = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
     starts = np.concatenate([part.starts + offset for part, offset in zip(parts, before.tolist(), strict=True)])
-    keys, tokens = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "tokens"))
-    columns = (np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Selected)[4:])
-    return Selected(keys, names, tokens, starts, *columns)
+    rows = np.concatenate([part.rows for part in parts])
+    return Selected(rows, names, np.concatenate([part.tokens for part in parts]), starts)

@@ -18,7 +18,7 @@ from replay import snapshot
 from replay.keys import Keys, Reals, Rows, owned_groups
 from replay.log import Log, Recovered, check_identity, mend, recover, segments
 from replay.ops import Operation, apply, check, decode, encode
-from replay.records import Selected
+from replay.records import Granted, Selected, Wish
 from replay.shard import Shard
 from replay.stats import ShardStats, shard_stats
 from replay.storage import Folder, Manifest, read_manifest, read_snapshot, shown, write_manifest, write_snapshot
@@ -169,16 +169,10 @@ class ReplayShard:
         """See `Shard.least`."""
         return self._opened().least(count)
 
-    def draw(self, pool: int, groups: Rows, fractions: Reals) -> Selected:
-        """States at fractions of the groups' masses."""
+    def grant(self, wishes: list[Wish]) -> list[Granted]:
+        """What this shard has to offer for each wish."""
         shard = self._opened()
-        return shard.select(shard.draw(pool, groups, fractions))
-
-    def race(self, pool: int, count: int, seed: int, excluded: Keys) -> tuple[Selected, Reals]:
-        """The best of the Gumbel race, with scores."""
-        shard = self._opened()
-        where, scores = shard.race(pool, count, seed, excluded)
-        return shard.select(where), scores
+        return [shard.grant(wish) for wish in wishes]
 
     def top(self, count: int, older_than: int | None) -> tuple[Selected, Keys]:
         """The most promising states, with standings."""
@@ -200,7 +194,7 @@ class ReplayShard:
         return Extent(
             self._log.sequence,
             shard.states,
-            shard.replayable.copy(),
+            shard.replayable(),
             shard.content_bytes,
             shard.masses(),
             shard.version,

@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from core.config import ReplayConfig
 from core.records import Provenance
-from replay import kernels
-from replay.arena import ends_of
+from replay import drawing, kernels
 from replay.batch import Batch, Ints, OutcomeBatch
 from replay.columns import Columns, RankSettings, rank_settings
 from replay.holdings import Holdings, shallow
 from replay.keys import Keys, Reals, Rows, gumbels, state_keys
 from replay.ranking import RANKINGS, Ranking, standing, weights
-from replay.records import Selected
+from replay.records import Granted, Prefixes, Selected, Wish
 from replay.table import Table
 
 
@@ -39,7 +38,7 @@ class Shard(Holdings):
     def __init__(self, config: ReplayConfig, vocabulary: int, name: str) -> None:
         self._ranking: Ranking = RANKINGS[config.ranking]
         super().__init__(vocabulary, config.temperature, self._ranking.explores, name)
-        self._quota, self._decay = config.per_problem, config.decay
+        self._quota, self._decay, self._temperature = config.per_problem, config.decay, config.temperature
         self.settings: RankSettings = rank_settings(config)
 
     def frozen(self) -> "Shard":
@@ -53,9 +52,9 @@ class Shard(Holdings):
     def add(self, batch: Batch) -> None:
         """Store the states of a batch; see `Batch`."""
         problems = self.enter(batch.problem_ids)
-        touched, place = np.unique(problems, return_inverse=True)
-        self._age(touched, place, batch.version)
-        self._count_roots(batch, touched, place)
+        touched, place = kernels.distinct(problems)
+        self._age(problems, batch.version)
+        self._count_roots(batch, problems)
         base = self.trajectories.used  # batch trajectories are numbered from here until it is known which are kept
         rows, counts, held, merged = self._join(batch, problems, touched, place, base)
         self._rank(rows, np.repeat(np.arange(len(touched)), counts), touched, base, batch.sizes)
@@ -89,26 +88,26 @@ class Shard(Holdings):
     def record(self, batch: OutcomeBatch) -> None:
         """Count outcomes of replayed states; those of states that were evicted meanwhile are counted as lost."""
         problems = self.known(batch.problem_ids)
-        touched, place = np.unique(problems, return_inverse=True)
-        self._age(touched, place, batch.version)
-        states = self.blocks.states.rows
-        at = kernels.locate(states, *self.blocks.spans(problems), batch.keys.astype(np.uint64))
-        self.counters.lost_outcomes += kernels.tally(states, at, batch.correct.astype(np.bool_))
+        self._age(problems, batch.version)
+        tables = self.blocks.states.rows, self.blocks.problems.rows
+        self.counters.lost_outcomes += kernels.tally(*tables, problems, batch.keys, batch.correct)
         self.counters.outcomes += len(batch.keys)
-        self.counters.solved += int(batch.correct.sum())
-        self._rerank(touched)
+        self.counters.solved += int(np.count_nonzero(batch.correct))
+        if self._ranking.of_value is None:
+            self._rerank(kernels.distinct(problems)[0])
 
     def revalue(self, batch: Revaluation) -> None:
         """Take new values where they are not older than what is held; unknown states are passed over."""
         problems = self.known(batch.problem_ids)
         states = self.blocks.states.rows
-        at = kernels.locate(states, *self.blocks.spans(problems), batch.keys.astype(np.uint64))
-        newer = np.flatnonzero(
-            at >= 0
-        )  # first: a shard without states has no row that an unknown state could be held against
-        newer = newer[batch.version[newer] >= states["version"][at[newer]]]
-        states["value"][at[newer]], states["version"][at[newer]] = batch.values[newer], batch.version[newer]
-        self._rerank(np.unique(problems))
+        given = problems, batch.keys, batch.values, batch.version
+        changed, touched = kernels.revalue(states, self.blocks.problems.rows, *given)
+        if self._ranking.of_value is None:
+            self._rerank(touched)
+            return
+        promise = self._ranking.of_value(states["value"][changed])
+        states["promise"][changed] = states["worth"][changed] = promise
+        self._weigh(touched, changed)
 
     def trust(self, gate: float) -> None:
         """Set the trust in the critic and rank everything anew."""
@@ -118,12 +117,11 @@ class Shard(Holdings):
 
     def _rerank(self, touched: Rows) -> None:
         """Rank the states of problems anew after their columns have changed."""
-        self.replayable -= self._live(touched)
         members = self.blocks.gather(touched)
         self._rank(members.rows, members.owner, touched)
         for field in ("promise", "worth"):
             self.blocks.states.rows[field][members.where] = members.rows[field]
-        self._weigh(touched, members.rows, members.owner)
+        self._weigh(touched)
 
     def evict(self, count: int) -> None:
         """Remove the `count` states of the least standing and rank the rest of their problems anew."""
@@ -144,19 +142,29 @@ class Shard(Holdings):
         rows = self.blocks.states.rows.take(self._least(count))
         return standing(rows["worth"], rows["version"], rows["key"]), rows["key"]
 
-    def draw(self, pool: int, groups: Rows, fractions: Reals) -> Rows:
-        """Row numbers of the states at the given fractions [m] in [0, 1) of the mass of the given groups [m]."""
-        problems, left = self.pools[pool].draw(groups, fractions)
-        which = pool if self._pools == 2 else -1
-        given = left, self._temperature, which, int(Provenance.OWN_FAILED)
-        rows: Rows = kernels.choose(self.blocks.states.rows, *self.blocks.spans(problems), *given)
-        return rows
+    def grant(self, wish: Wish) -> Granted:
+        """What this shard has to offer for a wish."""
+        if len(wish.fractions):
+            states, which = self.draw(wish.pool, wish.ends, wish.fractions, wish.wanted)
+            return Granted(states, which)
+        where, scores = self.race(wish.pool, wish.wanted, wish.seed, wish.excluded)
+        return Granted(self.select(where), -scores)
+
+    def draw(self, pool: int, ends: Reals, fractions: Reals, wanted: int) -> tuple[Selected, Rows]:
+        """The first `wanted` different states at fractions [m] in [0, 1) of a pool's mass, and at which of them each was met.
+
+        `ends` [GROUPS] are the running sums of the groups' masses over all shards; what falls to another shard is passed over.
+        """
+        stored = self.trajectories.rows, *self.arena.chunks
+        *found, which = self.pools[pool].draw(self.blocks, stored, ends, fractions, wanted)
+        return self._selected(*found), which
 
     def race(self, pool: int, count: int, seed: int, excluded: Keys) -> tuple[Rows, Reals]:
         """Row numbers and scores of the `count` best of log weight + Gumbel noise of (seed, key), excluded ones apart."""
         rows = self.blocks.states.rows
         live = np.flatnonzero((rows["key"] != 0) & ~np.isneginf(rows["promise"]) & ~np.isin(rows["key"], excluded))
-        live = live[self.pool_of(rows.take(live)) == pool]
+        if len(self.pools) == 2:
+            live = live[(rows["provenance"][live] == Provenance.OWN_FAILED) == pool]
         keys = rows["key"][live]
         scores = np.log(weights(rows["promise"][live], self._temperature)) + gumbels(keys, seed)
         best = np.lexsort((keys, scores))[::-1][:count]
@@ -173,53 +181,35 @@ class Shard(Holdings):
 
     def select(self, where: Rows) -> Selected:
         """The states in the given rows."""
-        rows = self.blocks.states.rows.take(where)
-        trajectories = self.trajectories.rows.take(rows["trajectory"])
-        return Selected(
-            keys=rows["key"].copy(),
-            problem_ids=[self.names[i] for i in trajectories["problem"].tolist()],
-            tokens=self.arena.gather(trajectories["address"], rows["length"]),
-            starts=ends_of(rows["length"])[:-1],
-            lengths=rows["length"].copy(),
-            values=rows["value"].copy(),
-            provenance=rows["provenance"].copy(),
-            versions=rows["version"].copy(),
-            wins=rows["wins"].copy(),
-            losses=rows["losses"].copy(),
-        )
+        states, stored = self.blocks.states.rows, (self.trajectories.rows, *self.arena.chunks)
+        return self._selected(*drawing.copy_out(states, *stored, where))
 
     # -- inside
 
-    def _age(self, touched: Rows, place: Rows, version: Ints) -> None:
-        """Decay the outcomes of the touched problems and of their states up to the versions of a write.
+    def _selected(self, rows: Table, problems: Rows, tokens: Prefixes, starts: Rows) -> Selected:
+        names = self.names
+        return Selected(rows, [names[i] for i in problems.tolist()], tokens, starts)
+
+    def _age(self, problems: Rows, version: Ints) -> None:
+        """Decay the outcomes of the written problems and of their states up to the versions of a write.
 
         Each problem by the versions of its own entries alone: the shard's newest version would depend on placement.
         """
         self.version = max(self.version, int(version.max(initial=0)))
-        table = self.blocks.problems.rows
-        before = table["touched"][touched]
-        now = before.copy()
-        np.maximum.at(now, place, version)
-        factor = np.float32(self._decay) ** (now - before).astype(np.float32)
-        table["touched"][touched] = now
-        for field in ("wins", "losses"):
-            table[field][touched] *= factor
-        kernels.fade(self.blocks.states.rows, *self.blocks.spans(touched), factor)
+        kernels.age(self.blocks.states.rows, self.blocks.problems.rows, problems, version, self._decay)
 
-    def _count_roots(self, batch: Batch, touched: Rows, place: Rows) -> None:
+    def _count_roots(self, batch: Batch, problems: Rows) -> None:
         """Outcomes of rollouts from the root: own trajectories without a parent."""
-        root = (batch.parent == 0) & (batch.provenance != Provenance.CANONICAL)
-        solved = root & (batch.provenance == Provenance.OWN_SUCCESSFUL)
-        tried = np.bincount(place[root], minlength=len(touched))
-        won = np.bincount(place[solved], minlength=len(touched))
-        table = self.blocks.problems.rows
-        for field, count in (("tried", tried), ("solved", won), ("wins", won), ("losses", tried - won)):
-            table[field][touched] += count.astype(table[field].dtype)
-        self.counters.root_outcomes += int(root.sum())
-        self.counters.root_solved += int(solved.sum())
+        given = problems, batch.parent, batch.provenance, int(Provenance.CANONICAL), int(Provenance.OWN_SUCCESSFUL)
+        tried, solved = kernels.count_roots(self.blocks.problems.rows, *given)
+        self.counters.root_outcomes += tried
+        self.counters.root_solved += solved
 
     def _rank(self, rows: Table, owner: Rows, touched: Rows, base: int = 1 << 40, sizes: Ints | None = None) -> None:
         """Set promise and worth of all states of the touched problems; trajectories from `base` on have these sizes."""
+        if self._ranking.of_value is not None:
+            rows["promise"] = rows["worth"] = self._ranking.of_value(rows["value"])
+            return
         chain = rows["trajectory"].astype(np.int64)
         fresh = chain >= base
         total = np.empty(len(rows), np.int64)

@@ -37,8 +37,8 @@ def shard_stats(shard: Shard) -> ShardStats:
     return ShardStats(
         counters=shard.counters,
         states=shard.states,
-        replayable=int(shard.replayable.sum()),
-        trajectories=int((shard.references.rows > 0).sum()),
+        replayable=int(shard.replayable().sum()),
+        trajectories=shard.references.used - len(shard.free_trajectories),
         problems=int((shard.blocks.problems.rows["count"] > 0).sum()),
         token_bytes=shard.arena.nbytes,
         memory_bytes=shard.nbytes,

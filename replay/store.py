@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -19,9 +19,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import Candidate, FloatArray, Outcome, ReplayedState
-from core.seeds import derive, generator
+from core.seeds import derive
 from replay.batch import pack, pack_outcomes
-from replay.keys import GROUPS, Reals, group_of, shard_of_group
+from replay.draw import Draw
+from replay.keys import GROUPS, group_of, shard_of_group
 from replay.ops import Evict, Operation, Trust
 from replay.posterior import SHORTLIST, belief, critic_gate, thompson
 from replay.ranking import RANKINGS, Ranking
@@ -35,8 +36,7 @@ MANIFEST = "store.json"
 """Names the files of a saved store."""
 WINDOW = 2048
 """Newest outcomes that the critic's calibration is measured on."""
-ROUNDS = 4
-"""Rounds of draws with replacement before the rest is drawn by a race over all states."""
+R = TypeVar("R")
 
 
 class ReplayStore:
@@ -80,8 +80,8 @@ class ReplayStore:
             for index in range(config.shards)
         ]
         if salvage:
-            self.dropped += [line for lines in self._all("salvage") for line in lines]
-        self._extents: list[Extent] = self._all("extent")
+            self.dropped += [line for lines in self._all(ReplayShard.salvage) for line in lines]
+        self._extents: list[Extent] = self._all(ReplayShard.extent)
 
     def __len__(self) -> int:
         """States in the store."""
@@ -108,14 +108,14 @@ class ReplayStore:
         """
         self._requested += n
         if self._top:
-            drawn = _best(self._all("top", n, None), n)
+            drawn = _best(self._all(ReplayShard.top, n, None), n)
         elif self._ranking.thompson:
-            drawn = self._thompson(self._draw(0, SHORTLIST * n, seed), n, seed)
+            drawn = self._thompson(self._draw((SHORTLIST * n, seed)), n, seed)
         elif self._ranking.explores:
-            exploring = self._draw(1, int(self._explore * n), derive(seed, "explore"))
-            drawn = joined([self._draw(0, n - len(exploring.keys), seed), exploring])
+            exploring = min(int(self._explore * n), self._replayable(1))
+            drawn = self._draw((n - exploring, seed), (exploring, derive(seed, "explore")))
         else:
-            drawn = self._draw(0, n, seed)
+            drawn = self._draw((n, seed))
         self._sampled += len(drawn.keys)
         if self._ranking.uses_gate:
             self._handed |= dict(zip(drawn.keys.tolist(), drawn.values.tolist(), strict=True))
@@ -127,7 +127,7 @@ class ReplayStore:
 
         With `older_than` they are the states whose stale values matter most: have the critic value them, `revalue`.
         """
-        return _best(self._all("top", n, older_than), n).states()
+        return _best(self._all(ReplayShard.top, n, older_than), n).states()
 
     def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
         """New values [S] of states from a critic of this weight version."""
@@ -149,13 +149,13 @@ class ReplayStore:
 
     def stats(self) -> StoreStats:
         """Counts over all shards."""
-        return combine(self._all("stats"), self._requested, self._sampled)
+        return combine(self._all(ReplayShard.stats), self._requested, self._sampled)
 
     def save(self, uri: str) -> None:
         """Write a snapshot of all shards into a folder; it replaces an older one there when it is complete."""
         folder = Folder(uri).make()
         tag = f"{time.time_ns():x}"
-        parts = self._all("save", folder.uri, tag)
+        parts = self._all(ReplayShard.save, folder.uri, tag)
         window = {"window": self._window, "handed": list(self._handed.items())}
         driver = {"requested": self._requested, "sampled": self._sampled, **window}
         meta = {"fingerprint": self._fingerprint, "vocabulary": self._vocabulary, "gate": self._gate}
@@ -176,7 +176,7 @@ class ReplayStore:
         self._gate = manifest["gate"]
         self._window = [(value, correct, problem) for value, correct, problem in manifest["window"]]
         self._handed = dict(manifest["handed"])
-        self._extents = self._all("restore", folder.uri, manifest["parts"])
+        self._extents = self._all(ReplayShard.restore, folder.uri, manifest["parts"])
 
     def clear(self) -> None:
         """Forget everything, as if the store had just been made."""
@@ -195,7 +195,7 @@ class ReplayStore:
                     stack.callback(actor.close)
             return
         try:
-            self._all("close")
+            self._all(ReplayShard.close)
         finally:
             for actor in self._actors:
                 ray.kill(actor)
@@ -219,7 +219,7 @@ class ReplayStore:
         """Send each shard its write; the sequence number makes a repeated call harmless."""
         calls = {shard: (self._extents[shard].sequence + 1, operation) for shard, operation in operations.items()}
         failed: list[StoreError] = []
-        for shard, answer in self._ask("write", calls).items():
+        for shard, answer in self._ask(ReplayShard.write, calls).items():
             try:
                 self._extents[shard] = answer()  # also beside a shard that failed: this one counts the write as done
             except StoreError as error:
@@ -239,7 +239,7 @@ class ReplayStore:
             self._evict(min(excess, states))
 
     def _evict(self, excess: int) -> None:
-        ranked = self._all("least", excess)
+        ranked = self._all(ReplayShard.least, excess)
         shard = np.repeat(np.arange(self._shards), [len(keys) for _, keys in ranked])
         standings = np.concatenate([standing for standing, _ in ranked])
         keys = np.concatenate([keys for _, keys in ranked])
@@ -265,62 +265,44 @@ class ReplayStore:
 
     def _thompson(self, drawn: Selected, n: int, seed: int) -> Selected:
         """The n of the drawn states whose Thompson draws are the most learnable."""
-        beliefs = belief(drawn.wins, drawn.losses, drawn.values, self._gate)
+        beliefs = belief(drawn.rows["wins"], drawn.rows["losses"], drawn.values, self._gate)
         scores = thompson(drawn.keys, *beliefs, derive(seed, "thompson"))
         return drawn.take(np.lexsort((drawn.keys, scores))[::-1][:n])
 
-    def _draw(self, pool: int, n: int, seed: int) -> Selected:
-        """n distinct states of a pool in proportion to their weights.
+    def _replayable(self, pool: int) -> int:
+        return sum(int(extent.replayable[pool]) for extent in self._extents)
 
-        Successive draws with replacement, repeats ignored, are draws without replacement. When repeats are many (small
-        store, few states with all the mass) the rest is drawn by the Gumbel race, which is exact for what remains.
-        """
-        total = int(sum(extent.replayable[pool] for extent in self._extents))
-        wanted = min(n, total)
-        chosen: list[Selected] = []
-        missing = wanted
-        masses = np.sum([extent.masses[pool] for extent in self._extents], axis=0)
-        for turn in range(ROUNDS if 4 * wanted < total and masses.sum() > 0 else 0):
-            if not missing:
-                break
-            fractions = generator(seed, "replay", turn).random(with_repeats(missing, total))
-            chosen = [_distinct(joined([*chosen, self._at(pool, masses, fractions)]), wanted)]
-            missing = wanted - len(chosen[0].keys)
-        if missing or not chosen:
-            excluded = chosen[0].keys if chosen else np.zeros(0, np.uint64)
-            found = self._all("race", pool, missing, derive(seed, "replay-race"), excluded)
-            chosen.append(_best(found, missing))
-        return joined(chosen)
+    def _draw(self, *wishes: tuple[int, int]) -> Selected:
+        """Of pool i so many distinct states, with this seed: (wanted, seed) = wishes[i]. One round of calls as a rule."""
+        draws = []
+        for pool, (wanted, seed) in enumerate(wishes):
+            masses = np.sum([extent.masses[pool] for extent in self._extents], axis=0)
+            draws.append(Draw(pool, wanted, self._replayable(pool), masses, seed))
+        while unfinished := [draw for draw in draws if draw.missing]:
+            found = self._all(ReplayShard.grant, [draw.wish() for draw in unfinished])
+            for number, draw in enumerate(unfinished):
+                draw.take([granted[number] for granted in found])
+        return joined([draw.chosen for draw in draws])
 
-    def _at(self, pool: int, masses: Reals, fractions: Reals) -> Selected:
-        """States at fractions of the whole mass, in the order of the fractions."""
-        ends = np.cumsum(masses)
-        target = fractions * ends[-1]
-        groups = np.minimum(np.searchsorted(ends, target, side="right"), int(np.searchsorted(ends, ends[-1])))
-        inside = np.clip((target - (ends[groups] - masses[groups])) / masses[groups], 0.0, np.nextafter(1.0, 0.0))
-        owner = self._owner[groups]
-        mine = {int(shard): np.flatnonzero(owner == shard) for shard in np.unique(owner)}
-        found = self._call("draw", {shard: (pool, groups[at], inside[at]) for shard, at in mine.items()})
-        order = np.argsort(np.concatenate(list(mine.values())))
-        return joined([found[shard] for shard in mine]).take(order)
+    def _all(self, method: Callable[..., R], *arguments: Any) -> list[R]:
+        """Call a method of every shard at once; the answers in their order."""
+        return list(self._call(method, dict.fromkeys(range(self._shards), arguments)).values())
 
-    def _all(self, method: str, *arguments: Any) -> list[Any]:
-        found = self._call(method, dict.fromkeys(range(self._shards), arguments))
-        return [found[shard] for shard in range(self._shards)]
-
-    def _call(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def _call(self, method: Callable[..., R], arguments: dict[int, tuple[Any, ...]]) -> dict[int, R]:
         """Call a method of several shards at once; the answers by shard."""
         return {shard: answer() for shard, answer in self._ask(method, arguments).items()}
 
-    def _ask(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Callable[[], Any]]:
+    def _ask(self, method: Callable[..., R], arguments: dict[int, tuple[Any, ...]]) -> dict[int, Callable[[], R]]:
         """Begin a call of several shards at once; for each what waits for its answer."""
         if self._local:
-            return {i: partial(getattr(self._actors[i], method), *given) for i, given in arguments.items()}
+            return {shard: partial(method, self._actors[shard], *given) for shard, given in arguments.items()}
         end = time.monotonic() + self._deadline
-        references = {i: getattr(self._actors[i], method).remote(*given) for i, given in arguments.items()}
-        return {i: partial(self._answer, i, method, arguments[i], ref, end) for i, ref in references.items()}
+        begin = {shard: partial(_begin, self._actors[shard], method, given) for shard, given in arguments.items()}
+        asked = {shard: begin[shard]() for shard in arguments}  # all at once
+        name = method.__name__
+        return {shard: partial(self._answer, shard, name, begin[shard], call, end) for shard, call in asked.items()}
 
-    def _answer(self, shard: int, method: str, arguments: tuple[Any, ...], reference: Any, end: float) -> Any:
+    def _answer(self, shard: int, method: str, begin: Callable[[], Any], reference: Any, end: float) -> Any:
         """Wait for an answer; where the actor died, ask the restarted one."""
         name = f"replay-shard-{shard}"
         while True:
@@ -341,7 +323,12 @@ class ReplayStore:
                         f"{name}: died during {method} and did not come back: {first_line(error)}"
                     ) from error
                 time.sleep(0.1)
-                reference = getattr(self._actors[shard], method).remote(*arguments)
+                reference = begin()
+
+
+def _begin(actor: Any, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Begin a call of an actor; what its answer is got by."""
+    return getattr(actor, method.__name__).remote(*arguments)
 
 
 def _start(identity: Identity, config: ReplayConfig, directory: str) -> Any:
@@ -368,21 +355,6 @@ def _taken(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def with_repeats(wanted: int, total: int) -> int:
-    """How often to draw for so many different states of `total`: four times the repeats of equal weights, and four more.
-
-    >>> with_repeats(64, 256), with_repeats(64, 1_000_000)
-    (100, 68)
-    """
-    return wanted + 2 * wanted * wanted // max(total, 1) + 4
-
-
-def _distinct(found: Selected, count: int) -> Selected:
-    """The first `count` different states."""
-    first = np.unique(found.keys, return_index=True)[1]
-    return found.take(np.sort(first)[:count])
 
 
 def _best(found: list[tuple[Selected, Any]], count: int) -> Selected:

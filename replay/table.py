@@ -117,6 +117,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self.states = Growing(STATE)
+        self.weights = Growing(np.dtype(np.float64))  # what each is drawn by; see `replay/drawing.py`
         self.problems = Growing(PROBLEM)
         self._free: dict[int, list[int]] = {}  # rows of a free block -> first rows
 
@@ -162,6 +163,7 @@ class Blocks:
             starts[wanted[:reused]] = [free.pop() for _ in range(reused)]
             fresh = wanted[reused:]
             starts[fresh] = self.states.extend(room * len(fresh)) + room * np.arange(len(fresh))
+            self.weights.extend(room * len(fresh))
         return starts
 
     def copy(self) -> "Blocks":
@@ -173,7 +175,8 @@ class Blocks:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self.states.nbytes + self.problems.nbytes + sum(8 * len(free) for free in self._free.values())
+        columns = self.states.nbytes + self.weights.nbytes + self.problems.nbytes
+        return columns + sum(8 * len(free) for free in self._free.values())
 
 
 def _rooms(counts: Rows) -> Rows:

@@ -8,7 +8,7 @@ import pytest
 from replay.columns import Columns, RankSettings
 from replay.frontier import MASTERED, chain_worth, frontier, isotonic
 from replay.posterior import belief, critic_gate, posterior, thompson, within_auc
-from replay.ranking import RANKINGS, canonical, standing, success_prefix, value, weights
+from replay.ranking import RANKINGS, canonical, standing, success_prefix, weights
 
 FAILED, SUCCESS, CANONICAL = 0, 1, 2
 SETTINGS = RankSettings(target=0.3)
@@ -27,7 +27,8 @@ def columns(lengths: list[int], provenance: list[int], **given: Any) -> Columns:
 
 
 def test_value_is_the_value() -> None:
-    assert value(columns([10, 20], [0, 0], value=[0.25, 0.5]), SETTINGS).tolist() == [0.25, 0.5]
+    given = columns([10, 20], [0, 0], value=[0.25, 0.5])
+    assert RANKINGS["value"].promise(given, SETTINGS).tolist() == [0.25, 0.5]
 
 
 def test_weights() -> None:

@@ -1,6 +1,7 @@
 """The shard as a plain object: merging, quota, bounds, draws."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +39,7 @@ def shard_of(*candidates: Candidate, **fields: object) -> Shard:
 def held(shard: Shard) -> dict[tuple[str, tuple[int, ...]], float]:
     rows = np.flatnonzero(shard.blocks.states.rows["key"])
     found = shard.select(rows)
-    ends = np.cumsum(found.lengths)
-    prefixes = [tuple(part.tolist()) for part in np.split(found.tokens, ends[:-1])] if len(rows) else []
+    prefixes = [tuple(prefix.tolist()) for prefix in found.prefixes()]
     return {(p, t): v for p, t, v in zip(found.problem_ids, prefixes, found.values.tolist(), strict=True)}
 
 
@@ -49,18 +49,18 @@ def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajec
     shard = shard_of(failed, solved, ranking="value")
     assert held(shard) == pytest.approx({("p", (1, 2)): 0.7, ("p", (1, 2, 3)): 0.2, ("p", (1, 2, 9)): 0.8})
     assert shard.counters.merged == 1
-    state = shard.select(shard.draw(0, np.array([shard_group("p")]), np.array([0.0])))
-    assert state.provenance[0] == Provenance.OWN_SUCCESSFUL
+    assert drawn(shard, 0.0)["provenance"] == Provenance.OWN_SUCCESSFUL
     stale = candidate("p", [1, 2, 5, 5], [2], [0.3], version=1)
     shard.add(pack([stale], 100))
     assert held(shard)["p", (1, 2)] == pytest.approx(0.7)  # version 2 stays
     assert shard.arena.live == 8  # the stale trajectory's only state was there already: its tokens are not kept
 
 
-def shard_group(problem: str) -> int:
-    from replay.keys import group_of
-
-    return group_of(problem)
+def drawn(shard: Shard, fraction: float) -> Any:
+    """The state at a fraction of the mass."""
+    states, which = shard.draw(0, np.cumsum(shard.masses()[0]), np.array([fraction]), 1)
+    assert which.tolist() == [0]
+    return states.rows[0]
 
 
 def test_the_quota_keeps_the_most_promising_of_a_problem() -> None:
@@ -77,7 +77,7 @@ def test_eviction_takes_the_least_promising_and_frees_their_tokens() -> None:
     shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
     shard.evict(3)
     assert list(held(shard).values()) == pytest.approx([0.4])
-    assert (shard.states, int(shard.replayable.sum()), shard.arena.live) == (1, 1, 10)
+    assert (shard.states, shard.replayable().tolist(), shard.arena.live) == (1, [1], 10)
 
 
 def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
@@ -93,9 +93,8 @@ def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
 def test_draws_are_proportional_to_exp_promise_over_temperature() -> None:
     """Values 0, 0.2, 0.4 at temperature 0.2: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
     shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)
-    fractions = (np.arange(20_000) + 0.5) / 20_000
-    rows = shard.draw(0, np.full(20_000, shard_group("p")), fractions)
-    shares = np.bincount(shard.blocks.states.rows["length"][rows], minlength=4)[1:] / 20_000
+    lengths = [int(drawn(shard, fraction)["length"]) for fraction in (np.arange(20_000) + 0.5) / 20_000]
+    shares = np.bincount(lengths, minlength=4)[1:] / 20_000
     np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=1e-4)
 
 
