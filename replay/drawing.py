@@ -200,7 +200,15 @@ def _slots(sums: Array, ends: Array, fraction: Array) -> tuple[Any, Any, Any]:
 
 @njit(cache=True)
 def _descend(
-    heads: Array, sums: Array, links: Array, problems: Array, weights: Array, sign: float, states: Array, ends: Array, fraction: Array
+    heads: Array,
+    sums: Array,
+    links: Array,
+    problems: Array,
+    weights: Array,
+    sign: float,
+    states: Array,
+    ends: Array,
+    fraction: Array,
 ) -> tuple[Any, Any]:
     """Rows of the states at fractions of the whole mass, and which of the fractions they belong to."""
     rows, left, which = _slots(sums, ends, fraction)

@@ -301,3 +301,16 @@ def revalue(
             rows[found], owners[found] = row, numbers[index]
             found += 1
     return rows[:found], distinct(owners[:found])[0]
+
+
+@njit(cache=True)
+def totals(states: Array, newest: int) -> tuple[float, int, float, float]:
+    """Over all states: sum of versions, the oldest of them (`newest` without states), sums of values and of lengths."""
+    versions, oldest, values, depths = 0.0, newest, 0.0, 0.0
+    for row in range(len(states)):
+        if states[row]["key"] != 0:
+            versions += np.float64(states[row]["version"])
+            oldest = min(oldest, states[row]["version"])
+            values += np.float64(states[row]["value"])
+            depths += np.float64(states[row]["length"])
+    return versions, oldest, values, depths

@@ -6,8 +6,7 @@ Shards report `ShardStats`; the store adds them up to `StoreStats`, which the tr
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-import numpy as np
-
+from replay import kernels
 from replay.records import Counters
 from replay.shard import Shard
 
@@ -32,8 +31,7 @@ class ShardStats:
 
 def shard_stats(shard: Shard) -> ShardStats:
     """Count a shard (one pass over its states)."""
-    rows = shard.blocks.states.rows
-    live = rows[rows["key"] != 0]
+    versions, oldest, values, depths = kernels.totals(shard.blocks.states.rows, shard.version)
     return ShardStats(
         counters=shard.counters,
         states=shard.states,
@@ -43,10 +41,10 @@ def shard_stats(shard: Shard) -> ShardStats:
         token_bytes=shard.arena.nbytes,
         memory_bytes=shard.nbytes,
         version=shard.version,
-        version_sum=float(live["version"].sum(dtype=np.float64)),
-        oldest=int(live["version"].min(initial=shard.version)),
-        value_sum=float(live["value"].sum(dtype=np.float64)),
-        depth_sum=float(live["length"].sum(dtype=np.float64)),
+        version_sum=versions,
+        oldest=oldest,
+        value_sum=values,
+        depth_sum=depths,
     )
 
 

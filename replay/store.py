@@ -6,6 +6,7 @@ is repeated until the deadline, and counts once.
 """
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from replay.server import Extent, Identity, ReplayShard, claim
 from replay.shard import Revaluation
 from replay.stats import StoreStats, combine
 from replay.storage import Folder, read_manifest, shown, write_manifest
+from replay.wire import opened, sealed
 
 MANIFEST = "store.json"
 """Names the files of a saved store."""
@@ -297,7 +299,8 @@ class ReplayStore:
         if self._local:
             return {shard: partial(method, self._actors[shard], *given) for shard, given in arguments.items()}
         end = time.monotonic() + self._deadline
-        begin = {shard: partial(_begin, self._actors[shard], method, given) for shard, given in arguments.items()}
+        calls = {shard: sealed((method, given)) for shard, given in arguments.items()}
+        begin = {shard: partial(self._actors[shard].call.remote, *parts) for shard, parts in calls.items()}
         asked = {shard: begin[shard]() for shard in arguments}  # all at once
         name = method.__name__
         return {shard: partial(self._answer, shard, name, begin[shard], call, end) for shard, call in asked.items()}
@@ -307,7 +310,7 @@ class ReplayStore:
         name = f"replay-shard-{shard}"
         while True:
             try:
-                return ray.get(reference, timeout=max(end - time.monotonic(), 0.001))
+                return opened([ray.get(reference, timeout=max(end - time.monotonic(), 0.001))])
             except GetTimeoutError as error:
                 raise StoreError(
                     f"{name}: no answer to {method} within {self._deadline:g} s; see its log on the dashboard or raise"
@@ -326,9 +329,16 @@ class ReplayStore:
                 reference = begin()
 
 
-def _begin(actor: Any, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Begin a call of an actor; what its answer is got by."""
-    return getattr(actor, method.__name__).remote(*arguments)
+class ShardActor:
+    """A shard in a process of its own."""
+
+    def __init__(self, identity: Identity, config: ReplayConfig, directory: str) -> None:
+        self._shard = ReplayShard(identity, config, directory)
+
+    def call(self, *parts: bytes) -> bytes:
+        """Call a method of `ReplayShard`: parts of (method, arguments) in, what it returns out; see `replay.wire`."""
+        method, arguments = opened(parts)
+        return pickle.dumps(method(self._shard, *arguments), pickle.HIGHEST_PROTOCOL)
 
 
 def _start(identity: Identity, config: ReplayConfig, directory: str) -> Any:
@@ -341,7 +351,7 @@ def _start(identity: Identity, config: ReplayConfig, directory: str) -> Any:
     environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
     options = {"name": name, "num_cpus": 0, "max_restarts": -1, "runtime_env": environment}
     uri = directory if "://" in directory else os.path.abspath(directory)
-    return ray.remote(ReplayShard).options(**options).remote(identity, config, uri)
+    return ray.remote(ShardActor).options(**options).remote(identity, config, uri)
 
 
 def _here(identity: Identity, config: ReplayConfig, directory: str) -> Any:
