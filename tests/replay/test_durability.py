@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +29,40 @@ from replay.storage import Folder, read_manifest
 
 ROOT = Path(__file__).parents[2]
 QUOTA = 4
+DECAY = 0.75
 PROBLEMS = st.sampled_from(["p", "q", "r"])
 EMPTY = np.zeros(2, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)  # a trajectory without states
 
 
 def server(directory: object, **identity: Any) -> ReplayShard:
-    config = ReplayConfig(per_problem=QUOTA, ranking="value")
+    config = ReplayConfig(per_problem=QUOTA, ranking="value", decay=DECAY)
     known: dict[str, Any] = {"index": 0, "shards": 1, "vocabulary": 4, "fingerprint": "f"}
     return ReplayShard(Identity(**known | identity), config, str(directory))
 
 
-def contents(shard: ReplayShard) -> dict[tuple[str, int], tuple[float, int, int, int]]:
-    """(problem, key) -> value, version, tried, solved."""
+@dataclass
+class Held:
+    """A state as a plain record."""
+
+    value: float
+    version: int
+    prefix: tuple[int, ...]
+    provenance: int
+    tried: int = 0
+    solved: int = 0
+    wins: float = 0.0
+    losses: float = 0.0
+
+
+def contents(shard: ReplayShard) -> dict[tuple[str, int], Held]:
+    """All states by (problem, key)."""
     inner = shard._opened()
-    rows = inner.blocks.states.rows[inner.blocks.states.rows["key"] != 0]
-    problems = inner.trajectories.rows["problem"][rows["trajectory"]]
-    return {
-        (inner.names[p], int(r["key"])): (float(r["value"]), int(r["version"]), int(r["tried"]), int(r["solved"]))
-        for p, r in zip(problems, rows, strict=True)
-    }
+    found = inner.select(np.flatnonzero(inner.blocks.states.rows["key"]))
+    names = ("value", "version", "provenance", "tried", "solved", "wins", "losses")
+    columns = [dict(zip(names, row, strict=True)) for row in found.rows[list(names)].tolist()]
+    prefixes = [tuple(prefix.tolist()) for prefix in found.prefixes()]
+    every = zip(found.problem_ids, found.keys.tolist(), columns, prefixes, strict=True)
+    return {(problem, key): Held(**row, prefix=prefix) for problem, key, row, prefix in every}
 
 
 def key_of(problem: str, prefix: list[int]) -> int:
@@ -76,9 +92,9 @@ class ShardMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.shard = server(self.folder.name)
-        self.model: dict[
-            str, dict[int, list[Any]]
-        ] = {}  # problem -> key -> value, version, tried, solved (oldest first)
+        self.model: dict[str, dict[int, Held]] = {}  # problem -> key -> state, oldest first
+        self.touched = dict.fromkeys("pqr", 0)  # version up to which a problem's outcomes have decayed
+        self.roots = {problem: [np.float32(0), np.float32(0)] for problem in "pqr"}  # decayed wins and losses
 
     def teardown(self) -> None:
         self.shard.close()
@@ -96,21 +112,37 @@ class ShardMachine(RuleBasedStateMachine):
             )
         )
         self.model = {p: {} for p in "pqr"}
+        for p in "pqr":
+            self.roots[p][1] += 1
 
-    def rank(self, key: int, state: list[Any]) -> tuple[int, int]:
-        arrays = np.array([state[0]], np.float32), np.array([state[1]], np.int32), np.array([key], np.uint64)
+    def rank(self, key: int, state: Held) -> tuple[int, int]:
+        arrays = np.array([state.value], np.float32), np.array([state.version], np.int32), np.array([key], np.uint64)
         return int(standing(*arrays)[0]), key
 
+    def model_age(self, problem: str, version: int) -> None:
+        late = version - self.touched[problem]
+        if late > 0:
+            self.touched[problem], factor = version, np.float32(DECAY**late)
+            self.roots[problem] = [count * factor for count in self.roots[problem]]
+            for state in self.model[problem].values():
+                state.wins, state.losses = (float(np.float32(n) * factor) for n in (state.wins, state.losses))
+
     def model_add(self, candidates: list[Candidate]) -> None:
+        for candidate in candidates:
+            self.model_age(candidate.problem_id, candidate.version)
         touched = set()
         for candidate in candidates:
-            states = self.model[candidate.problem_id]
+            states, origin = self.model[candidate.problem_id], int(candidate.provenance)
+            if origin != Provenance.CANONICAL:
+                self.roots[candidate.problem_id][0 if origin == Provenance.OWN_SUCCESSFUL else 1] += np.float32(1)
             for length, value in zip(candidate.lengths.tolist(), candidate.values.tolist(), strict=True):
                 touched.add(candidate.problem_id)
-                key = key_of(candidate.problem_id, candidate.response_ids[:length].tolist())
-                known = states.setdefault(key, [value, candidate.version, 0, 0])
-                if candidate.version >= known[1]:
-                    known[:2] = value, candidate.version
+                prefix = tuple(candidate.response_ids[:length].tolist())
+                key = key_of(candidate.problem_id, list(prefix))
+                known = states.setdefault(key, Held(value, candidate.version, prefix, origin))
+                known.provenance = max(known.provenance, origin)
+                if candidate.version >= known.version:
+                    known.value, known.version = value, candidate.version
         for problem in touched:
             states = self.model[problem]
             order = {key: place for place, key in enumerate(states)}
@@ -123,14 +155,33 @@ class ShardMachine(RuleBasedStateMachine):
         self.write(pack(candidates, 4))
         self.model_add(candidates)
 
-    @rule(problem=PROBLEMS, place=st.integers(0, 5), correct=st.lists(st.booleans(), min_size=1, max_size=3))
-    def record(self, problem: str, place: int, correct: list[bool]) -> None:
+    @rule(
+        problem=PROBLEMS,
+        place=st.integers(0, 5),
+        correct=st.lists(st.booleans(), min_size=1, max_size=3),
+        version=st.integers(0, 6),
+    )
+    def record(self, problem: str, place: int, correct: list[bool], version: int) -> None:
         keys = list(self.model[problem])
         key = keys[place] if place < len(keys) else 12345
-        self.write(pack_outcomes([Outcome(key, problem, c, 4) for c in correct]))
+        self.write(pack_outcomes([Outcome(key, problem, c, version) for c in correct]))
+        self.model_age(problem, version)
         if place < len(keys):
-            self.model[problem][key][2] += len(correct)
-            self.model[problem][key][3] += sum(correct)
+            state = self.model[problem][key]
+            state.tried, state.solved = state.tried + len(correct), state.solved + sum(correct)
+            for won in correct:
+                state.wins, state.losses = (
+                    float(np.float32(n) + x) for n, x in ((state.wins, won), (state.losses, not won))
+                )
+
+    @rule(problem=PROBLEMS, place=st.integers(0, 5), value=st.sampled_from([0.125, 0.625]), version=st.integers(0, 6))
+    def revalue(self, problem: str, place: int, value: float, version: int) -> None:
+        keys = list(self.model[problem])
+        key = keys[place] if place < len(keys) else 12345
+        columns = np.array([key], np.uint64), np.array([value], np.float32), np.array([version], np.int32)
+        self.write(Revaluation([problem], *columns))
+        if place < len(keys) and version >= self.model[problem][key].version:
+            self.model[problem][key].value, self.model[problem][key].version = value, version
 
     @rule(count=st.integers(1, 4))
     def evict(self, count: int) -> None:
@@ -177,9 +228,12 @@ class ShardMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_states(self) -> None:
-        expected = {(p, key): tuple(state) for p, states in self.model.items() for key, state in states.items()}
+        expected = {(p, key): state for p, states in self.model.items() for key, state in states.items()}
         assert contents(self.shard) == expected
         inner = self.shard._opened()
+        for p, counts in self.roots.items():
+            problem = inner.blocks.problems.rows[inner.numbers[p]]
+            assert [problem["wins"], problem["losses"], problem["touched"]] == [*counts, self.touched[p]]
         rows = inner.trajectories.rows
         assert inner.arena.live == rows["size"][inner.references.rows > 0].sum()
         assert inner.states == inner.replayable().sum() == len(expected)

@@ -11,7 +11,7 @@ from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
 from replay.keys import GROUPS, owned_groups, state_keys
-from replay.shard import Shard
+from replay.shard import Revaluation, Shard
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -153,3 +153,88 @@ def test_keys_by_their_formula_in_plain_python() -> None:
     assert found.tolist() == expected
     assert found[1] == found[3]  # the same prefix of the same problem
     assert key(1, [3, 250]) != expected[1]
+
+
+def record(shard: Shard, problem: str, outcomes: list[tuple[bool, int]]) -> None:
+    """Outcomes (correct, version) of the first state of a problem."""
+    shard.record(pack_outcomes([Outcome(key_of(shard, problem), problem, won, version) for won, version in outcomes]))
+
+
+def key_of(shard: Shard, problem: str) -> int:
+    return int(first_state(shard, problem)["key"])
+
+
+def first_state(shard: Shard, problem: str) -> Any:
+    return shard.blocks.states.rows[shard.blocks.problems.rows["start"][shard.numbers[problem]]]
+
+
+def counts(shard: Shard, problem: str) -> list[float]:
+    """Wins and losses of the problem's first state, and of its root."""
+    found = [first_state(shard, problem), shard.blocks.problems.rows[shard.numbers[problem]]]
+    return [float(row[name]) for row in found for name in ("wins", "losses")]
+
+
+def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
+    """Decay 1/2; p and q begin at version 1 with one failure of the root each."""
+    shard = shard_of(
+        candidate("p", range(10), [1], [0.5]),
+        candidate("q", range(10), [1], [0.5]),
+        decay=0.5,
+        ranking="posterior",
+    )
+    record(shard, "p", [(True, 1)] * 3 + [(False, 1)])
+    record(shard, "q", [(False, 1)] * 2)
+    assert counts(shard, "p") == [3, 1, 0, 1]  # written at version 1 and counted at version 1: nothing decays
+    record(shard, "p", [(False, 3)])
+    assert counts(shard, "p") == [0.75, 1.25, 0, 0.25]  # 3 / 2^2; 1 / 2^2 and the new one; the root's 1 / 2^2
+    # a = 1.75, b = 2.25: 4 * 1.75 * 2.25 / (4 * 5)
+    assert float(first_state(shard, "p")["promise"]) == pytest.approx(0.7875)
+    assert counts(shard, "q") == [0, 2, 0, 1]  # nothing was written of q
+    assert float(first_state(shard, "q")["promise"]) == pytest.approx(4 * 1 * 3 / (4 * 5))
+    shard.add(pack([candidate("q", range(20, 30), [2], [0.1], version=4)], 100))
+    assert counts(shard, "q") == [0, 0.25, 0, 1.125]  # 2 / 2^3; 1 / 2^3 and the new failure
+    assert float(first_state(shard, "q")["promise"]) == pytest.approx(4 * 1 * 1.25 / (2.25 * 3.25))
+    assert counts(shard, "p") == [0.75, 1.25, 0, 0.25]  # version 4 of q is none of p's
+
+
+def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was_before() -> None:
+    one, other = (shard_of(candidate("p", range(10), [1], [0.5]), decay=0.5) for _ in range(2))
+    for shard, versions in ((one, (4, 5)), (other, (5, 4))):
+        record(shard, "p", [(True, 3)] * 4)
+        record(shard, "p", [(True, 2)])  # generated before version 3, heard of after it
+        assert counts(shard, "p")[0] == 5
+        record(shard, "p", [(False, version) for version in versions])
+        assert counts(shard, "p")[:2] == [1.25, 2]  # 5 / 2^2, whichever came first
+    shard = shard_of(candidate("p", range(10), [1], [0.5]), decay=1.0)
+    record(shard, "p", [(True, 1), (False, 50)])
+    assert counts(shard, "p")[:2] == [1, 1]
+
+
+def news(shard: Shard, *given: tuple[str, int, float, int]) -> None:
+    """Revalue by (problem, key, value, version)."""
+    problems, keys, values, versions = zip(*given, strict=True)
+    columns = np.array(keys, np.uint64), np.array(values, np.float32), np.array(versions, np.int32)
+    shard.revalue(Revaluation(list(problems), *columns))
+
+
+@pytest.mark.parametrize("ranking", ["value", "posterior"])
+def test_new_values_are_taken_unless_they_are_older(ranking: str) -> None:
+    shard = shard_of(
+        candidate("p", range(10), [1, 2], [0.5, 0.25], version=3),
+        candidate("q", range(10), [1], [0.75], version=3),
+        ranking=ranking,
+        temperature=0.5,
+    )
+    p, q = key_of(shard, "p"), key_of(shard, "q")
+    news(shard, ("p", p, 0.9, 2))
+    assert sorted(held(shard).values()) == [0.25, 0.5, 0.75]  # older than what is held
+    news(shard, ("p", p, 1.0, 3))
+    assert sorted(held(shard).values()) == [0.25, 0.75, 1.0]
+    news(shard, ("p", p, 0.0, 4), ("p", p + 1, 9.0, 9), ("q", p, 9.0, 9), ("q", q, 0.5, 5))  # two are of no state
+    assert sorted(held(shard).values()) == [0.0, 0.25, 0.5]
+    assert (int(first_state(shard, "p")["version"]), int(first_state(shard, "q")["version"])) == (4, 5)
+    if ranking == "value":  # e^(0 / 0.5) + e^(0.25 / 0.5) + e^(0.5 / 0.5)
+        assert shard.masses().sum() == pytest.approx(1 + np.exp(0.5) + np.e)
+        assert float(first_state(shard, "q")["worth"]) == 0.5
+    with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
+        news(shard, ("nowhere", p, 0.1, 9))
