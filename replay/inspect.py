@@ -16,7 +16,7 @@ from core.errors import StoreError
 from core.records import IntArray, Provenance
 from replay.server import DIRECTORY, MANIFEST, Identity, load_shard
 from replay.shard import Shard
-from replay.storage import Folder, explained, read_manifest, shown
+from replay.storage import Folder, Manifest, explained, find_manifest, shown
 
 ATTEMPTS = 20
 """How often a shard is read anew because a compaction came between; one takes seconds at least."""
@@ -25,9 +25,9 @@ ATTEMPTS = 20
 def read_live(directory: str, config: ReplayConfig) -> list[Shard]:
     """The shards of a live directory: snapshots and logs, up to the last complete write."""
     folder = Folder(directory)
-    if DIRECTORY not in folder.names():
+    found = find_manifest(folder, DIRECTORY)
+    if found is None:
         raise StoreError(f"{directory}: no replay store here (no {DIRECTORY}); name the replay folder of a run")
-    found = read_manifest(folder, DIRECTORY)
     shards = []
     for index in range(found["shards"]):
         identity = Identity(index, found["shards"], found["vocabulary"], found["fingerprint"])
@@ -47,9 +47,9 @@ def _read_shard(folder: Folder, identity: Identity, config: ReplayConfig) -> Sha
     raise StoreError(f"{shown(folder.uri)}: compacted {ATTEMPTS} times while it was read; try again")
 
 
-def _snapshot_of(folder: Folder) -> bytes:
-    """The manifest that names the present snapshot, whatever is in it; empty before the first."""
-    return folder.read(MANIFEST).to_pybytes() if MANIFEST in folder.names() else b""
+def _snapshot_of(folder: Folder) -> Manifest | None:
+    """The manifest that names the present snapshot; None before the first."""
+    return find_manifest(folder, MANIFEST)
 
 
 def states_table(shards: Sequence[Shard]) -> pa.Table:

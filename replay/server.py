@@ -21,7 +21,7 @@ from replay.ops import Operation, apply, check, decode, encode
 from replay.records import Granted, Selected, Wish
 from replay.shard import Shard
 from replay.stats import ShardStats, shard_stats
-from replay.storage import Folder, Manifest, read_manifest, read_snapshot, shown, write_manifest, write_snapshot
+from replay.storage import Folder, Manifest, find_manifest, read_snapshot, shown, write_manifest, write_snapshot
 
 MANIFEST = "shard.json"
 """Names the snapshot that a shard's log goes on from."""
@@ -74,20 +74,20 @@ def claim(folder: Folder, shards: int, vocabulary: int, fingerprint: str, *, sal
     With `salvage` an unreadable note of that is dropped, which is what the returned lines say: shards know whose they are.
     """
     dropped: list[str] = []
-    if DIRECTORY in folder.names():
-        try:
-            theirs = read_manifest(folder, DIRECTORY)["shards"]
-        except StoreError as error:
-            if not salvage:
-                raise
-            dropped.append(str(error))
-        else:
-            if theirs == shards:
-                return []
-            raise StoreError(
-                f"{shown(folder.uri)}: written by {theirs} shards, but replay.shards is {shards}; set it to {theirs}, or"
-                " restore a checkpoint into a new directory"
-            )
+    try:
+        found = find_manifest(folder, DIRECTORY)
+    except StoreError as error:
+        if not salvage:
+            raise
+        found = None
+        dropped.append(str(error))
+    if found is not None:
+        if found["shards"] == shards:
+            return []
+        raise StoreError(
+            f"{shown(folder.uri)}: written by {found['shards']} shards, but replay.shards is {shards}; set it to"
+            f" {found['shards']}, or restore a checkpoint into a new directory"
+        )
     write_manifest(folder, DIRECTORY, {"shards": shards, "vocabulary": vocabulary, "fingerprint": fingerprint})
     return dropped
 
@@ -325,10 +325,10 @@ def _last_snapshot(
     """The shard of the snapshot that the log goes on from, the last write in it, and what salvage dropped of it: all."""
     name = f"replay-shard-{identity.index}"
     shard = Shard(config, identity.vocabulary, name)
-    if MANIFEST not in folder.names():
-        return shard, 0, []
     try:
-        manifest = read_manifest(folder, MANIFEST)
+        manifest = find_manifest(folder, MANIFEST)
+        if manifest is None:
+            return shard, 0, []
         content = read_snapshot(folder, manifest["part"])
     except StoreError as error:
         if not salvage:

@@ -1,6 +1,7 @@
 """Files of the store on any `pyarrow.fs` storage: open a URI, write a file as a whole, name what went wrong.
 
-Used by the shards and the driver. Invariant: a file written by `write_whole` is either complete or not there.
+Used by the shards and the driver. Invariant: a manifest is read as it was written last, or as it was before that, never as
+half of either; other files count from the moment that a manifest, or their own checksum, says so.
 """
 
 import json
@@ -107,7 +108,7 @@ class Folder:
             return stream.read_buffer()
 
     def write_whole(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file so that it is complete or not there, and on disk when this returns (local storage)."""
+        """Write a file; on disk when this returns. On local storage it is complete or not there, whatever happens."""
         with explained("write", self.named(name)):
             partial = f"{name}.partial" if self.local else name
             with self.files.open_output_stream(self.where(partial)) as stream:
@@ -207,19 +208,65 @@ def read_snapshot(folder: Folder, manifest: Manifest) -> Snapshot:
     )
 
 
+def manifest_files(folder: Folder, name: str) -> list[str]:
+    """The files that hold, or were to hold, a manifest, the newest first: NAME.json, and NAME-NUMBER.json one per version."""
+    pattern = re.compile(re.escape(name).replace(r"\.json", r"(-\d{16})?\.json"))
+    found = [file for file in folder.names() if pattern.fullmatch(file)]
+    return sorted(found, key=lambda file: (len(file), file), reverse=True)
+
+
 def write_manifest(folder: Folder, name: str, manifest: Manifest) -> None:
-    """Write a manifest with a hash of itself."""
+    """Write a manifest with a hash of itself, in the place of an older one.
+
+    Local files are replaced as a whole. Other storages may show half of an object that is written anew: there it gets a number
+    of its own, and the older ones are deleted when it is complete; what they name must be deleted after that.
+    """
     text = json.dumps(manifest, sort_keys=True)
-    folder.write_whole(
-        name, json.dumps({"hash": xxhash.xxh3_64_hexdigest(text.encode()), "manifest": manifest}, indent=1).encode()
-    )
+    record = {"hash": xxhash.xxh3_64_hexdigest(text.encode()), "manifest": manifest}
+    data = json.dumps(record, indent=1).encode()
+    older = manifest_files(folder, name)
+    stem, target = name.removesuffix(".json"), name
+    if not folder.local:
+        number = 1 + max((int(file[len(stem) + 1 : -5]) for file in older if file != name), default=0)
+        target = f"{stem}-{number:016d}.json"
+    folder.write_whole(target, data)
+    folder.remove([file for file in older if file != target])
+
+
+def find_manifest(folder: Folder, name: str) -> Manifest | None:
+    """The newest manifest whose writing came to its end; None when there is none. StoreError for a damaged one."""
+    for file in manifest_files(folder, name):
+        try:
+            data = folder.read(file).to_pybytes()
+        except StoreError:
+            if file in folder.names():
+                raise
+            return find_manifest(folder, name)  # replaced meanwhile
+        if folder.local or _whole(data):
+            return _checked(folder.named(file), data)
+    return None
 
 
 def read_manifest(folder: Folder, name: str) -> Manifest:
-    """A manifest whose hash is right."""
-    where = folder.named(name)
+    """A manifest that must be there."""
+    manifest = find_manifest(folder, name)
+    if manifest is None:
+        raise StoreError(f"{folder.named(name)}: not there; name the folder of a replay store or of a checkpoint")
+    return manifest
+
+
+def _whole(data: bytes) -> bool:
+    """Whether JSON is not cut off."""
     try:
-        found = json.loads(folder.read(name).to_pybytes())
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
+
+
+def _checked(where: str, data: bytes) -> Manifest:
+    try:
+        found = json.loads(data)
         manifest: Manifest = found["manifest"]
         if xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode()) != found["hash"]:
             raise StoreError(f"{where}: its hash does not match; the file is damaged, restore an older checkpoint")

@@ -106,9 +106,9 @@ def train(config: Config, recipe: str, local: bool = False) -> int:
 def refuse_used(directory: str) -> None:
     """Raises StoreError when a new run would go on with a store that is there already, or cannot reach its storage."""
     from replay.server import DIRECTORY
-    from replay.storage import Folder, shown
+    from replay.storage import Folder, manifest_files, shown
 
-    if DIRECTORY in Folder(directory).make().names():
+    if manifest_files(Folder(directory).make(), DIRECTORY):
         raise StoreError(
             f"{shown(directory)}: holds the store of another run; choose another run.name or replay.storage"
         )

@@ -1,5 +1,6 @@
 """Storages other than the local disk, through pyarrow's file system interface: they cannot append, rename or sync."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -17,7 +18,7 @@ from replay.inspect import read_live
 from replay.log import pack_frame
 from replay.ops import Evict, encode
 from replay.server import Identity, ReplayShard
-from replay.storage import Folder, joined, shown
+from replay.storage import Folder, find_manifest, joined, read_manifest, shown, write_manifest
 from replay.store import ReplayStore
 from tests.replay.test_durability import contents
 
@@ -92,6 +93,70 @@ def test_many_objects_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
         shard.close()
     assert names(uri, "log-") == ["log-0000000000000007.arrow", "log-0000000000000008.arrow"]
     assert len(contents(server(uri))) == 8
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Let the next write of a file that is no part of a snapshot end after so many bytes, with an error."""
+    whole = Folder.write_whole
+
+    def partly(folder: Folder, name: str, data: bytes) -> None:
+        monkeypatch.undo()
+        whole(folder, name, data[:at])
+        raise StoreError(f"cannot write {name}: the storage is gone")
+
+    monkeypatch.setattr(Folder, "write_whole", partly)
+
+
+def test_a_manifest_that_was_cut_at_any_byte_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder("fsspec+memory://bucket/manifest").make()
+    assert find_manifest(folder, "shard.json") is None
+    size = len(json.dumps({"hash": "0" * 16, "manifest": {"sequence": 1}}, indent=1))
+    for first in (True, False):  # without and with a manifest before it
+        for at in range(size):
+            cut_off(monkeypatch, at)
+            with pytest.raises(StoreError, match="the storage is gone"):
+                write_manifest(folder, "shard.json", {"sequence": 2})
+            assert find_manifest(folder, "shard.json") == (None if first else {"sequence": 1})
+        write_manifest(folder, "shard.json", {"sequence": 1})
+        assert find_manifest(folder, "shard.json") == {"sequence": 1}
+        assert len(folder.names()) == 1  # the rest is cleared away
+    cut_off(monkeypatch, size)  # all of it, only the answer was lost
+    with pytest.raises(StoreError, match="the storage is gone"):
+        write_manifest(folder, "shard.json", {"sequence": 3})
+    assert read_manifest(folder, "shard.json") == {"sequence": 3}
+
+
+def test_a_damaged_manifest_of_such_a_storage_is_no_cut_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder("fsspec+memory://bucket/damaged").make()
+    write_manifest(folder, "shard.json", {"sequence": 1})
+    (name,) = folder.names()
+    folder.write_whole(name, folder.read(name).to_pybytes().replace(b'"sequence": 1', b'"sequence": 2'))
+    with pytest.raises(StoreError, match=rf"{name}: its hash does not match"):
+        find_manifest(folder, "shard.json")
+    with pytest.raises(StoreError, match=r"store\.json: not there"):
+        read_manifest(folder, "store.json")
+
+
+def test_a_snapshot_whose_manifest_is_cut_off_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "fsspec+memory://bucket/cut"
+    shard = server(uri)
+    for turn in range(3):
+        shard.write(turn + 1, pack([candidate(turn)], 4))
+    shard.compact()
+    shard.close()
+    for turn, at in enumerate((0, 1, 300), start=3):
+        shard = server(uri)
+        shard.write(turn + 1, pack([candidate(turn)], 4))
+        before = contents(shard)
+        cut_off(monkeypatch, at)
+        shard.compact()
+        with pytest.raises(StoreError, match=r"compaction failed: cannot write shard-.*: the storage is gone"):
+            shard.close()
+        assert contents(server(uri)) == before
+    shard.compact()
+    shard.close()
+    assert contents(server(uri)) == before
+    assert names(uri, "shard-") == ["shard-0000000000000005.json"]
 
 
 def test_a_storage_that_pyarrow_does_not_know_is_one_line() -> None:
