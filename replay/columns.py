@@ -37,8 +37,9 @@ class RankSettings:
 
     target: float  # frontier: success that a start should still have
     gate: float = 0.0  # trust in the critic, measured on outcomes; see posterior.critic_gate
+    decay: float = 1.0  # of outcomes per weight version: how much of them a state can have at all
 
 
 def rank_settings(config: ReplayConfig) -> RankSettings:
     """The rankings' share of the replay section."""
-    return RankSettings(target=config.target)
+    return RankSettings(target=config.target, decay=config.decay)

@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import IntArray, Provenance
+from replay.posterior import bounds
 from replay.server import DIRECTORY, MANIFEST, Identity, load_shard
 from replay.shard import Shard
+from replay.stats import StoreStats
 from replay.storage import Folder, Manifest, explained, find_manifest, shown
 
 ATTEMPTS = 20
@@ -76,8 +78,7 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
     rows = rows[rows["key"] != 0]
     chains = shard.trajectories.rows[rows["trajectory"]]
     a, b = 1.0 + rows["wins"].astype(np.float64), 1.0 + rows["losses"].astype(np.float64)
-    mean = a / (a + b)
-    spread = 2.0 * np.sqrt(mean * (1.0 - mean) / (a + b + 1.0))
+    low, high = bounds(a, b)
     tried = rows["tried"].astype(np.int64)
     columns: dict[str, object] = {
         "problem": pa.array([shard.names[i] for i in chains["problem"].tolist()], pa.string()),
@@ -87,9 +88,9 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
         "response_tokens": chains["size"],
         "value": rows["value"],
         "promise": rows["promise"],
-        "posterior": mean,
-        "posterior_low": np.maximum(mean - spread, 0.0),
-        "posterior_high": np.minimum(mean + spread, 1.0),
+        "posterior": a / (a + b),
+        "posterior_low": np.maximum(low, 0.0),
+        "posterior_high": np.minimum(high, 1.0),
         "tried": tried,
         "solved": rows["solved"].astype(np.int64),
         "solve_rate": pa.array(rows["solved"] / np.maximum(tried, 1), mask=tried == 0),
@@ -177,6 +178,24 @@ def describe(table: pa.Table, whole: pa.Table) -> str:
         if "prefix" in row:
             lines += [f"    | {part}" for part in row["prefix"].splitlines()]
     return "\n".join(lines) if lines else "no state matches"
+
+
+def summary(stats: StoreStats) -> str:
+    """The store in a few lines: what it holds, and what became of it since it was created."""
+
+    def solved(correct: int, of: int) -> str:
+        return f"{correct / of:.1%} of {of:,}" if of else "none"
+
+    return "\n".join(
+        (
+            f"{stats.states:,} states of {stats.problems:,} problems in {stats.trajectories:,} trajectories,"
+            f" {stats.replayable:,} may be drawn; {stats.memory_bytes / 2**20:.1f} MiB, {stats.token_bytes / 2**20:.1f} of tokens",
+            f"offered {stats.offered:,}: {stats.merged:,} were there, {stats.rejected:,} below their problem's quota;"
+            f" evicted {stats.evicted:,}",
+            f"solved: of continuations {solved(stats.solved, stats.outcomes)}, of rollouts from the root"
+            f" {solved(stats.root_solved, stats.root_outcomes)}; {stats.lost_outcomes:,} outcomes of evicted states",
+        )
+    )
 
 
 def export(table: pa.Table, path: str) -> None:

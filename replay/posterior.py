@@ -8,8 +8,17 @@ Formula. With decayed outcomes w, l and the critic's gate g (0 until it beats th
     mean m = a / (a + b),  sd s = sqrt(m (1 - m) / (a + b + 1))
     promise = E[4 p (1 - p)] = 4 a b / ((a + b) (a + b + 1))        most learnable: success near 1/2
     retired      m - 2 s > 0.9          promise -inf: mastered
-    quarantined  m + 2 s < 0.05         promise -1: drawn about e^-10 times as often at temperature 0.2, but not never,
-                                        because the policy grows
+    quarantined  m + 2 s < eps          promise -1: at temperature 0.2 drawn about e^-6 to e^-10 times as often as others, but
+                                        not never, because the policy grows
+
+Old outcomes fade by `decay` d per weight version, so a state that loses once per version never has more than 1 / (1 - d) losses
+(20 at d = 0.95), and a fixed small eps would be out of its reach. eps is the bound of a state that has lost once per version for
+n = 1 / (1 - d) versions: at d = 0.95 it has (1 - 0.95^20) / 0.05 = 12.83 losses, m = 1 / 14.83 = 0.0674, s = sqrt(0.0674 *
+0.9326 / 15.83) = 0.0630 and eps = 0.1935. Without decay eps is 0.05 (58 losses), its least; with faster decay it is 0.2, its
+most: what is forgotten within a few versions proves nobody dead. So at 0.95 a state that is tried once a
+version goes after 21 losses on end, one with 4 continuations a version after 16; as its losses fade with what else is written
+of its problem, it comes back and is tried again. One that is tried less than every seventh version (4 continuations) stays:
+what is known of it is too old. In the same way it takes 28 undecayed wins to retire, which one win per version never are.
 
 A batch of n is drawn in two steps: 4 n states ~ exp(promise / temperature), then of these the n whose Thompson draw
 p ~ Beta(a, b) has the largest 4 p (1 - p). The draw's noise belongs to (seed, state), so it does not depend on placement.
@@ -25,7 +34,7 @@ from replay.keys import Keys, mix
 Reals = npt.NDArray[np.float64]
 
 RETIRED_ABOVE = 0.9
-QUARANTINED_BELOW = 0.05
+LEAST_EPS, MOST_EPS = 0.05, 0.2
 PRIOR = 2.0
 """Pseudo-outcomes that a fully trusted critic stands for."""
 SHORTLIST = 4
@@ -42,11 +51,30 @@ def posterior(columns: Columns, settings: RankSettings) -> FloatArray:
     """Promise [S]; see the module."""
     a, b = belief(columns.wins, columns.losses, columns.value, settings.gate)
     total = a + b
-    mean = a / total
-    spread = 2.0 * np.sqrt(mean * (1.0 - mean) / (total + 1.0))
+    low, high = bounds(a, b)
     promise = 4.0 * a * b / (total * (total + 1.0))
-    promise = np.where(mean + spread < QUARANTINED_BELOW, -1.0, promise)
-    return np.where(mean - spread > RETIRED_ABOVE, -np.inf, promise).astype(np.float32)
+    promise = np.where(high < quarantined_below(settings.decay), -1.0, promise)
+    return np.where(low > RETIRED_ABOVE, -np.inf, promise).astype(np.float32)
+
+
+def bounds(a: Reals, b: Reals) -> tuple[Reals, Reals]:
+    """Mean less and plus two standard deviations of Beta(a, b), [S] each."""
+    mean = a / (a + b)
+    spread = 2.0 * np.sqrt(mean * (1.0 - mean) / (a + b + 1.0))
+    return mean - spread, mean + spread
+
+
+def quarantined_below(decay: float) -> float:
+    """eps: the upper bound of a state that has lost once per version for 1 / (1 - decay) versions, from 0.05 to 0.2.
+
+    >>> round(quarantined_below(0.95), 4), quarantined_below(1.0)
+    (0.1935, 0.05)
+    """
+    if decay == 1.0:
+        return LEAST_EPS
+    losses = (1.0 - decay ** (1.0 / (1.0 - decay))) / (1.0 - decay)
+    bound = float(bounds(np.ones(1), np.array([1.0 + losses]))[1][0])
+    return min(max(bound, LEAST_EPS), MOST_EPS)
 
 
 def thompson(keys: Keys, a: Reals, b: Reals, seed: int) -> Reals:

@@ -79,16 +79,6 @@ class StoreStats:
         """Share of the states asked for that the store could hand out."""
         return self.sampled / self.requested if self.requested else 0.0
 
-    @property
-    def replayed_solve_rate(self) -> float:
-        """Share of continuations of replayed states that were correct."""
-        return self.solved / self.outcomes if self.outcomes else 0.0
-
-    @property
-    def fresh_solve_rate(self) -> float:
-        """Share of rollouts from the root that were correct."""
-        return self.root_solved / self.root_outcomes if self.root_outcomes else 0.0
-
 
 def combine(shards: Sequence[ShardStats], requested: int, sampled: int) -> StoreStats:
     """Add up the shards; how many states were asked for and handed out only the driver knows."""

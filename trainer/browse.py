@@ -28,6 +28,7 @@ class Filter:
 def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | None) -> int:
     """Print the `top` states of the first `problems` problems, or write all matching states to `export`."""
     from replay import inspect
+    from replay.stats import combine, shard_stats
 
     run = RunDirectory.open(path)
     config = load_config(run.config)
@@ -45,6 +46,7 @@ def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | No
         return 0
     best = inspect.first_problems(inspect.select(found, per_problem=top), problems)
     print(inspect.describe(inspect.with_prefixes(best, shards, decode), table))
+    print(inspect.summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0
 

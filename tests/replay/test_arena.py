@@ -11,7 +11,7 @@ from replay import drawing
 from replay.arena import Arena
 from replay.table import STATE, TRAJECTORY
 
-CHUNK = 8
+CHUNK = 16
 Model = dict[int, list[int]]  # address -> tokens
 
 
@@ -44,7 +44,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.longest = CHUNK
         self.next = 0
 
-    @rule(sizes=st.lists(st.integers(1, 2 * CHUNK + 3), min_size=1, max_size=6))
+    @rule(sizes=st.lists(st.one_of(st.integers(1, 5), st.integers(1, CHUNK + 3)), min_size=1, max_size=8))
     def append(self, sizes: list[int]) -> None:
         made = [[(self.next + i * 31 + place) % 65536 for place in range(n)] for i, n in enumerate(sizes)]
         self.next += 997

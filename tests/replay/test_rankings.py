@@ -5,10 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.config import ReplayConfig
+from core.records import Candidate, Outcome, Provenance
+from replay.batch import pack, pack_outcomes
 from replay.columns import Columns, RankSettings
 from replay.frontier import MASTERED, chain_worth, frontier, isotonic
-from replay.posterior import belief, critic_gate, posterior, thompson, within_auc
+from replay.posterior import belief, critic_gate, posterior, quarantined_below, thompson, within_auc
 from replay.ranking import RANKINGS, canonical, standing, success_prefix, weights
+from replay.shard import Shard
 
 FAILED, SUCCESS, CANONICAL = 0, 1, 2
 SETTINGS = RankSettings(target=0.3)
@@ -93,6 +97,36 @@ def test_posterior_prefers_the_learnable_retires_and_quarantines() -> None:
     # a = b = 1: 4 / (2 * 3) = 0.667; a = b = 6: 4 * 36 / (12 * 13) = 0.923
     # a = 99, b = 1: mean 0.99, sd sqrt(0.0099 / 101) = 0.0099, lower 0.970 > 0.9: retired; the mirror image: quarantined
     np.testing.assert_allclose(found, [2 / 3, 12 / 13, -INF, -1.0], rtol=1e-6)
+
+
+def test_the_bound_of_quarantine_is_within_reach_of_decayed_losses() -> None:
+    # decay 0.95: (1 - 0.95^20) / 0.05 = 12.830 losses, m = 1 / 14.830 = 0.06743, s = sqrt(m (1 - m) / 15.830) = 0.06303
+    assert quarantined_below(0.95) == pytest.approx(0.06743 + 2 * 0.06303, abs=1e-4)
+    # decay 0.98: (1 - 0.98^50) / 0.02 = 31.791 losses, m = 1 / 33.791 = 0.02959, s = sqrt(m (1 - m) / 34.791) = 0.02873
+    assert quarantined_below(0.98) == pytest.approx(0.02959 + 2 * 0.02873, abs=1e-4)
+    assert quarantined_below(0.5) == 0.2  # two versions, 1.5 losses: a bound of 0.71 would say nothing
+    assert (
+        quarantined_below(1.0) == quarantined_below(0.999) == 0.05
+    )  # the least; without decay every loss counts for good
+
+
+@pytest.mark.parametrize(("continuations", "survived", "dead"), [(1, 19, 21), (4, 3, 4)])
+def test_a_state_that_only_loses_is_quarantined_and_comes_back(continuations: int, survived: int, dead: int) -> None:
+    """Decay 0.95, one touch per version, all continuations wrong: 4 (1 + 0.95 + 0.95^2) = 11.4 < 12.83 < 14.84 losses."""
+    shard = Shard(ReplayConfig(ranking="posterior", decay=0.95), 10, "shard")
+    tokens, one, value = np.arange(8, dtype=np.int32), np.array([4], np.int32), np.array([0.5], np.float32)
+    shard.add(pack([Candidate("p", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0)], 10))
+    promises = []
+    (key,) = shard.select(shard.top(1)[0]).keys.tolist()
+    for version in range(1, dead + 1):
+        shard.record(pack_outcomes([Outcome(key, "p", False, version)] * continuations))
+        promises.append(float(shard.select(shard.top(1)[0]).rows["promise"][0]))
+    assert min(promises[:survived]) > 0
+    assert promises[-1] == -1.0
+    again = Candidate("p", tokens[::-1].copy(), one, value, Provenance.OWN_FAILED, 0.0, dead + 20)
+    shard.add(pack([again], 10))  # 20 versions later: 0.95^20 of the losses are left, 0.36
+    found = shard.select(shard.top(2)[0])
+    assert found.rows["promise"][found.keys == key] > 0
 
 
 def test_belief_takes_the_critic_as_two_outcomes_at_full_trust() -> None:

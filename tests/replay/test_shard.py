@@ -9,6 +9,7 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
+from replay.arena import Arena
 from replay.batch import pack, pack_outcomes
 from replay.keys import GROUPS, owned_groups, state_keys
 from replay.shard import Revaluation, Shard
@@ -238,3 +239,18 @@ def test_new_values_are_taken_unless_they_are_older(ranking: str) -> None:
         assert float(first_state(shard, "q")["worth"]) == 0.5
     with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
         news(shard, ("nowhere", p, 0.1, 9))
+
+
+def test_prefixes_are_the_same_after_their_tokens_have_moved() -> None:
+    """60 trajectories of 10 tokens, six to a chunk; two thirds of the states go, scattered over all chunks."""
+    shard = shard_of()
+    shard.arena = Arena(np.dtype(np.uint8), 64)
+    made = [candidate(f"p{i}", [i, *range(1, 10)], [3, 7], [(i * 7 % 60) / 60] * 2) for i in range(60)]
+    shard.add(pack(made, 100))
+    shard.evict(80)
+    kept = [c for i, c in enumerate(made) if i * 7 % 60 >= 40]
+    assert held(shard) == {
+        (c.problem_id, tuple(c.response_ids[:n].tolist())): c.values[0] for c in kept for n in (3, 7)
+    }
+    assert (shard.arena.live, shard.arena.wasteful) == (200, False)
+    assert shard.arena.nbytes < 330  # 600 were written

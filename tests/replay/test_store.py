@@ -13,6 +13,7 @@ import ray
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
+from replay.inspect import summary
 from replay.keys import group_of, owned_groups
 from replay.store import ReplayStore
 
@@ -192,7 +193,8 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     store.record([Outcome(state.key, state.problem_id, i == 2, 4) for i in range(4)])
     stats = store.stats()
     assert (stats.mean_age, stats.max_age) == (2.0, 3)
-    assert (stats.fresh_solve_rate, stats.replayed_solve_rate) == (0.5, 0.25)
+    assert (stats.root_solved, stats.root_outcomes, stats.solved, stats.outcomes) == (1, 2, 1, 4)
+    assert "solved: of continuations 25.0% of 4, of rollouts from the root 50.0% of 2; 0 outcomes" in summary(stats)
 
 
 def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:

@@ -52,13 +52,16 @@ def test_states_are_shown_with_their_text_and_lineage(run: Path, capsys: pytest.
     assert "    | a=2\n    | b=3\n" in shown
     assert "solved 1/2  own_failed" in shown
     assert " <- " in next(line for line in shown.splitlines() if "own_successful" in line)
+    assert "3 states of 1 problems in 3 trajectories, 3 may be drawn" in shown
+    assert "solved: of continuations 50.0% of 2, of rollouts from the root 0.0% of 1; 0 outcomes" in shown
     assert shown.endswith("3 of 3 states match\n")
 
 
 def test_filters_choose_states(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["replay", str(run), "--provenance", "canonical", "--depth", "1", "6"]) == 0
     shown = capsys.readouterr().out
-    assert "    | c=7\n1 of 3 states match\n" in shown
+    assert "    | c=7\n3 states of 1 problems" in shown
+    assert shown.endswith("1 of 3 states match\n")
     assert launch.main(["replay", str(run), "--top", "1"]) == 0
     assert capsys.readouterr().out.count("tokens  value") == 1
     assert launch.main(["replay", str(run), "--problem", "2+2"]) == 2
