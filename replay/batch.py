@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import StoreError
-from core.records import Candidate, IntArray, Outcome, Provenance
+from core.records import Candidate, Outcome, Provenance
+from replay import kernels
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Ints = npt.NDArray[np.int32]
@@ -72,10 +73,9 @@ def pack(candidates: Sequence[Candidate], vocabulary: int) -> Batch:
     lengths, values = _join(cuts, np.int32), _join(valued, np.float32)
     tokens = np.concatenate(responses) if many else np.zeros(0, np.int32)  # wider ids stay
     _check_values(candidates, sizes, counts, lengths, values)
-    _check_tokens(candidates, sizes, tokens, vocabulary)
     return Batch(
         problem_ids=problem_ids,
-        tokens=tokens.astype(token_type(vocabulary)),
+        tokens=_narrow(candidates, sizes, tokens, vocabulary),
         sizes=sizes,
         counts=counts,
         lengths=lengths,
@@ -123,34 +123,26 @@ def _check_shapes(candidate: Candidate) -> None:
 def _check_values(
     candidates: Sequence[Candidate], sizes: Ints, counts: Ints, lengths: Ints, values: npt.NDArray[np.float32]
 ) -> None:
-    owner = np.repeat(np.arange(len(candidates)), counts)
-    bad = (lengths <= 0) | (lengths >= sizes[owner])
-    if bad.any():
-        at = int(np.flatnonzero(bad)[0])
+    kind, at, owner = kernels.flaw(sizes, counts, lengths, values)
+    if kind == 0:
+        return
+    where = f"candidate of problem '{candidates[owner].problem_id}'"
+    if kind == kernels.OUTSIDE:
         raise StoreError(
-            f"candidate of problem '{candidates[owner[at]].problem_id}': state of length {lengths[at]} is not strictly"
-            f" inside its response of {sizes[owner[at]]} tokens"
+            f"{where}: state of length {lengths[at]} is not strictly inside its response of {sizes[owner]} tokens"
         )
-    falling = (np.diff(lengths) <= 0) & (np.diff(owner) == 0)
-    if falling.any():
-        at = int(np.flatnonzero(falling)[0])
-        raise StoreError(
-            f"candidate of problem '{candidates[owner[at]].problem_id}': lengths {lengths[at]}, {lengths[at + 1]} do not"
-            " increase"
-        )
-    if not np.isfinite(values).all():
-        at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise StoreError(
-            f"candidate of problem '{candidates[owner[at]].problem_id}': the value of the state of length {lengths[at]}"
-            f" is {values[at]}"
-        )
+    if kind == kernels.FALLING:
+        raise StoreError(f"{where}: lengths {lengths[at - 1]}, {lengths[at]} do not increase")
+    raise StoreError(f"{where}: the value of the state of length {lengths[at]} is {values[at]}")
 
 
-def _check_tokens(candidates: Sequence[Candidate], sizes: Ints, tokens: IntArray, vocabulary: int) -> None:
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocabulary):
-        at = int(np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[0])
-        owner = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
-        raise StoreError(
-            f"candidate of problem '{candidates[owner].problem_id}': token {tokens[at]} is outside the vocabulary of"
-            f" {vocabulary}"
-        )
+def _narrow(candidates: Sequence[Candidate], sizes: Ints, tokens: npt.NDArray[Any], vocabulary: int) -> Tokens:
+    """Token ids in the vocabulary's type; StoreError for one outside it."""
+    found: Tokens = np.empty(len(tokens), token_type(vocabulary))
+    at = kernels.narrow(tokens, vocabulary, found)
+    if at < 0:
+        return found
+    owner = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
+    raise StoreError(
+        f"candidate of problem '{candidates[owner].problem_id}': token {tokens[at]} is outside the vocabulary of {vocabulary}"
+    )

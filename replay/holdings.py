@@ -45,10 +45,10 @@ class Holdings:
         unknown = [name for name in dict.fromkeys(problem_ids) if name not in numbers]
         if unknown:
             first = self.blocks.problems.extend(len(unknown))
-            numbers.update((name, first + i) for i, name in enumerate(unknown))
+            numbers.update(zip(unknown, range(first, first + len(unknown)), strict=True))
             self.names.extend(unknown)
             table = self.blocks.problems.rows
-            table["hash"][first:] = [problem_hash(name) for name in unknown]
+            table["hash"][first:] = np.fromiter(map(problem_hash, unknown), np.uint64, len(unknown))
             for masses in self.pools:
                 masses.insert(table)
         return _numbered(map(numbers.__getitem__, problem_ids), len(problem_ids))

@@ -37,10 +37,10 @@ def prefix_keys(seeds: Array, tokens: Array, sizes: Array, counts: Array, length
     for trajectory in range(len(sizes)):
         total, done = seeds[trajectory], 0
         for at in range(state, state + counts[trajectory]):
-            stop = lengths[at]
-            for place in range(done, stop):
-                total += finalise(np.uint64(tokens[token + place]) + _ONE + np.uint64(place + 1) * _ODD)
-            done = stop
+            added = tokens[token + done : token + lengths[at]]  # a slice, counted from 0: so it becomes vector code
+            for place in range(len(added)):
+                total += finalise(np.uint64(added[place]) + _ONE + np.uint64(done + place + 1) * _ODD)
+            done = lengths[at]
             keys[at] = finalise(total)
         state += counts[trajectory]
         token += sizes[trajectory]
@@ -314,3 +314,42 @@ def totals(states: Array, newest: int) -> tuple[float, int, float, float]:
             values += np.float64(states[row]["value"])
             depths += np.float64(states[row]["length"])
     return versions, oldest, values, depths
+
+
+OUTSIDE, FALLING, INFINITE = 1, 2, 3
+"""What can be wrong with a state; see `flaw`."""
+
+
+@njit(cache=True)
+def flaw(sizes: Array, counts: Array, lengths: Array, values: Array) -> tuple[int, int, int]:
+    """The first state (counts[t] of trajectory t, one after the other) that cannot be: what is wrong (0: none is), which, whose.
+
+    Its length is not strictly inside its trajectory, or not above that of the state before it, or its value is not finite.
+    """
+    state = 0
+    for trajectory in range(len(counts)):
+        before = 0
+        for at in range(state, state + counts[trajectory]):
+            if lengths[at] <= 0 or lengths[at] >= sizes[trajectory]:
+                return OUTSIDE, at, trajectory
+            if lengths[at] <= before:
+                return FALLING, at, trajectory
+            if not np.isfinite(values[at]):
+                return INFINITE, at, trajectory
+            before = lengths[at]
+        state += counts[trajectory]
+    return 0, 0, 0
+
+
+@njit(cache=True)
+def narrow(tokens: Array, vocabulary: int, out: Array) -> int:
+    """Copy token ids into a smaller type; the first that is not in [0, vocabulary), or -1."""
+    bad = False
+    for at in range(len(tokens)):
+        bad |= tokens[at] < 0 or tokens[at] >= vocabulary
+        out[at] = tokens[at]
+    if bad:
+        for at in range(len(tokens)):
+            if tokens[at] < 0 or tokens[at] >= vocabulary:
+                return at
+    return -1

@@ -184,7 +184,7 @@ class ReplayStore:
         """Forget everything, as if the store had just been made."""
         self._requested, self._sampled, self._gate = 0, 0, 0.0
         self._window, self._handed = [], {}
-        self._extents = self._all("restore", "", [])
+        self._extents = self._all(ReplayShard.restore, "", [])
 
     def close(self) -> None:
         """Stop the shards; a second call does nothing."""

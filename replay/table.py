@@ -141,15 +141,17 @@ class Blocks:
     def _reserve(self, problems: Rows, counts: Rows) -> None:
         """Give problems whose block is too small a larger one; the old one's rows are cleared and reused."""
         table = self.problems.rows
-        short = problems[counts > table["room"][problems]]
-        if not len(short):
+        held = table["room"][problems]
+        tight = np.flatnonzero(counts > held)
+        if not len(tight):
             return
-        old = table["count"][short].astype(np.int64)
-        put(self.states.rows, ragged(table["start"][short], old), np.zeros(int(old.sum()), STATE))
-        for room, start in zip(table["room"][short].tolist(), table["start"][short].tolist(), strict=True):
-            if room:
-                self._free.setdefault(room, []).append(start)
-        rooms = _rooms(counts[counts > table["room"][problems]])
+        short, rooms = problems[tight], _rooms(counts[tight])
+        if held[tight].any():
+            starts, old = self.spans(short)
+            put(self.states.rows, ragged(starts, old), np.zeros(int(old.sum()), STATE))
+            for room, start in zip(held[tight].tolist(), starts.tolist(), strict=True):
+                if room:
+                    self._free.setdefault(room, []).append(start)
         table["start"][short] = self._allocate(rooms)
         table["room"][short] = rooms
         table["count"][short] = 0

@@ -269,7 +269,7 @@ def test_new_values_for_a_shard_without_states_can_be_read_again(tmp_path: Path)
     shard.close()
     fresh = server(tmp_path / "fresh")
     fresh.write(1, pack([Candidate("p0", *EMPTY, Provenance.OWN_FAILED, 0.0, 0)], 4))
-    fresh.write(2, Revaluation(states.problem_ids, states.keys, states.values, states.versions))
+    fresh.write(2, Revaluation(states.problem_ids, states.keys, states.values, states.rows["version"]))
     assert contents(fresh) == contents(server(tmp_path / "fresh")) == {}
 
 
