@@ -75,6 +75,21 @@ def assert_ended(processes: Sequence[psutil.Process]) -> None:
         time.sleep(0.1)
 
 
+def kill_driver(process: "subprocess.Popen[str]") -> None:
+    """kill -9 of a driver: nothing that it has started is left running, but Ray's two agents per node, which look for their
+    raylet every two minutes and are not waited for.
+    """
+    found = descendants(process)
+    agents = {pid for pid, name in names(found).items() if "Agent" in name}
+    process.kill()
+    process.wait()
+    assert_ended([one for one in found if one.pid not in agents])
+    for one in found:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    assert_ended(found)
+
+
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Folder of the runs, and the options that all runs share (one starter model for all)."""
@@ -116,15 +131,7 @@ def resumed(roots: tuple[Path, list[str]], straight: Path) -> Path:
         start_new_session=True,
     )
     wait_for(folder / "checkpoints" / "latest", process)
-    found = descendants(process)
-    agents = {pid for pid, name in names(found).items() if "Agent" in name}
-    process.kill()
-    process.wait()
-    assert_ended([one for one in found if one.pid not in agents])  # without the driver nothing is left running,
-    for one in found:  # but Ray's two agents per node, which look for their raylet every two minutes
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    assert_ended(found)
+    kill_driver(process)
     assert 5 <= metrics(folder)[-1]["iteration"] < 10
     run("train", "--resume", str(folder))
     return folder

@@ -1,0 +1,66 @@
+"""An asynchronous run as its user runs it: killed in the middle with starts in flight, and resumed."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.test_end_to_end import RECIPE, ROOT, command, environment, kill_driver, metrics, run, wait_for
+
+STARTS, SAMPLES = 16, 2  # of tests/recipes/tiny.yaml
+ITERATIONS, EVERY, STALENESS = 8, 2, 2
+
+
+def options(root: Path) -> list[str]:
+    return [
+        *("--config", RECIPE, "--run.root", str(root), "--run.name", "killed", "--cluster.address", "local"),
+        *("--starter.cache", str(root / "starters"), "--starter.steps", "20", "--evaluation.every", "0"),
+        *("--run.iterations", str(ITERATIONS), "--run.checkpoint-every", str(EVERY), "--run.keep-checkpoints", "10"),
+        *("--rollout.max-staleness", str(STALENESS), "--rollout.max-running", "8"),  # so that there is a queue
+        *("--engine", "hf"),  # quickly there; vLLM in asynchronous mode: tests/trainer/test_asynchronous.py
+    ]
+
+
+def progress(folder: Path, iteration: int) -> dict[str, list[dict[str, str]]]:
+    """What a checkpoint says of the pipeline."""
+    found: dict[str, list[dict[str, str]]] = json.loads(
+        (folder / "checkpoints" / f"{iteration:06d}" / "progress.json").read_text()
+    )["pipeline"]
+    return found
+
+
+def sampled(folder: Path, iteration: int) -> set[str]:
+    """Ids of some of the starts that an iteration was trained on."""
+    lines = (folder / "samples" / f"{iteration:06d}.jsonl").read_text().splitlines()
+    return {json.loads(line)["start"] for line in lines}
+
+
+def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(
+        command("train", *options(tmp_path)),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(folder / "checkpoints" / "latest", process)
+    kill_driver(process)
+    saved = int((folder / "checkpoints" / "latest").read_text())
+    assert saved < ITERATIONS
+    in_flight = {start["id"] for start in progress(folder, saved)["in_flight"]}
+    assert len(in_flight) == STALENESS * STARTS
+    run("train", "--resume", str(folder))
+
+    lines = metrics(folder)
+    assert [(line["iteration"], line["weight_version"]) for line in lines] == [(n, n) for n in range(1, ITERATIONS + 1)]
+    assert all(line["max_staleness"] <= STALENESS for line in lines)
+    assert sum(line["stale_tokens"] for line in lines) > 0
+    assert all(line["logprob_gap"] < 1e-3 for line in lines)
+    assert progress(folder, ITERATIONS) == {"fed": ITERATIONS, "in_flight": []}
+    trained = [start for n in range(1, ITERATIONS + 1) for start in sorted(sampled(folder, n))]
+    assert len(trained) == len(set(trained))  # none twice
+    resumed = set().union(*(sampled(folder, n) for n in range(saved + 1, saved + STALENESS + 1)))
+    assert resumed <= in_flight | {start for start in resumed if int(start.split(".")[0]) > saved + STALENESS}
+    assert resumed & in_flight
