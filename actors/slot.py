@@ -8,6 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ NAME_SECONDS = 30.0
 """How long Ray may take to free the name of a killed actor."""
 START_SECONDS = 600.0
 """How long a process may take to begin, and then an engine to load its model; large ones come from slow disks."""
+EXIT_SECONDS = 1.0
+"""How long a process may take to end when Ray asks it to: one that is stopped would never."""
 LOG_LINES, LOG_BYTES = 3, 4096
 """How much of the end of an actor's log goes into the line about its end."""
 
@@ -136,8 +139,8 @@ class Slot:
         if self._actor is None:
             return
         ray.kill(self._actor, no_restart=True)
-        if self.process is not None and self._here() and _is_worker(self.process.pid):
-            os.kill(self.process.pid, signal.SIGKILL)
+        if self.process is not None and self._here():
+            _see_off(self.process.pid)
         self._actor = None
 
     def log(self) -> str:
@@ -193,6 +196,19 @@ def _tail(path: Path) -> list[str]:
     except OSError:
         return []
     return [line.strip()[:200] for line in text.splitlines() if line.strip()][-LOG_LINES:]
+
+
+def _see_off(pid: int) -> None:
+    """Wait a moment for a process that Ray was told to end, then kill it. (Ray calls one that we kill first a crash, in front of
+    the user.)
+    """
+    end = time.monotonic() + EXIT_SECONDS
+    while _is_worker(pid):
+        if time.monotonic() > end:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.01)
 
 
 def _is_worker(pid: int) -> bool:
