@@ -1,17 +1,21 @@
 """What asynchronous mode gains: `python -m bench.asynchronous [--quick]`.
 
-The demo recipe's loop with a hardly trained starter, on two cores: synchronously with one thread each for engine and learner
-(which gives the rollout and the update time), asynchronously with the same threads, and synchronously with two threads each (what
-one would run without asynchrony). Medians of the iterations after the second: the pipeline is full by then.
+The demo recipe's loop with a hardly trained starter, on two cores, under two loads: as the recipe has it, where the update takes most
+of an iteration, and with an engine that decodes 16 sequences at once instead of 256, so that rollouts take about as long as
+everything else - where asynchrony has the most to gain, and the two sides have the most to share. Each load runs synchronously
+with one thread each for engine and learner (which gives the rollout and the update time), then asynchronously with the same
+threads; the second also synchronously with two threads each (what one would run without asynchrony). Medians of the iterations
+without the first and last two, in which the pipeline fills up and runs dry.
 """
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.report import check, median, write
+from bench.report import Check, check, median, write
 from core.config import Config, Device
 from core.load import load_config
 from core.plan import batch_plan
@@ -25,35 +29,55 @@ from trainer.rundir import RunDirectory
 RECIPE = Path(__file__).parents[1] / "configs" / "demo.yaml"
 GOAL = 1.10
 LEFT_OUT = 2  # iterations, at the beginning and (the pipeline runs dry) at the end
+LOADS = {"update-bound": 256, "balanced": 16}
+"""Sequences that the engine decodes at once."""
 
 
-def recipe(quick: bool, threads: int, max_staleness: int) -> Config:
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One iteration."""
+
+    seconds: PhaseSeconds
+    busy: float  # seconds that the engine worked meanwhile
+
+
+Run = Callable[[int, int, int], list[Lap]]
+"""The laps of a run with this many threads, sequences at once, and versions of staleness."""
+
+
+def recipe(quick: bool, threads: int, running: int, max_staleness: int) -> Config:
     """The demo recipe, with half of its starts; quick: an eighth."""
     config = load_config(RECIPE)
-    rollout = {"starts": config.rollout.starts // (8 if quick else 2), "threads": threads}
+    rollout = {
+        "starts": config.rollout.starts // (8 if quick else 2),
+        "threads": threads,
+        "max_running": running,
+        "max_staleness": max_staleness,
+    }
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"iterations": 2 * LEFT_OUT + (2 if quick else 5)}),
+            "run": config.run.model_copy(update={"iterations": 2 * LEFT_OUT + (2 if quick else 6)}),
             "starter": config.starter.model_copy(update={"steps": 20}),
-            "rollout": config.rollout.model_copy(update={**rollout, "max_staleness": max_staleness}),
+            "rollout": config.rollout.model_copy(update=rollout),
             "learner": config.learner.model_copy(update={"threads": threads, "critic_warmup": 0}),
         }
     )
 
 
-def run(config: Config, ready: Prepared, device: Device, folder: Path) -> list[PhaseSeconds]:
-    """The phases of the iterations that count."""
-    plan = batch_plan(config)
-    directory = RunDirectory.create(folder, f"{config.rollout.threads}-{config.rollout.max_staleness}", "bench")
-    clocks = []
+def run(config: Config, ready: Prepared, device: Device, folder: Path) -> list[Lap]:
+    """The iterations that count."""
+    plan, rollout = batch_plan(config), config.rollout
+    name = f"{rollout.threads}-{rollout.max_running}-{rollout.max_staleness}"
+    directory = RunDirectory.create(folder, name, "bench")
+    laps = []
     with build.parts(config, plan, directory, ready.task, ready.model, device) as parts:
         settings = build.settings(config, plan)
         step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
         for number in range(1, config.run.iterations + 1):
-            clock = PhaseClock()
+            clock, before = PhaseClock(), parts.actors.queues().busy
             step(parts, settings, number, clock)
-            clocks.append(clock.seconds())
-    return clocks[LEFT_OUT:-LEFT_OUT]
+            laps.append(Lap(clock.seconds(), parts.actors.queues().busy - before))
+    return laps[LEFT_OUT:-LEFT_OUT]
 
 
 def middle(values: Sequence[float]) -> float:
@@ -61,32 +85,48 @@ def middle(values: Sequence[float]) -> float:
     return median(list(values))
 
 
+def compare(run_with: Run, load: str, running: int) -> tuple[list[Check], float]:
+    """One load, synchronous and asynchronous with one thread each; the checks, and the asynchronous wall time."""
+    apart, overlapped = run_with(1, running, 0), run_with(1, running, 1)
+    rollout = middle([lap.seconds.generate for lap in apart])
+    rest = middle([lap.seconds.total - lap.seconds.generate for lap in apart])
+    wall = middle([lap.seconds.total for lap in overlapped])
+    whole = sum(lap.seconds.total for lap in overlapped)
+    engine = sum(lap.busy for lap in overlapped) / whole
+    learner = 1 - sum(lap.seconds.generate for lap in overlapped) / whole
+    slower = max(rollout, rest)
+    checks = [
+        check(f"{load}: rollout time, synchronous, 1 thread each", rollout, "s"),
+        check(f"{load}: everything else, synchronous, 1 thread each", rest, "s"),
+        check(f"{load}: wall time per iteration, asynchronous", wall, "s", baseline=slower),
+        check(
+            f"{load}: asynchronous / max(rollout, everything else)", wall / slower, "ratio", "<=", GOAL, baseline=1.0
+        ),
+        check(f"{load}: speed-up over synchronous, 1 thread each", (rollout + rest) / wall, "x", baseline=1.0),
+        check(f"{load}: asynchronous, share of time in which the engine works", engine, "share"),
+        check(f"{load}: asynchronous, share of time in which the learner does not wait for it", learner, "share"),
+    ]
+    return checks, wall
+
+
 def main(quick: bool) -> None:
     """Measure and write bench/results/asynchronous.json."""
-    config = recipe(quick, 1, 0)
+    config = recipe(quick, 1, 1, 0)
+    checks: list[Check] = []
     with tempfile.TemporaryDirectory() as name, connect(config, "bench") as device, prepare(config) as ready:
-        folder = Path(name)
-        apart = run(config, ready, device, folder)
-        overlapped = run(recipe(quick, 1, 1), ready, device, folder)
-        wide = run(recipe(quick, 2, 0), ready, device, folder)
-    rollout = middle([one.generate for one in apart])
-    update = middle([one.total - one.generate for one in apart])
-    wall = middle([one.total for one in overlapped])
-    slower = max(rollout, update)
-    checks = [
-        check("rollout time, synchronous, 1 thread each", rollout, "s"),
-        check("everything else, synchronous, 1 thread each", update, "s"),
-        check("wall time per iteration, asynchronous", wall, "s", baseline=slower),
-        check("asynchronous / max(rollout, everything else)", wall / slower, "ratio", "<=", GOAL, baseline=1.0),
-        check("speed-up over synchronous, 1 thread each", (rollout + update) / wall, "x", baseline=1.0),
-        check(
-            "speed-up over synchronous, 2 threads each", middle([one.total for one in wide]) / wall, "x", baseline=1.0
-        ),
-    ]
+
+        def run_with(threads: int, running: int, max_staleness: int) -> list[Lap]:
+            return run(recipe(quick, threads, running, max_staleness), ready, device, Path(name))
+
+        for load, running in LOADS.items():
+            found, wall = compare(run_with, load, running)
+            checks += found
+        wide = middle([lap.seconds.total for lap in run_with(2, running, 0)])
+        checks.append(check(f"{load}: speed-up over synchronous, 2 threads each", wide / wall, "x", baseline=1.0))
     settings: dict[str, str | int | float] = {
         "starts": config.rollout.starts,
         "samples": config.rollout.samples,
-        "iterations counted": len(apart),
+        "iterations counted": config.run.iterations - 2 * LEFT_OUT,
         "max_staleness": 1,
         "device": device,
     }
