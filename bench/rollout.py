@@ -5,12 +5,18 @@ through `vllm.LLM.generate` in a bare process beside it, with the same threads. 
 whose samples share a prefix. Bare vLLM runs in process and without compilation too - the faster setting on CPU - and,
 like ours, without chunked prefill, which crashes seeded requests there, with the block size that ours has (its own, 128, would
 share no prefix as short as these). Every round has starts of its own, so that what is shared is shared within a round, as in
-training. Medians of alternating repeats after one round to warm up; both must produce the same tokens.
+training. Medians of alternating repeats after one round to warm up; both must produce the same tokens. Both give log-probabilities
+as flat arrays: what is left to see is the cost of pool, Ray and actor.
+
+The launch is that of a user: from the start of the process `python launch.py train` (demo recipe, starter model built before) to
+the file of the first responses, which are generated, judged and written down before training; one held-out problem, so that
+little follows the first token.
 """
 
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,12 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.report import check, median, write
+from bench.report import Check, check, median, write
 from core.config import RolloutConfig
 from core.records import Start
 from core.sampling import Sampling
 from core.seeds import derive
 
+ROOT = Path(__file__).parents[1]
 VOCABULARY = 2048
 GENERATED = 64  # tokens per sample
 PROMPT, PREFIX, SAMPLES = 32, 96, 4
@@ -110,7 +117,9 @@ def serve_bare(model: str, connection: Connection) -> None:
         begun = time.perf_counter()
         prompts = [TokensPrompt(prompt_token_ids=context) for context, _, _ in requests]
         params = [
-            SamplingParams(seed=seed, max_tokens=budget, logprobs=0, stop_token_ids=stop, detokenize=False)
+            SamplingParams(
+                seed=seed, max_tokens=budget, logprobs=0, flat_logprobs=True, stop_token_ids=stop, detokenize=False
+            )
             for _, seed, budget in requests
         ]
         outputs = engine.generate(prompts, params, use_tqdm=False)
@@ -132,7 +141,7 @@ def theirs(bare: Connection, starts: Sequence[Start], sampling: Sampling) -> tup
     return seconds, tokens
 
 
-def compare(pool: Any, bare: Connection, name: str, count: int, prefix: int, repeats: int) -> list[Any]:
+def compare(pool: Any, bare: Connection, name: str, count: int, prefix: int, repeats: int) -> list[Check]:
     """Take turns on one load, who is first alternating; the first round warms up and is checked for equal tokens."""
     sampling = Sampling(1.0, 1.0, prefix + GENERATED)
     sides = (partial(ours, pool), partial(theirs, bare))
@@ -164,13 +173,48 @@ def restart(pool: Any) -> float:
     return time.perf_counter() - begun
 
 
+def launch(folder: Path) -> list[Check]:
+    """Seconds that `launch.py train` takes to its first responses, and to what it says on the way."""
+    from core.load import load_config, override
+    from tasks.starter import resolve_model
+
+    fields = ["--run.root", str(folder), "--run.name", "launch", "--starter.cache", str(folder / "starters")]
+    fields += ["--starter.steps", "20", "--task.eval_problems", "1", "--cluster.address", "local"]
+    config = override(load_config(ROOT / "configs" / "demo.yaml"), fields)
+    resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "launch.py", "train", *fields], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    said = {}
+    for line in process.stdout:
+        said[line.split(":")[0].split(" ")[0]] = time.perf_counter() - begun
+        if line.startswith("starting engines"):
+            break
+    first = folder / "launch" / "evaluations.jsonl"
+    while not first.exists() and process.poll() is None:
+        time.sleep(0.02)
+    seconds = time.perf_counter() - begun
+    assert first.exists(), "the run has ended before its first responses; see its output above"
+    process.terminate()
+    process.communicate(timeout=120)
+    return [
+        check("launch.py train: model and data checked after", said["data"], "s"),
+        check("launch.py train: Ray connected after", said["starting"], "s"),
+        check("launch.py train: first responses after", seconds, "s", "<=", 30.0),
+    ]
+
+
 def main(quick: bool) -> None:
     """Measure and write bench/results/rollout.json."""
     import ray
 
     from actors.pool import RolloutPool
 
-    repeats, count = (2, 16) if quick else (4, 64)
+    repeats, count = (3, 32) if quick else (4, 64)
+    with tempfile.TemporaryDirectory() as folder:  # first: nothing else runs then
+        launched = launch(Path(folder))
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     bare, end = multiprocessing.get_context("spawn").Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -186,6 +230,7 @@ def main(quick: bool) -> None:
         checks = [
             *compare(pool, bare, "roots", count, 0, repeats),
             *compare(pool, bare, "replayed", count, PREFIX, repeats),
+            *launched,
             check("launch of an engine to its first token", first, "s", "<=", 30.0),
             check("death of an engine to its successor's first token", restart(pool), "s", "<=", 30.0),
         ]
