@@ -30,11 +30,12 @@ DIRECTORY = "directory.json"
 COMPACT_BYTES = 16 << 20
 """The log is compacted when it has grown by this much since the last snapshot, ..."""
 COMPACT_SHARE = 0.25
-"""... and by this share of what the shard holds, which bounds the disk that it takes: snapshot and a quarter."""
+"""... and by this share of what the shard holds. So the disk holds a snapshot and a log of a quarter of it, and both twice
+while a compaction is under way."""
 COMPACT_FILES = 1024
 """Or by this many files: an object store has one per write, and a restart must read them all."""
 SHARE = 0.02
-"""Of the time that compaction may be busy: it shares the interpreter with writes. At twice these bounds it hurries."""
+"""Of the time that compaction may be busy: it shares the interpreter with writes. When it is due again before its end it hurries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +227,12 @@ class ReplayShard:
         if self._failure is not None:
             return
         allowed = max(COMPACT_BYTES, COMPACT_SHARE * shard.content_bytes)
-        due = max(self._log.nbytes / allowed, self._log.segments / COMPACT_FILES)
-        if due > 1 and (self._compaction is None or not self._compaction.is_alive()):
-            self.compact()
-        elif due > 2:
+        if self._log.nbytes <= allowed and self._log.segments <= COMPACT_FILES:
+            return
+        if self._compaction is not None and self._compaction.is_alive():
             self._hurry.set()
+        else:
+            self.compact()
 
     def compact(self) -> None:
         """Start writing a snapshot that replaces the log so far; writes go on meanwhile."""

@@ -20,12 +20,12 @@ from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
 from replay.keys import group_of, problem_hash, state_keys
-from replay.log import pack_frame, segments
-from replay.ops import Evict, Operation, encode
+from replay.ops import Evict
 from replay.ranking import standing
 from replay.server import MANIFEST, Identity, ReplayShard
 from replay.shard import Revaluation
-from replay.storage import Folder, read_manifest
+from replay.storage import Folder
+from tests.replay.crashes import Mortal, unfinished
 
 ROOT = Path(__file__).parents[2]
 QUOTA = 4
@@ -34,10 +34,12 @@ PROBLEMS = st.sampled_from(["p", "q", "r"])
 EMPTY = np.zeros(2, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)  # a trajectory without states
 
 
+CONFIG = ReplayConfig(per_problem=QUOTA, ranking="value", decay=DECAY)
+
+
 def server(directory: object, **identity: Any) -> ReplayShard:
-    config = ReplayConfig(per_problem=QUOTA, ranking="value", decay=DECAY)
     known: dict[str, Any] = {"index": 0, "shards": 1, "vocabulary": 4, "fingerprint": "f"}
-    return ReplayShard(Identity(**known | identity), config, str(directory))
+    return ReplayShard(Identity(**known | identity), CONFIG, str(directory))
 
 
 @dataclass
@@ -91,21 +93,19 @@ class ShardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.shard = server(self.folder.name)
+        self.shard = Mortal(self.folder.name, CONFIG)
         self.model: dict[str, dict[int, Held]] = {}  # problem -> key -> state, oldest first
         self.touched = dict.fromkeys("pqr", 0)  # version up to which a problem's outcomes have decayed
         self.roots = {problem: [np.float32(0), np.float32(0)] for problem in "pqr"}  # decayed wins and losses
 
     def teardown(self) -> None:
+        self.shard.settle()
         self.shard.close()
         self.folder.cleanup()
 
-    def write(self, operation: Operation) -> None:
-        self.shard.write(self.shard.extent().sequence + 1, operation)
-
     @initialize()
     def start(self) -> None:
-        self.write(
+        self.shard.do(
             pack(
                 [Candidate(p, *EMPTY, Provenance.OWN_FAILED, 0.0, 0) for p in "pqr"],
                 4,
@@ -152,7 +152,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @rule(candidates=candidate_lists())
     def add(self, candidates: list[Candidate]) -> None:
-        self.write(pack(candidates, 4))
+        self.shard.do(pack(candidates, 4))
         self.model_add(candidates)
 
     @rule(
@@ -164,7 +164,7 @@ class ShardMachine(RuleBasedStateMachine):
     def record(self, problem: str, place: int, correct: list[bool], version: int) -> None:
         keys = list(self.model[problem])
         key = keys[place] if place < len(keys) else 12345
-        self.write(pack_outcomes([Outcome(key, problem, c, version) for c in correct]))
+        self.shard.do(pack_outcomes([Outcome(key, problem, c, version) for c in correct]))
         self.model_age(problem, version)
         if place < len(keys):
             state = self.model[problem][key]
@@ -179,7 +179,7 @@ class ShardMachine(RuleBasedStateMachine):
         keys = list(self.model[problem])
         key = keys[place] if place < len(keys) else 12345
         columns = np.array([key], np.uint64), np.array([value], np.float32), np.array([version], np.int32)
-        self.write(Revaluation([problem], *columns))
+        self.shard.do(Revaluation([problem], *columns))
         if place < len(keys) and version >= self.model[problem][key].version:
             self.model[problem][key].value, self.model[problem][key].version = value, version
 
@@ -188,28 +188,21 @@ class ShardMachine(RuleBasedStateMachine):
         everything = [
             (self.rank(key, state), problem) for problem, states in self.model.items() for key, state in states.items()
         ]
-        self.write(Evict(count))
+        self.shard.do(Evict(count))
         for (_, key), problem in sorted(everything)[:count]:
             del self.model[problem][key]
 
-    @rule()
-    def compact(self) -> None:
-        self.shard.compact()
+    @rule(changes=st.integers(0, 16))
+    def compact(self, changes: int) -> None:
+        """It rests before some change of a file; the process goes on, and may die before the compaction has."""
+        self.shard.compact_to(changes)
 
     @rule(candidates=candidate_lists(), share=st.floats(0, 1))
     def crash_in_a_write(self, candidates: list[Candidate], share: float) -> None:
         """The process dies after any number of bytes of a write; all of them: the write counts."""
-        sequence = self.shard.extent().sequence + 1
-        self.shard.close()
-        folder = Folder(self.folder.name).child("shard-0")
-        frame = b"".join(pack_frame(sequence, *encode(pack(candidates, 4))))
-        cut = round(share * len(frame))
-        if segments(folder):
-            with open(folder.where(segments(folder)[-1]), "ab") as file:
-                file.write(frame[:cut])
-            if cut == len(frame):
-                self.model_add(candidates)
-        self.shard = server(self.folder.name)
+        if self.shard.die(pack(candidates, 4), share):
+            self.model_add(candidates)
+        self.shard = Mortal(self.folder.name, CONFIG)
 
     @rule(seed=st.integers(0, 10), n=st.integers(1, 5))
     def sample(self, seed: int, n: int) -> None:
@@ -345,9 +338,11 @@ import numpy as np
 from core.records import Candidate, Provenance
 from replay import server as service, snapshot
 from replay.batch import pack
-from tests.replay.test_durability import server, unfinished
-snapshot.PART, service.SHARE = 16, 1e-9  # a compaction rests for ever after its first part, until the next one wants to begin
-shard = server(sys.argv[1])
+from replay.storage import Folder
+from tests.replay.crashes import unfinished
+from tests.replay.test_durability import server
+snapshot.PART, service.SHARE = 16, 1e-6  # a compaction rests for ever after its first part, until the next one wants to begin
+shard, folder = server(sys.argv[1]), Folder(sys.argv[1]).child("shard-0")
 rng = np.random.default_rng(1)
 for turn in range(1, int(sys.argv[2]) + 2):
     tokens = rng.integers(0, 4, 300).astype(np.int32)
@@ -355,19 +350,11 @@ for turn in range(1, int(sys.argv[2]) + 2):
     shard.write(turn, pack([Candidate(f"p{turn}", tokens, *states, Provenance.OWN_FAILED, 0.0, 0)], 4))
     if turn % 50 == 0:
         shard.compact()
-        while shard._compaction.is_alive() and not unfinished(sys.argv[1]):
+        while shard._compaction.is_alive() and not unfinished(folder):
             time.sleep(0.001)
     print(turn, flush=True)
 time.sleep(600)
 """
-
-
-def unfinished(directory: object) -> list[str]:
-    """Files of a snapshot that no manifest names (yet)."""
-    folder = Folder(str(directory)).child("shard-0")
-    named = read_manifest(folder, MANIFEST)["part"]["files"].values() if MANIFEST in folder.names() else []
-    finished = {entry["name"] for entry in named}
-    return [name for name in folder.names() if name.startswith("snapshot-") and name not in finished]
 
 
 @pytest.mark.parametrize(("acknowledged", "compactions"), [(1, 0), (60, 1), (137, 2)])
@@ -387,8 +374,9 @@ def test_every_acknowledged_write_survives_kill_9(tmp_path: Path, acknowledged: 
         os.kill(process.pid, signal.SIGKILL)
         seen = max([seen, *(int(line) for line in process.stdout)])
     assert seen >= acknowledged, (tmp_path / "errors.txt").read_text()[-2000:]
-    assert bool(unfinished(tmp_path / "live")) == (compactions > 0)
-    assert (MANIFEST in Folder(str(tmp_path / "live" / "shard-0")).names()) == (compactions > 1)
+    folder = Folder(str(tmp_path / "live" / "shard-0"))
+    assert bool(unfinished(folder)) == (compactions > 0)
+    assert (MANIFEST in folder.names()) == (compactions > 1)
     problems = {problem for problem, _ in contents(server(tmp_path / "live"))}
     assert {f"p{turn}" for turn in range(1, seen + 1)} <= problems
     assert len(problems) <= seen + 1  # at most the write that was not acknowledged yet

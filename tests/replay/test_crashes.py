@@ -1,0 +1,248 @@
+"""Crashes at any change of any file, for every ranking and every kind of write: against a shard without files."""
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from core.config import ReplayConfig
+from core.records import Candidate, Outcome, Provenance
+from replay import server as service
+from replay import snapshot
+from replay.batch import pack, pack_outcomes
+from replay.ops import Evict, Operation, Trust, apply
+from replay.ranking import RANKINGS
+from replay.server import Identity, ReplayShard
+from replay.shard import Revaluation, Shard
+from replay.storage import Folder, Manifest
+from replay.store import ReplayStore
+from tests.replay.crashes import VOCABULARY, Dead, Gate, Mortal, content
+from tests.replay.test_durability import EMPTY, PROBLEMS, candidate_lists, contents, filled, server
+from tests.replay.test_store import candidates, opened
+
+CHANGES = st.integers(0, 16)
+"""To the files of a compaction, of which it makes 9 to 16: three tables opened and flushed, the manifest, what it replaces."""
+
+
+class CrashMachine(RuleBasedStateMachine):
+    """Writes of every kind, snapshots, restores and crashes, on a shard with files and on one in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+
+    def teardown(self) -> None:
+        if hasattr(self, "shard"):
+            self.shard.settle()
+            self.shard.close()
+        self.folder.cleanup()
+
+    @initialize(ranking=st.sampled_from(sorted(RANKINGS)))
+    def start(self, ranking: str) -> None:
+        self.config = ReplayConfig(per_problem=4, ranking=ranking, decay=0.5)  # type: ignore[arg-type]
+        self.shard = Mortal(self.folder.name, self.config)
+        self.saves = Folder(f"{self.folder.name}/saved").make().uri
+        self.writes: list[Operation] = []
+        self.saved: tuple[Manifest, list[Operation]] | None = None
+        self.twin = self.replayed([])
+        self.write(pack([Candidate(p, *EMPTY, Provenance.OWN_FAILED, 0.0, 0) for p in "pqr"], VOCABULARY))
+
+    def replayed(self, writes: list[Operation]) -> Shard:
+        """A shard without files after these writes."""
+        shard = Shard(self.config, VOCABULARY, "twin")
+        for operation in writes:
+            apply(shard, operation)
+        return shard
+
+    def done(self, operation: Operation) -> None:
+        apply(self.twin, operation)
+        self.writes.append(operation)
+
+    def write(self, operation: Operation) -> None:
+        self.shard.do(operation)
+        self.done(operation)
+
+    def key(self, problem: str, place: int) -> int:
+        """Of a state of the problem, or of one that is not there."""
+        keys = content(self.twin)["states"][problem][0]
+        return int(keys[place]) if place < len(keys) else 12345
+
+    @rule(candidates=candidate_lists())
+    def add(self, candidates: list[Candidate]) -> None:
+        self.write(pack(candidates, VOCABULARY))
+
+    @rule(
+        problem=PROBLEMS,
+        place=st.integers(0, 4),
+        correct=st.lists(st.booleans(), min_size=1),
+        version=st.integers(0, 5),
+    )
+    def record(self, problem: str, place: int, correct: list[bool], version: int) -> None:
+        key = self.key(problem, place)
+        self.write(pack_outcomes([Outcome(key, problem, c, version) for c in correct]))
+
+    @rule(problem=PROBLEMS, place=st.integers(0, 4), value=st.sampled_from([0.0, 0.3, 1.0]), version=st.integers(0, 5))
+    def revalue(self, problem: str, place: int, value: float, version: int) -> None:
+        key = np.array([self.key(problem, place)], np.uint64)
+        self.write(Revaluation([problem], key, np.array([value], np.float32), np.array([version], np.int32)))
+
+    @rule(count=st.integers(1, 3))
+    def evict(self, count: int) -> None:
+        self.write(Evict(count))
+
+    @rule(gate=st.sampled_from([0.0, 0.4, 1.0]))
+    def trust(self, gate: float) -> None:
+        self.write(Trust(gate))
+
+    @rule(changes=CHANGES)
+    def compact(self, changes: int) -> None:
+        """It rests before some change; the writes after this are made meanwhile."""
+        self.shard.compact_to(changes)
+
+    @rule(candidates=candidate_lists(), share=st.floats(0, 1))
+    def crash_in_a_write(self, candidates: list[Candidate], share: float) -> None:
+        """In the middle of a compaction or not. A write that is on disk as a whole counts."""
+        operation = pack(candidates, VOCABULARY)
+        if self.shard.die(operation, share):
+            self.done(operation)
+        self.shard = Mortal(self.folder.name, self.config)
+
+    @rule()
+    def save(self) -> None:
+        tag = f"{len(self.writes)}"
+        self.saved = self.shard.save(self.saves, tag), [*self.writes]
+
+    @rule(changes=CHANGES | st.just(100), share=st.floats(0, 1))
+    def restore(self, changes: int, share: float) -> None:
+        """The process dies before some change to the files, or later: it has then restored everything, or nothing."""
+        if self.saved is None:
+            return
+        part, writes = self.saved
+        self.shard.settle()
+        self.shard.files.gate = Gate(changes, rests=False)
+        before, after = self.twin, self.replayed(writes)
+        try:
+            self.shard.restore(self.saves, [part])
+        except Dead:
+            self.shard.abandon(share)
+            self.shard = Mortal(self.folder.name, self.config)
+            if content(self.shard._opened()) == content(before):
+                return
+        self.shard.files.gate = Gate()
+        self.twin, self.writes = after, [*writes]
+
+    @rule()
+    def restore_into_two(self) -> None:
+        """Two other shards have together what was saved."""
+        if self.saved is None:
+            return
+        part, writes = self.saved
+        with tempfile.TemporaryDirectory() as folder:
+            parts = [ReplayShard(Identity(i, 2, VOCABULARY, "f"), self.config, folder) for i in range(2)]
+            for shard in parts:
+                shard.restore(self.saves, [part])
+            found = [content(shard._opened()) for shard in parts]
+            for shard in parts:
+                shard.close()
+        expected = content(self.replayed(writes))
+        assert found[0]["states"] | found[1]["states"] == expected["states"]
+        assert found[0]["problems"] | found[1]["problems"] == expected["problems"]
+        np.testing.assert_array_equal(np.add(found[0]["masses"], found[1]["masses"]), expected["masses"])
+
+    @invariant()
+    def same(self) -> None:
+        if not hasattr(self, "shard"):
+            return
+        shard = self.shard._opened()
+        assert content(shard) == content(self.twin)
+        for pool in range(len(self.twin.masses())):
+            drawn = [s.select(s.race(pool, 3, len(self.writes), np.zeros(0, np.uint64))[0]) for s in (shard, self.twin)]
+            assert drawn[0].keys.tolist() == drawn[1].keys.tolist()
+
+
+TestCrashMachine = CrashMachine.TestCase
+TestCrashMachine.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+
+
+def test_salvage_may_die_at_any_time(tmp_path: Path) -> None:
+    """Only the write after the snapshot is damaged: what salvage writes must not touch the snapshot that is good."""
+    for changes in range(17):
+        directory = tmp_path / f"{changes}"
+        shard = filled(directory)
+        shard.compact()
+        shard.write(6, Evict(1))
+        shard.close()
+        (log,) = (directory / "shard-0").glob("log-*.arrow")
+        log.write_bytes(log.read_bytes()[:-1] + bytes([log.read_bytes()[-1] ^ 1]))
+        dying = Mortal(directory, ReplayConfig(per_problem=4, ranking="value"))
+        dying.files.gate = Gate(changes, rests=False)
+        try:
+            dropped = dying.salvage()
+        except Dead:
+            dying.abandon(0.5)
+            again = Mortal(directory, ReplayConfig(per_problem=4, ranking="value"))
+            dropped = again.salvage()
+            assert len(contents(again)) == 10
+        else:
+            assert changes >= 8
+            assert len(contents(dying)) == 10
+    assert len(dropped) == 1
+
+
+@pytest.mark.parametrize("ranking", sorted(RANKINGS))
+def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str) -> None:
+    """On three shards instead of one: draws with their outcomes, renewed values, trust, evictions, counts."""
+
+    def turn(store: ReplayStore, number: int) -> list[int]:
+        store.add(candidates(60, seed=number % 7))
+        drawn = store.sample(20, seed=number)
+        store.record([Outcome(s.key, s.problem_id, s.value > 0.5, number + 2) for s in drawn])
+        stale = store.top(5, older_than=number + 2)
+        store.revalue(stale, np.full(len(stale), 0.5, np.float32), number + 2)
+        return [state.key for state in drawn]
+
+    fields = {"local": True, "capacity": 300, "per_problem": 5, "ranking": ranking}
+    first = opened(tmp_path / "first", shards=1, **fields)  # type: ignore[arg-type]
+    for number in range(5):
+        turn(first, number)
+    first.save(str(tmp_path / "saved"))
+    expected = [turn(first, number) for number in range(5, 12)]
+    second = opened(tmp_path / "second", shards=3, **fields)  # type: ignore[arg-type]
+    second.restore(str(tmp_path / "saved"))
+    assert [turn(second, number) for number in range(5, 12)] == expected
+    assert any(expected)
+    assert (second._gate, second._window) == (first._gate, first._window)
+    left, right = asdict(first.stats()), asdict(second.stats())
+    for placed in ("token_bytes", "memory_bytes"):  # dead tokens and free rows, which are those of a shard
+        assert min(left.pop(placed), right.pop(placed)) > 0
+    assert right == pytest.approx(left)
+    first.close()
+    second.close()
+
+
+def test_the_log_is_bounded_by_what_the_shard_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a compaction takes its time: it hurries when the next one is due."""
+    monkeypatch.setattr(service, "COMPACT_BYTES", 4096)
+    monkeypatch.setattr(service, "SHARE", 1e-6)  # a compaction rests for ever between its parts, if nobody hurries it
+    monkeypatch.setattr(snapshot, "PART", 16)
+    shard = server(tmp_path)
+    rng = np.random.default_rng(0)
+    compactions = set()
+    for turn in range(400):
+        tokens = rng.integers(0, 4, 400).astype(np.int32)
+        states = np.arange(1, 4, dtype=np.int32), np.zeros(3, np.float32)
+        shard.write(turn + 1, pack([Candidate(f"p{turn}", tokens, *states, Provenance.OWN_FAILED, 0.0, 0)], 4))
+        if shard._hurry.is_set():
+            assert shard._compaction is not None
+            shard._compaction.join()  # it does not rest any more
+        compactions.add(id(shard._compaction))
+        log = sum(path.stat().st_size for path in (tmp_path / "shard-0").glob("log-*"))
+        held = max(4096, shard._opened().content_bytes / 4)
+        assert log < 2 * held + 2048  # what a compaction covers, what came meanwhile, and one write
+    assert len(compactions) > 5
+    shard.close()
