@@ -6,6 +6,7 @@ changes nothing on every rank; the caller weights tokens over the global batch, 
 precede a step (`managed_gradient_accumulation: false`).
 """
 
+import contextlib
 import os
 import shutil
 import time
@@ -30,9 +31,13 @@ def drop_stale_locks(extensions: Path, now: float) -> list[Path]:
 
     A lock counts as stale after STALE_LOCK seconds; DeepSpeed's part compiles in about one minute.
     """
-    stale = [lock for lock in extensions.glob("**/lock") if now - lock.stat().st_mtime > STALE_LOCK]
-    for lock in stale:
-        lock.unlink(missing_ok=True)
+    stale = []
+    for folder, _, files in os.walk(extensions):
+        lock = Path(folder, "lock")
+        with contextlib.suppress(FileNotFoundError):  # the compilation, or another rank, has just removed it
+            if lock.name in files and now - lock.stat().st_mtime > STALE_LOCK:
+                lock.unlink()
+                stale.append(lock)
     return stale
 
 

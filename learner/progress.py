@@ -55,14 +55,15 @@ class Progress:
         return self.policy_trains
 
     def note_critic(self, explained_variance: float, returns_vary: bool, settled: float) -> None:
-        """End the warm-up when the explained variance has stayed within `settled` (0: never ends early).
+        """End the warm-up when the explained variance has stayed within `settled`, above that (0: never ends early).
 
-        A batch whose returns do not vary says nothing of the critic and is passed over.
+        Near 0 it stands still, too: before the critic has learnt anything, as long as its learning rate warms up. A batch whose returns do not vary says nothing of the critic and is passed over.
         """
         if not returns_vary:
             return
         self.variances = [*self.variances, explained_variance][-SETTLED_OVER:]
-        still = len(self.variances) == SETTLED_OVER and max(self.variances) - min(self.variances) < settled
+        low, high = min(self.variances), max(self.variances)
+        still = len(self.variances) == SETTLED_OVER and low > settled and high - low < settled
         self.policy_trains = self.policy_trains or still
 
     def note_steps(self, skipped: list[bool], blamed: Sequence[str] = ()) -> None:

@@ -56,7 +56,7 @@ class LearnerConfig(Section):
     critic_settled: float = Field(
         0.0,
         ge=0,
-        description="End critic_warmup early once the critic's explained variance has stayed within this over 3 iterations; 0: never.",
+        description="End critic_warmup early once the critic's explained variance has stayed within this over 3 iterations, above this; 0: never.",
     )
     max_restarts: int = Field(
         3,

@@ -24,7 +24,7 @@ from tests.actors.test_pool import Get
 from tests.learner.conftest import make_judged
 from tests.learner.groups import group, on_policy
 
-LONG = 180.0  # seconds that anything may take on a busy machine
+LONG = 480.0  # seconds that anything may take on a busy machine
 PROBE = [models.start(7, prompt=12).prompt_ids]
 
 

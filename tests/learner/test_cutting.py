@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from core.config import AlgorithmConfig
 from core.records import Scored
@@ -91,7 +92,8 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(
     cut_loss, cut_gradients = total(*models, [b for rank in parts for b in rank])
     assert cut_loss == pytest.approx(loss, abs=1e-6, rel=1e-6)
     whole_gradient, cut_gradient = (torch.cat([g.flatten() for g in gs]) for gs in (gradients, cut_gradients))
-    assert float((whole_gradient - cut_gradient).norm() / whole_gradient.norm()) < 1e-6
+    # 4e-7 was the most that was seen; the order in which kernels sum depends on the CPU
+    assert float((whole_gradient - cut_gradient).norm() / whole_gradient.norm()) < 3e-6
 
 
 def test_a_replayed_prefix_has_no_loss(models: tuple[PolicyModel, ValueModel]) -> None:
@@ -124,16 +126,32 @@ def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple
     assert all(torch.equal(g, same) for g, same in zip(gradients, same_gradients, strict=True))
 
 
-def test_context_tokens_get_no_gradient_as_targets(models: tuple[PolicyModel, ValueModel]) -> None:
-    # Rows of an untied head get gradient through softmax only at scored positions: with all weights 0 there is none at all.
-    policy, value = models
+def test_context_and_padding_get_no_gradient(models: tuple[PolicyModel, ValueModel]) -> None:
+    """Of the loss by the last hidden states, from which logits and values come: nothing but the states before scored tokens."""
     prepared = batch(models[0], 1)
     cut = plan([len(r.tokens) for r in prepared.rows], 64, 2)
-    batches = [b for rank in train_batches(cut, prepared, list(range(COUNT)), "token-mean") for b in rank]
-    silent = [TrainBatch(b.inputs, prepared.targets.take(np.arange(len(b.inputs.targets)))) for b in batches]
-    loss, gradients = total(policy, value, silent)  # `targets` of Prepared carry weight 0 until `weighted`
-    assert loss == 0.0
-    assert all(float(g.abs().max()) == 0.0 for g in gradients)
+    batches = train_batches(cut, prepared, list(range(COUNT)), "token-mean")
+    read: list[Tensor] = []
+
+    def keep(module: torch.nn.Module, inputs: object, output: BaseModelOutputWithPast) -> None:
+        assert output.last_hidden_state is not None
+        output.last_hidden_state.retain_grad()
+        read.append(output.last_hidden_state)
+
+    hooks = [m.register_forward_hook(keep) for m in (models[0].model.get_decoder(), models[1].trunk)]
+    total(*models, [b for rank in batches for b in rank])
+    for hook in hooks:
+        hook.remove()
+    groups = [group for rank in cut for group in rank]
+    for hidden, group in zip(
+        read, np.repeat(np.arange(len(groups)), 2), strict=True
+    ):  # of the policy, then of the critic
+        assert hidden.grad is not None
+        rows = [prepared.rows[i] for i in groups[group]]
+        scored = {(b, t) for b, row in enumerate(rows) for t in range(row.context - 1, len(row.tokens) - 1)}
+        touched = {(b, t) for b, t in hidden.grad.abs().sum(-1).nonzero().tolist()}
+        assert touched <= scored
+        assert len(touched) > len(scored) / 2  # the loss of some is clipped
 
 
 def test_results_find_their_way_back_to_their_rows() -> None:

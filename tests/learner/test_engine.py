@@ -13,6 +13,8 @@ def test_only_old_locks_are_dropped(tmp_path: Path) -> None:
         lock.parent.mkdir()
         lock.touch()
     os.utime(old, (0, time.time() - 3600))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "lock").symlink_to(tmp_path / "gone")  # to be seen, but no longer there when it is looked at
     assert drop_stale_locks(tmp_path, time.time()) == [old]
     assert fresh.exists()
     assert not old.exists()

@@ -32,6 +32,15 @@ def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
     assert trained == [False] * 5 + [True] * 2
 
 
+def test_a_critic_that_has_not_learnt_anything_yet_has_not_settled() -> None:
+    progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
+    for variance in (0.0, 0.01, 0.02, -0.3, -0.31, -0.3, 0.1, 0.4, 0.41):
+        progress.note_critic(variance, True, 0.05)
+        assert not progress.policy_trains
+    progress.note_critic(0.42, True, 0.05)
+    assert progress.policy_trains
+
+
 def test_batches_whose_returns_do_not_vary_do_not_settle_the_critic() -> None:
     progress = Progress(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
     for variance, vary in [(0.1, True), *[(0.0, False)] * 5, (0.11, True)]:

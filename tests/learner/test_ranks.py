@@ -21,7 +21,8 @@ def test_a_group_that_has_ended_refuses_every_call() -> None:
 
 def test_the_port_of_rank_0_is_none_that_the_kernel_gives_to_others_before_it_is_used() -> None:
     first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    assert all(1024 < free_port() < int(first) for _ in range(20))
+    allowed = range(20_000, int(first)) or range(1024, 65_536)  # a kernel that keeps none back: any
+    assert all(free_port() in allowed for _ in range(20))
 
 
 def test_what_fails_in_a_library_while_a_checkpoint_is_read_is_its_fault(tmp_path: Path) -> None:
