@@ -209,7 +209,10 @@ class RankWorker:
 
     def export(self, directory: str) -> None:
         """Write the policy in Hugging Face format with its tokenizer (rank 0)."""
-        tensors = {name: tensor.detach().cpu().clone() for name, tensor in self._hf_tensors()}
+        tensors = {}
+        for name, tensor in self._hf_tensors():  # on all ranks, which gather it together
+            if self._rank == 0:
+                tensors[name] = tensor.detach().cpu().clone()
         if self._rank == 0:
             from transformers import AutoTokenizer
 

@@ -12,9 +12,11 @@ under a temporary name, flushed, renamed, and only then named by `latest`.
 """
 
 import json
+import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from trainer.rundir import RunDirectory, write_atomically
 if TYPE_CHECKING:
     from trainer.loop import Parts
 
+logger = logging.getLogger("retrospect.checkpoint")
 
 PIECES = (
     "learner/learner.json",
@@ -77,15 +80,37 @@ def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, succe
         if success is not None and is_best(run, success):
             write_atomically(run.checkpoints / "best", f"{final.name} {success!r}\n")
         write_atomically(run.checkpoints / "latest", final.name)
-        for old in superfluous(run, progress.iteration, keep):
-            shutil.rmtree(old)
     except OSError as error:
         raise CheckpointError(
             f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the rights"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # there only if something above failed; it may fill the disk
+    for old in superfluous(run, progress.iteration, keep):
+        try:
+            shutil.rmtree(old)
+        except OSError as error:  # the new one is complete; the next save tries again
+            logger.warning("%s: cannot delete this old checkpoint: %s; fix the rights", old, error.strerror or error)
     return final
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` when the block ends well.
+
+    `folder` is at every moment the old one or the new one, whole, or (if killed between two renames) not there.
+    """
+    temporary, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    for left in (temporary, old):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    flush(temporary)
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -160,7 +160,6 @@ def session(
         print(f"starting engines and learner on {device} ...", flush=True)
         with build.parts(config, plan, run, ready.task, ready.model, device, salvage=salvage, local=local) as parts:
             run_session(config, plan, run, parts, resumed, local)
-            parts.learner.export(run.policy)
     metrics = read_metrics(run.metrics)
     curves(metrics, run.curves, title=run.name, before=success_before(run))
     print(summary(run, metrics, iterations=config.run.iterations))
@@ -201,8 +200,10 @@ def watchers(run: RunDirectory, local: bool) -> tuple[list[MetricSink], list[str
 def run_session(
     config: Config, plan: BatchPlan, run: RunDirectory, parts: Parts, resumed: Path | None, local: bool
 ) -> None:
-    """Train to the end. When a learner rank is lost, all are started anew and the run goes on from its last checkpoint, as
-    `--resume` would, or before the first one from its beginning; at most `learner.max_restarts` times.
+    """Train to the end and write the policy.
+
+    When a learner rank is lost, all are started anew and the run goes on from its last checkpoint, as `--resume` would, or
+    before the first one from its beginning; at most `learner.max_restarts` times.
     """
     cursor = parts.problems.state()
     begin: Callable[[], Progress] = lambda: Progress(0, cursor, 0)  # noqa: E731
@@ -211,7 +212,10 @@ def run_session(
     restarts = 0
     while True:
         try:
-            return attempt(config, plan, run, parts, begin, local)
+            attempt(config, plan, run, parts, begin, local)
+            with checkpoint.replacing(run.policy) as folder:
+                parts.learner.export(folder)
+            return
         except LearnerError as error:
             if restarts == config.learner.max_restarts:
                 raise
@@ -221,11 +225,15 @@ def run_session(
             said = f"{error}: restart {restarts} of the learner, the run {where}"
             logger.warning(said)
             print(said, flush=True)
-            parts.learner.restart()
-            if saved is None:
-                begin = partial(checkpoint.start_over, cursor, parts)
-            else:
-                begin = partial(checkpoint.go_on, checkpoint.latest(run), parts)
+            begin = partial(afresh, run, parts, cursor)
+
+
+def afresh(run: RunDirectory, parts: Parts, cursor: dict[str, Any]) -> Progress:
+    """Fresh ranks, and all parts at the last checkpoint, or before the first one where the run began (`cursor`)."""
+    parts.learner.restart()
+    if checkpoint.saved(run) is None:
+        return checkpoint.start_over(cursor, parts)
+    return checkpoint.go_on(checkpoint.latest(run), parts)
 
 
 def attempt(

@@ -100,9 +100,9 @@ def _session(
         write_versions(run)
         with _group(config, ready, device) as group:
             train(group, ready.job, settings, config, run, resumed)
-            run.policy.mkdir(exist_ok=True)
-            group.export(run.policy)
-            ready.job.finish(group, run.policy)
+            with checkpoint.replacing(run.policy) as folder:
+                group.export(folder)
+                ready.job.finish(group, folder)
     print(f"model   {run.policy}\nnumbers {run.metrics}")
     return 0
 

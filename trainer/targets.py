@@ -22,12 +22,18 @@ def run_of(target: Path) -> RunDirectory | None:
 def model_of(target: Path) -> str:
     """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is taken for a hub model.
 
+    Of a run the newest checkpoint's: its policy/ is the same at the end, and older while the run is extended. Runs of `sft`
+    have no policy in their checkpoints.
+
     Raises CheckpointError when the path exists and is none of them.
     """
     place = target.expanduser().resolve()
     if (place / "config.yaml").is_file():
         run = RunDirectory.open(place)
-        return str(run.policy if run.policy.is_dir() else checkpoint.latest(run) / "policy")
+        newest = run.checkpoints / f"{checkpoint.saved(run) or 0:06d}" / "policy"
+        if newest.is_dir() or not run.policy.is_dir():
+            return str(checkpoint.latest(run) / "policy")
+        return str(run.policy)
     if (place / "progress.json").is_file():
         return str(place / "policy")
     if place.exists() and not (place / "config.json").is_file():

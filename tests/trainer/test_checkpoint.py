@@ -1,6 +1,7 @@
 """The file protocol of checkpoints: `latest` always names a complete one. (Contents: tests/test_end_to_end.py.)"""
 
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -208,3 +209,40 @@ def test_contents_are_on_disk_before_names(run: RunDirectory, files: Files, monk
     names = [name for kind, name in after if kind == "rename"]
     assert names == ["best", "latest"]
     assert after[-1] == ("fsync", "checkpoints")
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_no_failure_of_the_new_one(
+    run: RunDirectory, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove = shutil.rmtree
+
+    def stuck(path: Path, ignore_errors: bool = False) -> None:
+        if path.name == "000001":
+            raise PermissionError(13, "Permission denied")
+        remove(path, ignore_errors=ignore_errors)
+
+    save(run, files, 1, keep=1)
+    monkeypatch.setattr(shutil, "rmtree", stuck)
+    assert save(run, files, 2, keep=1) == checkpoint.latest(run)
+    assert "000001: cannot delete this old checkpoint: Permission denied; fix the rights" in caplog.text
+    monkeypatch.undo()
+    save(run, files, 3, keep=1)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000003", "latest"]
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(run: RunDirectory) -> None:
+    def write(text: str) -> None:
+        with checkpoint.replacing(run.policy) as folder:
+            (folder / text).write_text(text)
+            assert not (run.policy / text).exists()
+            if text == "half":
+                raise KeyboardInterrupt
+
+    write("first")
+    with pytest.raises(KeyboardInterrupt):
+        write("half")
+    assert [path.name for path in run.policy.iterdir()] == ["first"]
+    run.policy.rename(run.path / ".policy.old")  # killed between the two renames
+    write("second")
+    assert [path.name for path in run.policy.iterdir()] == ["second"]
+    assert not list(run.path.glob(".policy*"))

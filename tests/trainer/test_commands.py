@@ -56,7 +56,10 @@ def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Pat
     with pytest.raises(CheckpointError, match="neither a run"):
         targets.model_of(run.checkpoints)
     run.policy.mkdir()
-    assert targets.model_of(run.path) == str(run.policy)  # the final policy, when there is one
+    assert targets.model_of(run.path) == str(folder / "policy")  # of a run that was extended policy/ is older
+    (folder / "policy" / "config.json").unlink()
+    (folder / "policy").rmdir()  # as in a run of sft
+    assert targets.model_of(run.path) == str(run.policy)
 
 
 def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
