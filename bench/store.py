@@ -6,8 +6,9 @@ What is timed is what the loop would do with that store:
 - add: from a list of 512 `Candidate` records (10 states each) to stored with priorities. For the peers that includes
   making fixed-size rows (`bench/store_peers.py`), for ours packing and checking; "rows ready" is without either.
 - sample: from a seed to 64 starts, each with its problem's id and its prefix as an int32 array.
-- update: from the 256 outcomes of those starts (4 continuations each) to new priorities. The peers get the share of correct
-  continuations, ours keeps counts and ranks the problems' states anew.
+- update: from the 256 outcomes of 64 starts (4 continuations each) to new priorities. The peers get the share of correct
+  continuations; ours, with ranking `posterior`, keeps decayed counts and ranks all states of the starts' problems anew. With
+  ranking `value` outcomes change no priority, and counting them is all: a figure beside it.
 - refresh: 256 new values of drawn states, ready as an array, to new priorities.
 
 The peers keep nothing on disk, find nothing equal, have no quota per problem and cannot say by which text a state is found;
@@ -83,20 +84,28 @@ def sample(shard: Shard, seed: int) -> Selected:
     return drawn
 
 
-def ours(shard: Shard, candidates: list[Candidate], seed: int, timings: Timings) -> None:
-    """One turn of our store."""
+def ours(shard: Shard, judged: Shard, candidates: list[Candidate], seed: int, timings: Timings) -> None:
+    """One turn of our store; `judged` holds the same states, ranked by their outcomes."""
     size = STATES * len(candidates)
     batch = timed(timings, "pack", size, lambda: pack(candidates, VOCABULARY))
     timed(timings, "ours add, rows ready", size, lambda: shard.add(batch))
     timings.setdefault("ours add", []).append(timings["pack"][-1] + timings["ours add, rows ready"][-1])
     drawn = timed(timings, "ours sample", DRAWN, lambda: sample(shard, seed))
-    states = list(zip(drawn.keys.tolist(), drawn.problem_ids, strict=True))
-    outcomes = [Outcome(key, problem, bool(i % 3), 1) for key, problem in states for i in range(CONTINUED)]
-    timed(timings, "ours update", len(outcomes), lambda: shard.record(pack_outcomes(outcomes)))
+    became = outcomes(drawn)
+    timed(timings, "ours, ranking value, update", len(became), lambda: shard.record(pack_outcomes(became)))
+    judged.add(batch)
+    became = outcomes(draw(judged, seed))
+    timed(timings, "ours update", len(became), lambda: judged.record(pack_outcomes(became)))
     many = joined([draw(shard, seed + 10**6 * (i + 1)) for i in range(REFRESHED // DRAWN)])
     values = np.random.default_rng(seed).random(len(many.keys)).astype(np.float32)
     news = Revaluation(many.problem_ids, many.keys, values, np.full(len(values), 1, np.int32))
     timed(timings, "ours refresh", len(values), lambda: shard.revalue(news))
+
+
+def outcomes(drawn: Selected) -> list[Outcome]:
+    """What became of the continuations of drawn states."""
+    states = zip(drawn.keys.tolist(), drawn.problem_ids, strict=True)
+    return [Outcome(key, problem, bool(i % 3), 1) for key, problem in states for i in range(CONTINUED)]
 
 
 def theirs(peer: Peer, name: str, rows: Rows, names: list[str], made: float, timings: Timings) -> None:
@@ -104,13 +113,13 @@ def theirs(peer: Peer, name: str, rows: Rows, names: list[str], made: float, tim
     timed(timings, f"{name} add, rows ready", len(rows.values), lambda: peer.add(rows))
     timings.setdefault(f"{name} add", []).append(made + timings[f"{name} add, rows ready"][-1])
     drawn = timed(timings, f"{name} sample", DRAWN, lambda: found(*_named(peer.sample(DRAWN), names)))
-    outcomes = [Outcome(0, problem, bool(i % 3), 1) for problem in drawn.problem_ids for i in range(CONTINUED)]
+    became = [Outcome(0, problem, bool(i % 3), 1) for problem in drawn.problem_ids for i in range(CONTINUED)]
 
     def update() -> None:
-        correct = np.fromiter((o.correct for o in outcomes), np.float32, len(outcomes))
+        correct = np.fromiter((o.correct for o in became), np.float32, len(became))
         peer.update(drawn.handle, correct.reshape(DRAWN, CONTINUED).mean(axis=1) + np.float32(1e-3))
 
-    timed(timings, f"{name} update", len(outcomes), update)
+    timed(timings, f"{name} update", len(became), update)
     _, handle = peer.sample(REFRESHED)
     values = np.random.default_rng(1).random(REFRESHED).astype(np.float32) + np.float32(1e-3)
     timed(timings, f"{name} refresh", REFRESHED, lambda: peer.update(handle, values))
@@ -124,8 +133,9 @@ def compare(trajectories: int, peers: dict[str, Peer]) -> tuple[Timings, Shard]:
     """Give everything to every store in turns."""
     timings: Timings = {}
     shard, numbers = Shard(CONFIG, VOCABULARY, "shard"), dict[str, int]()
+    judged = Shard(CONFIG.model_copy(update={"ranking": "posterior"}), VOCABULARY, "judged")
     for turn, candidates in enumerate(batches(trajectories)):
-        ours(shard, candidates, turn, timings)
+        ours(shard, judged, candidates, turn, timings)
         if not peers:
             continue
         start = time.perf_counter()
@@ -141,7 +151,8 @@ def compare(trajectories: int, peers: dict[str, Peer]) -> tuple[Timings, Shard]:
 
 def against_peers(timings: Timings, peers: dict[str, Peer]) -> list[Check]:
     """Throughput of each operation, ours against the best peer."""
-    checks = [check("pack: ours (part of add)", 1 / median(timings["pack"]), "states/s")]
+    alone = {"pack: ours (part of add)": "pack", "update, ranking value: ours": "ours, ranking value, update"}
+    checks = [check(name, 1 / median(timings[key]), "states/s") for name, key in alone.items()]
     for action in ("add", "add, rows ready", "sample", "update", "refresh"):
         rates = {name: 1 / median(timings[f"{name} {action}"]) for name in ["ours", *peers]}
         checks += [check(f"{action}: {name}", rate, "states/s") for name, rate in rates.items()]
@@ -260,8 +271,8 @@ def over_ray(trajectories: int) -> list[Check]:
             for turn, candidates in enumerate(made):
                 timed(timings, "add", STATES * len(candidates), partial(store.add, candidates))
                 drawn = timed(timings, "sample", DRAWN, partial(store.sample, DRAWN, turn))
-                outcomes = [Outcome(s.key, s.problem_id, bool(i % 3), 1) for s in drawn for i in range(CONTINUED)]
-                timed(timings, "update", len(outcomes), partial(store.record, outcomes))
+                became = [Outcome(s.key, s.problem_id, bool(i % 3), 1) for s in drawn for i in range(CONTINUED)]
+                timed(timings, "update", len(became), partial(store.record, became))
             for _ in range(20):
                 timed(calls, "call", 1, partial(store._call, ReplayShard.extent, {0: ()}))
             store.close()

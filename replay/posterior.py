@@ -24,6 +24,8 @@ A batch of n is drawn in two steps: 4 n states ~ exp(promise / temperature), the
 p ~ Beta(a, b) has the largest 4 p (1 - p). The draw's noise belongs to (seed, state), so it does not depend on placement.
 """
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -64,6 +66,7 @@ def bounds(a: Reals, b: Reals) -> tuple[Reals, Reals]:
     return mean - spread, mean + spread
 
 
+@cache
 def quarantined_below(decay: float) -> float:
     """eps: the upper bound of a state that has lost once per version for 1 / (1 - decay) versions, from 0.05 to 0.2.
 
