@@ -163,6 +163,7 @@ def main(arguments: list[str]) -> None:
         checks = compare_on_gpu(quick, name)
     else:
         checks = compare(quick, device, threads) + broadcast(quick, threads)
+        settings["broadcast"] = "a Qwen2 of 35 M parameters in fp32" if quick else "a Qwen2 of 254 M parameters in fp32"
     ray.shutdown()
     checks += share_in_the_demo(quick) if device == "cpu" else []
     write("learner-cuda" if device == "cuda" else "learner", checks, settings, quick=quick)
