@@ -221,6 +221,27 @@ def distinct(numbers: Array) -> tuple[Any, Any]:
 
 
 @njit(cache=True)
+def columns(
+    rows: Array, owner: Array, problems: Array, touched: Array, trajectories: Array, base: int, sizes: Array
+) -> tuple[Any, Any, Any]:
+    """What rankings read of some states: see `replay.columns.Columns`. State i is of problem touched[owner[i]].
+
+    value, wins, losses, root wins, root losses [5, S]; chain, length, total, tried [4, S]; provenance [S]. Trajectories from
+    number `base` on are not in the table yet, and have these sizes.
+    """
+    reals, ints = np.empty((5, len(rows)), np.float32), np.empty((4, len(rows)), np.int64)
+    provenance = np.empty(len(rows), np.uint8)
+    for at in range(len(rows)):
+        problem, chain = touched[owner[at]], np.int64(rows[at]["trajectory"])
+        reals[0, at], reals[1, at], reals[2, at] = rows[at]["value"], rows[at]["wins"], rows[at]["losses"]
+        reals[3, at], reals[4, at] = problems[problem]["wins"], problems[problem]["losses"]
+        ints[0, at], ints[1, at], ints[3, at] = chain, rows[at]["length"], rows[at]["tried"]
+        ints[2, at] = sizes[chain - base] if chain >= base else trajectories[chain]["size"]
+        provenance[at] = rows[at]["provenance"]
+    return reals, ints, provenance
+
+
+@njit(cache=True)
 def age(states: Array, problems: Array, numbers: Array, versions: Array, decay: float) -> None:
     """Decay the outcomes of problems `numbers` [N] and of their states up to the versions [N] of what is written of them."""
     for index in range(len(numbers)):

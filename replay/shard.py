@@ -21,6 +21,8 @@ from replay.ranking import RANKINGS, Ranking, standing, weights
 from replay.records import Granted, Prefixes, Selected, Wish
 from replay.table import Table
 
+NONE = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class Revaluation:
@@ -205,31 +207,16 @@ class Shard(Holdings):
         self.counters.root_outcomes += tried
         self.counters.root_solved += solved
 
-    def _rank(self, rows: Table, owner: Rows, touched: Rows, base: int = 1 << 40, sizes: Ints | None = None) -> None:
+    def _rank(self, rows: Table, owner: Rows, touched: Rows, base: int = 1 << 40, sizes: Ints = NONE) -> None:
         """Set promise and worth of all states of the touched problems; trajectories from `base` on have these sizes."""
         if self._ranking.of_value is not None:
             rows["promise"] = rows["worth"] = self._ranking.of_value(rows["value"])
             return
-        chain = rows["trajectory"].astype(np.int64)
-        fresh = chain >= base
-        total = np.empty(len(rows), np.int64)
-        total[~fresh] = self.trajectories.rows["size"][chain[~fresh]]
-        if sizes is not None:
-            total[fresh] = sizes[chain[fresh] - base]
-        problems = self.blocks.problems.rows.take(touched)
-        columns = Columns(
-            problem=owner,
-            chain=chain,
-            length=rows["length"].astype(np.int64),
-            total=total,
-            value=rows["value"],
-            provenance=rows["provenance"],
-            wins=rows["wins"],
-            losses=rows["losses"],
-            tried=rows["tried"].astype(np.int64),
-            root_wins=problems["wins"][owner],
-            root_losses=problems["losses"][owner],
-        )
+        tables = self.blocks.problems.rows, touched, self.trajectories.rows
+        reals, ints, provenance = kernels.columns(rows, owner, *tables, base, sizes)
+        value, wins, losses, root_wins, root_losses = reals
+        chain, length, total, tried = ints
+        columns = Columns(owner, chain, length, total, value, provenance, wins, losses, tried, root_wins, root_losses)
         rows["promise"] = self._ranking.promise(columns, self.settings)
         rows["worth"] = rows["promise"] if self._ranking.worth is None else self._ranking.worth(columns)
 
