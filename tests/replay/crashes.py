@@ -30,7 +30,7 @@ class Gate:
 
     def __init__(self, changes: float = math.inf, *, rests: bool = True) -> None:
         self._changes, self._rests = changes, rests
-        self._dead = False
+        self.dead = False
         self.resting, self._released = threading.Event(), threading.Event()
 
     def change(self) -> None:
@@ -40,19 +40,38 @@ class Gate:
         if self._changes > 0:
             self._changes -= 1
             return
-        self._dead |= not self._rests
-        if not self._dead:
+        self.dead |= not self._rests
+        if not self.dead:
             self.resting.set()
             self._released.wait()
-        if self._dead:
+        if self.dead:
             raise Dead
         self._changes = math.inf
 
     def release(self, *, dead: bool = False) -> None:
         """Let what rests go on, or die."""
-        self._dead |= dead
+        self.dead |= dead
         self._changes = 0 if dead else self._changes
         self._released.set()
+
+
+class _Stream:
+    """A file that is being written: nothing more comes to it from a process that is dead."""
+
+    def __init__(self, gate: Gate, stream: Any) -> None:
+        self._gate, self._stream = gate, stream
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes if self._gate.dead else int(self._stream.write(data))
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 class _Files:
@@ -63,7 +82,7 @@ class _Files:
 
     def open_output_stream(self, path: str) -> Any:
         self._folder.gate.change()
-        return self._files.open_output_stream(path)
+        return _Stream(self._folder.gate, self._files.open_output_stream(path))
 
     def delete_file(self, path: str) -> None:
         self._folder.gate.change()
