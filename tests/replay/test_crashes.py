@@ -15,14 +15,15 @@ from core.records import Candidate, Outcome, Provenance
 from replay import server as service
 from replay import snapshot
 from replay.batch import pack, pack_outcomes
+from replay.log import segments
 from replay.ops import Evict, Operation, Trust, apply
 from replay.ranking import RANKINGS
 from replay.server import Identity, ReplayShard
 from replay.shard import Revaluation, Shard
 from replay.storage import Folder, Manifest
 from replay.store import ReplayStore
-from tests.replay.crashes import VOCABULARY, Dead, Gate, Mortal, content
-from tests.replay.test_durability import EMPTY, PROBLEMS, candidate_lists, contents, filled, server
+from tests.replay.crashes import VOCABULARY, Dead, Gate, Mortal, content, unfinished
+from tests.replay.test_durability import CONFIG, EMPTY, PROBLEMS, candidate_lists, contents, filled, server
 from tests.replay.test_store import candidates, opened
 
 CHANGES = st.integers(0, 16)
@@ -104,6 +105,15 @@ class CrashMachine(RuleBasedStateMachine):
         """It rests before some change; the writes after this are made meanwhile."""
         self.shard.compact_to(changes)
 
+    @rule(changes=CHANGES, meanwhile=candidate_lists(), candidates=candidate_lists(), share=st.floats(0, 1))
+    def crash_in_a_compaction(
+        self, changes: int, meanwhile: list[Candidate], candidates: list[Candidate], share: float
+    ) -> None:
+        """After a write that was made meanwhile, in another one."""
+        self.compact(changes)
+        self.add(meanwhile)
+        self.crash_in_a_write(candidates, share)
+
     @rule(candidates=candidate_lists(), share=st.floats(0, 1))
     def crash_in_a_write(self, candidates: list[Candidate], share: float) -> None:
         """In the middle of a compaction or not. A write that is on disk as a whole counts."""
@@ -166,7 +176,31 @@ class CrashMachine(RuleBasedStateMachine):
 
 
 TestCrashMachine = CrashMachine.TestCase
-TestCrashMachine.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestCrashMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_compaction_may_die_at_any_time(tmp_path: Path, share: float) -> None:
+    """The second one, with a write while it is under way, which was acknowledged, and one more, which was not."""
+    left = set()
+    for changes in range(20):
+        directory = tmp_path / f"{changes}"
+        filled(directory, writes=3).close()
+        shard = Mortal(directory, CONFIG)
+        shard.compact_to(100)
+        for turn in (3, 4, 5):
+            if turn == 5:
+                shard.compact_to(changes)
+            empty = Candidate(f"p{turn}", *EMPTY, Provenance.OWN_FAILED, 0.0, turn)
+            shard.do(pack([empty], VOCABULARY))
+        before = content(shard._opened())
+        whole = shard.die(Evict(100), share)
+        again = Mortal(directory, CONFIG)
+        assert content(again._opened()) == before or whole
+        assert len(contents(again)) == (0 if whole else 6)
+        left.add((len(unfinished(again.files)), len(segments(again.files))))
+        again.close()
+    assert len(left) > 5  # it did die at different times
 
 
 def test_salvage_may_die_at_any_time(tmp_path: Path) -> None:
@@ -179,13 +213,13 @@ def test_salvage_may_die_at_any_time(tmp_path: Path) -> None:
         shard.close()
         (log,) = (directory / "shard-0").glob("log-*.arrow")
         log.write_bytes(log.read_bytes()[:-1] + bytes([log.read_bytes()[-1] ^ 1]))
-        dying = Mortal(directory, ReplayConfig(per_problem=4, ranking="value"))
+        dying = Mortal(directory, CONFIG)
         dying.files.gate = Gate(changes, rests=False)
         try:
             dropped = dying.salvage()
         except Dead:
             dying.abandon(0.5)
-            again = Mortal(directory, ReplayConfig(per_problem=4, ranking="value"))
+            again = Mortal(directory, CONFIG)
             dropped = again.salvage()
             assert len(contents(again)) == 10
         else:
