@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from core.errors import first_line
 from core.records import Candidate, IntArray
 
 Reals = npt.NDArray[np.float32]
@@ -136,7 +137,10 @@ class RLlib:
         """See `Peer`."""
         from ray.rllib.policy.sample_batch import SampleBatch
 
+        first = len(self._buffer)
         self._buffer.add(SampleBatch({"tokens": rows.tokens, "length": rows.lengths, "problem": rows.problems}))
+        # `add` takes one weight for a whole batch; giving it row by row with a weight each takes longer than this
+        self._buffer.update_priorities(list(range(first, len(self._buffer))), rows.values.tolist())
 
     def sample(self, n: int) -> tuple[Rows, Any]:
         """See `Peer`."""
@@ -156,15 +160,24 @@ PEERS: dict[str, tuple[str, type]] = {
 }
 
 
-def installed(capacity: int, width: int) -> dict[str, Peer]:
-    """The peers that are there and work; one line about each that does not."""
+ELSEWHERE = {
+    "dm-reverb": "0.14.0 needs tensorflow 2.15 and numpy 1.26, which cannot share a process with this environment",
+}
+"""Peers that cannot be tried here, and why."""
+
+
+def installed(capacity: int, width: int) -> tuple[dict[str, Peer], dict[str, str]]:
+    """The peers that are there and work, and why each of the others is left out."""
     peers: dict[str, Peer] = {}
+    left_out = dict(ELSEWHERE)
     for name, (module, made) in PEERS.items():
         if importlib.util.find_spec(module) is None:
-            print(f"{name}: not installed (requirements/bench.txt)")
+            left_out[name] = "not installed, see requirements/bench.txt"
             continue
         try:
             peers[name] = made(capacity, width)
         except (ImportError, RuntimeError) as error:  # a build of it that does not fit this environment
-            print(f"{name}: left out: {error}")
-    return peers
+            left_out[name] = first_line(error)
+    for name, reason in left_out.items():
+        print(f"{name}: left out: {reason}")
+    return peers, left_out
