@@ -4,16 +4,18 @@ The demo recipe's loop with a hardly trained starter, on two cores, under two lo
 of an iteration, and with an engine that decodes 16 sequences at once instead of 256, so that rollouts take about as long as
 everything else - where asynchrony has the most to gain, and the two sides have the most to share. Each load runs synchronously
 with one thread each for engine and learner (which gives the rollout and the update time), then asynchronously with the same
-threads; the second also synchronously with two threads each (what one would run without asynchrony). Medians of the iterations
-without the first and last two, in which the pipeline fills up and runs dry.
+threads; the second also synchronously with two threads each (what one would run without asynchrony). All take turns, in two
+rounds, the second in reverse order. Medians of the iterations without the first and last two of a run, in which the pipeline
+fills up and runs dry.
 """
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.report import Check, check, median, write
 from core.config import Config, Device
@@ -41,35 +43,32 @@ class Lap:
     busy: float  # seconds that the engine worked meanwhile
 
 
-Run = Callable[[int, int, int], list[Lap]]
-"""The laps of a run with this many threads, sequences at once, and versions of staleness."""
+class Setting(NamedTuple):
+    """How a run differs from the others."""
+
+    threads: int  # of engine and learner each
+    max_running: int
+    max_staleness: int
 
 
-def recipe(quick: bool, threads: int, running: int, max_staleness: int) -> Config:
+def recipe(quick: bool, setting: Setting) -> Config:
     """The demo recipe, with half of its starts; quick: an eighth."""
     config = load_config(RECIPE)
-    rollout = {
-        "starts": config.rollout.starts // (8 if quick else 2),
-        "threads": threads,
-        "max_running": running,
-        "max_staleness": max_staleness,
-    }
+    rollout = {"starts": config.rollout.starts // (8 if quick else 2), **setting._asdict()}
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"iterations": 2 * LEFT_OUT + (2 if quick else 6)}),
+            "run": config.run.model_copy(update={"iterations": 2 * LEFT_OUT + (2 if quick else 3)}),
             "starter": config.starter.model_copy(update={"steps": 20}),
             "rollout": config.rollout.model_copy(update=rollout),
-            "learner": config.learner.model_copy(update={"threads": threads, "critic_warmup": 0}),
+            "learner": config.learner.model_copy(update={"threads": setting.threads, "critic_warmup": 0}),
         }
     )
 
 
 def run(config: Config, ready: Prepared, device: Device, folder: Path) -> list[Lap]:
     """The iterations that count."""
-    plan, rollout = batch_plan(config), config.rollout
-    name = f"{rollout.threads}-{rollout.max_running}-{rollout.max_staleness}"
-    directory = RunDirectory.create(folder, name, "bench")
-    laps = []
+    plan, laps = batch_plan(config), []
+    directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
     with build.parts(config, plan, directory, ready.task, ready.model, device) as parts:
         settings = build.settings(config, plan)
         step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
@@ -80,22 +79,21 @@ def run(config: Config, ready: Prepared, device: Device, folder: Path) -> list[L
     return laps[LEFT_OUT:-LEFT_OUT]
 
 
-def middle(values: Sequence[float]) -> float:
+def middle(values: Iterable[float]) -> float:
     """Median."""
     return median(list(values))
 
 
-def compare(run_with: Run, load: str, running: int) -> tuple[list[Check], float]:
-    """One load, synchronous and asynchronous with one thread each; the checks, and the asynchronous wall time."""
-    apart, overlapped = run_with(1, running, 0), run_with(1, running, 1)
-    rollout = middle([lap.seconds.generate for lap in apart])
-    rest = middle([lap.seconds.total - lap.seconds.generate for lap in apart])
-    wall = middle([lap.seconds.total for lap in overlapped])
+def checks_of(load: str, apart: Sequence[Lap], overlapped: Sequence[Lap]) -> list[Check]:
+    """One load, synchronous and asynchronous with one thread each."""
+    rollout = middle(lap.seconds.generate for lap in apart)
+    rest = middle(lap.seconds.total - lap.seconds.generate for lap in apart)
+    wall = middle(lap.seconds.total for lap in overlapped)
     whole = sum(lap.seconds.total for lap in overlapped)
     engine = sum(lap.busy for lap in overlapped) / whole
     learner = 1 - sum(lap.seconds.generate for lap in overlapped) / whole
     slower = max(rollout, rest)
-    checks = [
+    return [
         check(f"{load}: rollout time, synchronous, 1 thread each", rollout, "s"),
         check(f"{load}: everything else, synchronous, 1 thread each", rest, "s"),
         check(f"{load}: wall time per iteration, asynchronous", wall, "s", baseline=slower),
@@ -106,27 +104,33 @@ def compare(run_with: Run, load: str, running: int) -> tuple[list[Check], float]
         check(f"{load}: asynchronous, share of time in which the engine works", engine, "share"),
         check(f"{load}: asynchronous, share of time in which the learner does not wait for it", learner, "share"),
     ]
-    return checks, wall
 
 
 def main(quick: bool) -> None:
     """Measure and write bench/results/asynchronous.json."""
-    config = recipe(quick, 1, 1, 0)
-    checks: list[Check] = []
+    wide = Setting(2, LOADS["balanced"], 0)
+    laps: dict[Setting, list[Lap]] = {
+        Setting(1, running, staleness): [] for running in LOADS.values() for staleness in (0, 1)
+    }
+    laps[wide] = []
+    config = recipe(quick, wide)
+    rounds = 1 if quick else 2
     with tempfile.TemporaryDirectory() as name, connect(config, "bench") as device, prepare(config) as ready:
-
-        def run_with(threads: int, running: int, max_staleness: int) -> list[Lap]:
-            return run(recipe(quick, threads, running, max_staleness), ready, device, Path(name))
-
-        for load, running in LOADS.items():
-            found, wall = compare(run_with, load, running)
-            checks += found
-        wide = middle([lap.seconds.total for lap in run_with(2, running, 0)])
-        checks.append(check(f"{load}: speed-up over synchronous, 2 threads each", wide / wall, "x", baseline=1.0))
+        for turn in range(rounds):
+            for setting in list(laps)[:: -1 if turn else 1]:
+                laps[setting] += run(recipe(quick, setting), ready, device, Path(name))
+    checks = []
+    for load, running in LOADS.items():
+        checks += checks_of(load, laps[Setting(1, running, 0)], laps[Setting(1, running, 1)])
+    apart, overlapped = (
+        middle(lap.seconds.total for lap in laps[setting])
+        for setting in (wide, wide._replace(threads=1, max_staleness=1))
+    )
+    checks.append(check("balanced: speed-up over synchronous, 2 threads each", apart / overlapped, "x", baseline=1.0))
     settings: dict[str, str | int | float] = {
         "starts": config.rollout.starts,
         "samples": config.rollout.samples,
-        "iterations counted": config.run.iterations - 2 * LEFT_OUT,
+        "iterations counted": rounds * (config.run.iterations - 2 * LEFT_OUT),
         "max_staleness": 1,
         "device": device,
     }
