@@ -45,6 +45,8 @@ SHORTLIST = 4
 
 def belief(wins: FloatArray, losses: FloatArray, value: FloatArray, gate: float) -> tuple[Reals, Reals]:
     """Parameters (a, b) of the Beta posteriors, [S] each."""
+    if gate == 0.0:
+        return 1.0 + wins.astype(np.float64), 1.0 + losses.astype(np.float64)
     expected = np.clip(value.astype(np.float64), 0.0, 1.0)
     return 1.0 + wins + PRIOR * gate * expected, 1.0 + losses + PRIOR * gate * (1.0 - expected)
 
@@ -52,18 +54,25 @@ def belief(wins: FloatArray, losses: FloatArray, value: FloatArray, gate: float)
 def posterior(columns: Columns, settings: RankSettings) -> FloatArray:
     """Promise [S]; see the module."""
     a, b = belief(columns.wins, columns.losses, columns.value, settings.gate)
+    mean, variance = moments(a, b)
+    promise = (4.0 * variance * (a + b)).astype(np.float32)  # as s^2 = a b / ((a + b)^2 (a + b + 1))
+    spread = 2.0 * np.sqrt(variance)
+    promise[mean + spread < quarantined_below(settings.decay)] = -1.0
+    promise[mean - spread > RETIRED_ABOVE] = -np.inf
+    return promise
+
+
+def moments(a: Reals, b: Reals) -> tuple[Reals, Reals]:
+    """Mean and variance of Beta(a, b), [S] each."""
     total = a + b
-    low, high = bounds(a, b)
-    promise = 4.0 * a * b / (total * (total + 1.0))
-    promise = np.where(high < quarantined_below(settings.decay), -1.0, promise)
-    return np.where(low > RETIRED_ABOVE, -np.inf, promise).astype(np.float32)
+    mean = a / total
+    return mean, mean * (1.0 - mean) / (total + 1.0)
 
 
 def bounds(a: Reals, b: Reals) -> tuple[Reals, Reals]:
     """Mean less and plus two standard deviations of Beta(a, b), [S] each."""
-    mean = a / (a + b)
-    spread = 2.0 * np.sqrt(mean * (1.0 - mean) / (a + b + 1.0))
-    return mean - spread, mean + spread
+    mean, variance = moments(a, b)
+    return mean - 2.0 * np.sqrt(variance), mean + 2.0 * np.sqrt(variance)
 
 
 @cache
