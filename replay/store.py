@@ -5,6 +5,7 @@ changes nothing but placement; every wait has a deadline and an error names the 
 is repeated until the deadline, and counts once.
 """
 
+import itertools
 import os
 import pickle
 import time
@@ -38,6 +39,8 @@ MANIFEST = "store.json"
 """Names the files of a saved store."""
 WINDOW = 2048
 """Newest outcomes that the critic's calibration is measured on."""
+HANDED = 8 * WINDOW
+"""Draws whose values are remembered until their outcomes come: more than are ever under way."""
 R = TypeVar("R")
 
 
@@ -74,7 +77,7 @@ class ReplayStore:
         self._requested, self._sampled = 0, 0  # states asked for by `sample`, and handed out
         self._gate = 0.0  # trust in the critic
         self._window: list[tuple[float, bool, str]] = []  # value when drawn, outcome, problem: the newest WINDOW
-        self._handed: dict[int, float] = {}  # states drawn, whose outcomes are still to come: their values
+        self._handed: dict[int, float] = {}  # the states drawn last and their values then, for the outcomes to come
         self._local = local
         start = _here if local else _start
         self._actors = [
@@ -120,8 +123,7 @@ class ReplayStore:
             drawn = self._draw((n, seed))
         self._sampled += len(drawn.keys)
         if self._ranking.uses_gate:
-            self._handed |= dict(zip(drawn.keys.tolist(), drawn.values.tolist(), strict=True))
-            self._handed = dict(list(self._handed.items())[-32 * WINDOW :])  # some are never heard of again
+            self._remember(drawn)
         return drawn.states()
 
     def top(self, n: int, older_than: int | None = None) -> list[ReplayedState]:
@@ -248,13 +250,19 @@ class ReplayStore:
         doomed = np.bincount(shard[np.lexsort((keys, standings))[:excess]], minlength=self._shards)
         self._write({i: Evict(int(count)) for i, count in enumerate(doomed) if count})
 
+    def _remember(self, drawn: Selected) -> None:
+        """Note the values of drawn states. Kept beyond an outcome: a state may be drawn again before the first one comes."""
+        for key, value in zip(drawn.keys.tolist(), drawn.values.tolist(), strict=True):
+            self._handed.pop(key, None)  # one that is drawn again is a new one, not the first to be forgotten
+            self._handed[key] = value
+        for key in list(itertools.islice(self._handed, max(0, len(self._handed) - HANDED))):
+            del self._handed[key]
+
     def _judge_critic(self, outcomes: Sequence[Outcome]) -> None:
         """Measure on a sliding window how well the values of replayed states foretold their outcomes; set the gate."""
         if not self._ranking.uses_gate:
             return
         fresh = [(self._handed[o.state_key], o.correct, o.problem_id) for o in outcomes if o.state_key in self._handed]
-        for outcome in outcomes:
-            self._handed.pop(outcome.state_key, None)
         self._window = [*self._window, *fresh][-WINDOW:]
         if not self._window:
             return

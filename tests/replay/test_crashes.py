@@ -26,8 +26,8 @@ from tests.replay.crashes import VOCABULARY, Dead, Gate, Mortal, content, unfini
 from tests.replay.test_durability import CONFIG, EMPTY, PROBLEMS, candidate_lists, contents, filled, server
 from tests.replay.test_store import candidates, opened
 
-CHANGES = st.integers(0, 16)
-"""To the files of a compaction, of which it makes 9 to 16: three tables opened and flushed, the manifest, what it replaces."""
+CHANGES = st.integers(0, 18)
+"""After which a compaction may rest, of 12 to 18: tables opened, parts written, tables flushed, manifest, what it replaces."""
 
 
 class CrashMachine(RuleBasedStateMachine):
@@ -36,8 +36,11 @@ class CrashMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
+        self.small_parts = pytest.MonkeyPatch()
+        self.small_parts.setattr(snapshot, "PART", 1)  # so that writes come between the parts of a snapshot
 
     def teardown(self) -> None:
+        self.small_parts.undo()
         if hasattr(self, "shard"):
             self.shard.settle()
             self.shard.close()
@@ -180,8 +183,9 @@ TestCrashMachine.settings = settings(max_examples=40, stateful_step_count=20, de
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_compaction_may_die_at_any_time(tmp_path: Path, share: float) -> None:
+def test_a_compaction_may_die_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """The second one, with a write while it is under way, which was acknowledged, and one more, which was not."""
+    monkeypatch.setattr(snapshot, "PART", 2)
     left = set()
     for changes in range(20):
         directory = tmp_path / f"{changes}"

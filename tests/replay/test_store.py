@@ -133,6 +133,23 @@ def test_the_critic_is_trusted_after_outcomes_that_follow_its_values(tmp_path: P
     assert [s.key for s in other.sample(20, seed=99)] == expected
 
 
+def test_a_state_that_is_drawn_again_judges_the_critic_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In asynchronous mode before the first outcome comes; and it is then not the first to be forgotten."""
+    store = opened(tmp_path, 1, local=True, ranking="posterior")
+    store.add(candidates(1, per_problem=1))
+    drawn = [store.sample(3, seed=turn) for turn in range(2)]
+    for states in drawn:
+        store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
+    assert len(store._window) == 6
+    monkeypatch.setattr("replay.store.HANDED", 2)
+    shard = store._actors[0]._opened()
+    held = shard.select(np.flatnonzero(shard.blocks.states.rows["key"]))
+    for at in (0, 1, 0, 2):
+        store._remember(held.take(np.array([at])))
+    assert list(store._handed) == held.keys[[0, 2]].tolist()
+    store.close()
+
+
 def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> None:
     first = opened(tmp_path / "a", 2, local=True)
     first.add(candidates(30))
