@@ -81,7 +81,7 @@ def put(table: Table, where: Rows, rows: Table) -> None:
 
 
 class Growing:
-    """A table that grows at its end by an eighth, in place where the allocator allows."""
+    """A table that grows at its end by a sixteenth, in place where the allocator allows."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._data = np.zeros(64, dtype)
@@ -101,7 +101,7 @@ class Growing:
         """Append zero rows; the number of the first."""
         first = self.used
         if first + count > len(self._data):
-            self._data.resize(max(first + count, len(self._data) * 9 // 8), refcheck=False)
+            self._data.resize(max(first + count, len(self._data) * 17 // 16), refcheck=False)
         self.used = first + count
         return first
 
