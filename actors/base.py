@@ -3,7 +3,8 @@
 Implemented by `actors/engine.py` (vLLM) and `actors/hf_engine.py` (plain transformers); driven by `actors/actor.py` and
 `actors/local.py`. Invariants of all: nothing happens in the middle of a step, so weights change between steps only; a
 token's log-probability is that of the distribution it was drawn from, and its version names the weights that drew it;
-sample i of a start depends on the weights, its context and `derive(start.seed, i)`, not on its company.
+sample i of a start is drawn with `derive(start.seed, i)` from its context and the weights. Its company in a batch does not matter
+to vLLM on CPU; elsewhere it decides the order of sums, so that a token at the very edge of two may come out as the other.
 """
 
 from collections.abc import Iterable, Sequence

@@ -5,6 +5,7 @@ done - and once done it stays done: a second result for it, from an engine belie
 """
 
 import heapq
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,10 @@ Key = tuple[str, int]
 URGENT = -1
 """The place in the queue of those that somebody waits for: before all others."""
 UNBOUNDED = sys.maxsize
+AHEAD = 0.25
+"""Samples in an engine beyond those it decodes at once, as a share of these: the next ones are there when others finish."""
+REFILL = 8
+"""A turn with work waiting ends when one of so many samples has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,11 @@ class Ledger:
     def waiting(self) -> int:
         """Samples that no engine has."""
         return self.open - len(self._out)
+
+    @property
+    def running(self) -> int:
+        """Samples that engines have."""
+        return len(self._out)
 
     @property
     def complete(self) -> list[str]:
@@ -238,6 +248,21 @@ class Ledger:
         """A start is complete."""
         self._complete[entry.start.id] = None
         entry.call.left -= 1
+
+
+def share(held: int, ledger: Ledger, engines: int, decoded: int) -> int:
+    """Samples that an engine with `held` may hold: its share of what is open, within what it decodes at once.
+
+    A bit more as long as there is that much for each of the `engines`: what waits in one does not go to another that is idle.
+    """
+    ahead = math.ceil(decoded * AHEAD)
+    plenty = ledger.waiting - max(0, decoded - held) >= ahead * engines
+    return min(math.ceil(ledger.open / engines), decoded + ahead if plenty else decoded)
+
+
+def refill_at(held: int, decoded: int) -> int:
+    """Samples in flight at which the turn of an engine with `held` ends early, because others wait."""
+    return min(decoded, held - math.ceil(held / REFILL))
 
 
 def check_room(starts: Iterable[Start], sampling: Sampling, max_prompt_tokens: int, max_response_tokens: int) -> None:

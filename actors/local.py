@@ -1,7 +1,8 @@
 """The pool's place when a run has one process and no Ray (`launch.py train --local`): one engine, called directly.
 
 Made by `trainer/build.py`. Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of
-engines, in the same order; an error of the engine reaches the caller as itself, so that a debugger stops where it arose.
+engines, in the same order (to the bit for vLLM on CPU, see `actors/base.py`); an error of the engine reaches the caller as
+itself, so that a debugger stops where it arose.
 """
 
 import time
@@ -45,6 +46,9 @@ class LocalPool:
     def load_weights(self, handle: Weights) -> list[Acknowledgement]:
         """Swap the engine's weights. Raises WeightError for unfit ones."""
         return [self._engine.load_weights(handle)]
+
+    def make_room(self) -> None:
+        """There is nobody who could."""
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
         """[1][sequence][T - 1]: log-probability of tokens 1..T-1 of each sequence at temperature 1."""

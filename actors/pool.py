@@ -11,19 +11,22 @@ only ever generates with the current weights, acknowledged; no wait is without a
 An engine holds at most its share of what is open, a quarter more samples than it can decode at once, and
 `rollout.tokens_in_flight` tokens; the rest waits in the ledger for whoever is free first. A turn ends early when an engine has
 room and the ledger has work. Between two turns an engine does its duties: new weights, probes.
+
+`config.actors` engines must be there: those that are furthest, whatever place they have; the others are guests, which wait for
+room as long as it takes and make room for what must be there.
 """
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
 from actors.actor import Process, Ready, Turn
-from actors.ledger import UNBOUNDED, Call, Ledger, Queues, check_room
-from actors.slot import Duty, EngineRecipe, Slot, describe
+from actors.budget import Budget, Doubts, Quarantine
+from actors.ledger import UNBOUNDED, Call, Ledger, Queues, check_room, refill_at, share
+from actors.slot import Duty, EngineRecipe, Slot, answers, describe, explain, node_died, nodes_alive, rank, weights_lost
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Start, Trajectory
@@ -32,12 +35,6 @@ from core.weights import Acknowledgement, WeightHandle
 
 TURN_SECONDS = 0.5
 """Longest stretch of engine steps between two looks at the driver: how long new weights or work may have to wait."""
-AHEAD = 1.25
-"""Samples in an engine, as a multiple of those it decodes at once: the next ones are there when others finish."""
-REFILL = 8
-"""A turn with work waiting ends when one of so many samples has finished."""
-SLOW = 0.25
-"""Share of the deadline after which an actor that has not answered is named."""
 
 logger = logging.getLogger("retrospect.actors")
 
@@ -62,14 +59,15 @@ class RolloutPool:
         quarantine: Callable[[Start, str], None] = lambda _, __: None,
     ) -> None:
         self.restarts = 0
-        self.quarantined = 0
         self._config = config
-        self._tell = quarantine
-        self._recent: list[float] = []  # when engines were restarted, as far as it counts
-        self._blamed: list[float] = []  # when a start was found to be what made engines raise
-        self._poisoned: set[bytes] = set()  # contexts that made engines raise
+        self._losses = Budget(config.max_restarts, config.restart_window)
+        self._quarantine = Quarantine(config.max_restarts, config.restart_window, quarantine)
+        self._doubts = Doubts()
+        self._fatal: RetrospectError | None = None  # what has ended the rounds
         self._handle: WeightHandle | None = None
         self._current: tuple[int, str] | None = None  # version and digest of the weights; None while they are swapped
+        self._orphaned = False  # the weights are lost with the process that had published them
+        self._inviting = True  # whether guests may come
         self._stopping = False
         self._busy = 0.0
         self._sharing = 1  # engines that the open samples are divided among
@@ -84,9 +82,24 @@ class RolloutPool:
             raise
 
     @property
+    def quarantined(self) -> int:
+        """Starts that no engine could generate since the run began."""
+        return self._quarantine.count
+
+    @property
     def idle(self) -> bool:
-        """Whether there is nothing to pump for."""
-        return self._ledger.open == 0 and not any(slot.call or slot.duties for slot in self._slots)
+        """Whether there is nothing to pump for, for the time being."""
+        return self._stranded or not (self._ledger.open or any(slot.call or slot.duties for slot in self._slots))
+
+    @property
+    def _stranded(self) -> bool:
+        """Whether no engine has weights to generate with, nor can get any."""
+        return self._orphaned and all(slot.acknowledged is None for slot in self._slots)
+
+    def check(self) -> None:
+        """Raises ActorError when no engine can generate before it is given new weights."""
+        if self._stranded:
+            raise ActorError("no rollout actor has weights: they were lost with the rank that had published them")
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
         """All samples of all starts, ordered by start and sample; before all that has been submitted.
@@ -96,6 +109,7 @@ class RolloutPool:
         """
         call = self._enter(starts, sampling, urgent=True)
         while call.left:
+            self.check()
             self.pump()
         return [trajectory for start in starts for trajectory in self._ledger.collect(start.id)]
 
@@ -115,24 +129,21 @@ class RolloutPool:
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
         """Swap the weights of every engine; one acknowledgement each, in the order of the engines. Generation goes on meanwhile.
 
-        `handle` is kept: an engine that comes later begins with it. Raises WeightError for unfit weights.
+        `handle` is kept: an engine that comes later begins with it. Raises WeightError for unfit weights, and ActorError when they
+        were lost before every engine had read them: then nothing is wrong with the engines, and others may be given.
         """
         self._handle, self._current = handle, None
+        self._orphaned, self._inviting = False, True
         for slot in self._slots:
             slot.acknowledged = None
         members = [slot.process for slot in self._slots if slot.serving and not slot.leaving]
         load = lambda actor: actor.load_weights.remote(handle, members)  # noqa: E731  a successor is another process, no member
-        answers: list[Acknowledgement] = self._ask_all(load, loads=True)
-        for answer in answers:
+        said: list[Acknowledgement] = self._ask_all(load, loads=True)
+        for answer in said:
             if answer.detour:
                 logger.warning("%s took the weights from the object store: %s", answer.engine, answer.detour)
-        self._current = (answers[0].version, answers[0].digest)
-        for slot in self._slots:
-            if slot.name not in {
-                answer.engine for answer in answers
-            }:  # it came up meanwhile: the learner does not see it
-                self._verify(slot)
-        return answers
+        self._current = (said[0].version, said[0].digest)
+        return said
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
         """[engine][sequence][T - 1]: log-probability of tokens 1..T-1 of each sequence at temperature 1."""
@@ -148,8 +159,19 @@ class RolloutPool:
         self._launch(slot)
         return slot.name
 
+    def make_room(self) -> None:
+        """End all guests until new weights come: something that must be there needs a place."""
+        self._inviting = False
+        for slot in [slot for slot in self._slots if slot.guest]:
+            self._ledger.give_back(slot.name)
+            slot.kill()
+            self._slots.remove(slot)
+
     def remove(self, name: str) -> None:
-        """Let an engine finish what it has and end it. Raises ActorError if it is the last, or there is none of this name."""
+        """Let an engine finish what it has and end it (in a run, engines leave with their nodes only).
+
+        Raises ActorError if it is the last, or there is none of this name.
+        """
         staying = [slot for slot in self._slots if not slot.leaving]
         leaving = [slot for slot in staying if slot.name == name]
         if not leaving or len(staying) == 1:
@@ -160,34 +182,45 @@ class RolloutPool:
 
     def queues(self) -> Queues:
         """How things stand."""
-        running = sum(self._ledger.held(slot.name).samples for slot in self._slots)
-        serving = sum(slot.serving for slot in self._slots)
-        return Queues(self._ledger.waiting, running, self._busy, serving)
+        ledger, serving = self._ledger, sum(slot.serving for slot in self._slots)
+        return Queues(ledger.waiting, ledger.running, self._busy, serving)
 
     def pids(self) -> list[int]:
         """Process ids of the engines that are up or on their way, for measurements."""
-        processes = [slot.process for slot in self._slots]  # read once: a stream's thread may be replacing one
-        return [process.pid for process in processes if process is not None]
+        return [process.pid for slot in self._slots if (process := slot.process)]  # a stream's thread may replace one
 
     def pump(self) -> None:
         """One round: work for the idle engines, then what the busy ones answer; waits no longer than a turn.
 
-        Raises what `_lose` raises.
+        Raises what `_lose` raises, now and ever after.
         """
         if self._stopping:
             raise ActorError("the rollout pool is closing")
-        for _ in range(len(self._slots), self._places):
+        if self._fatal is not None:
+            raise self._fatal
+        try:
+            self._round()
+        except RetrospectError as error:
+            self._fatal = error
+            raise
+
+    def _round(self) -> None:
+        for _ in range(len(self._slots), self._places if self._inviting else 0):
             self.add()  # guests, once the run is under way: the parts that must be there have their places by now
+        for slot in self._slots:
+            self._verify(slot)
         self._sharing = max(1, sum(slot.serving and not slot.leaving for slot in self._slots))
         for slot in self._slots:
             if slot.call is None:
                 self._offer(slot)
-        for slot, answer in self._answers([slot for slot in self._slots if slot.call is not None]):
+        for slot, answer in answers([slot for slot in self._slots if slot.call is not None], TURN_SECONDS):
             if isinstance(answer, BaseException):
                 self._lose(slot, answer)
             else:
                 slot.accept(answer)
         self._let_go()
+        for loss in self._doubts.settle(nodes_alive):
+            self._spend(loss.name, loss.what)
 
     def stop(self) -> None:
         """Let the thread that pumps end with an ActorError; called from another."""
@@ -203,43 +236,46 @@ class RolloutPool:
         for slot in self._slots:
             self._launch(slot)
         while busy := [slot for slot in self._slots if slot.call is not None]:
-            for slot, answer in self._answers(busy):
+            for slot, answer in answers(busy, TURN_SECONDS):
                 if isinstance(answer, RetrospectError):
                     raise answer
                 if isinstance(answer, BaseException):
-                    raise ActorError(f"{slot.name} did not start: {self._what(slot, answer)}") from None
+                    raise ActorError(f"{slot.name} did not start: {explain(slot, answer)}") from None
                 slot.accept(answer)
 
     def _enter(self, starts: Sequence[Start], sampling: Sampling, urgent: bool) -> Call:
         config = self._config
         check_room(starts, sampling, config.max_prompt_tokens, config.max_response_tokens)
         call = self._ledger.add(starts, sampling, urgent)
-        for start in starts if self._poisoned else ():
-            if start.context_ids.tobytes() in self._poisoned:
-                self._ledger.drop(start.id)
-                self._quarantine(start, "engines have raised on its context before")
+        for start in self._quarantine.again(starts):
+            self._ledger.drop(start.id)
         return call
 
     def _launch(self, slot: Slot) -> None:
         """Process, then engine, then the current weights; only then work."""
 
-        def load(process: Process) -> None:
+        def begin(process: Process) -> None:
             slot.load(process, serve)
+            self._rank()
 
         def serve(_: Ready) -> None:
             slot.serving = True
-            if self._handle is not None and not any(duty.loads for duty in slot.duties):
-                handle = self._handle
-                slot.duties.appendleft(Duty(lambda actor: actor.load_weights.remote(handle), check, loads=True))
-
-        def check(_: Acknowledgement) -> None:
-            self._verify(slot)
+            self._rank()
+            handle = None if self._orphaned else self._handle
+            if handle is not None and not any(duty.loads for duty in slot.duties):
+                load = lambda actor: actor.load_weights.remote(handle)  # noqa: E731
+                slot.duties.appendleft(Duty(load, lambda _: None, loads=True))
 
         slot.acknowledged = None
-        slot.launch(load)
+        slot.launch(begin)
+        self._rank()
+
+    def _rank(self) -> None:
+        """See to it that those that are furthest are the engines that must be there."""
+        rank([slot for slot in self._slots if not slot.leaving], self._config.actors)
 
     def _verify(self, slot: Slot) -> None:
-        """An engine that came later must have what the learner has found right in the others."""
+        """An engine that came while weights were swapped must have what the learner has found right in the others."""
         if None not in (self._current, slot.acknowledged) and self._current != slot.acknowledged:
             self._lose(slot, ActorError(f"it acknowledged weights {slot.acknowledged}, the others {self._current}"))
 
@@ -253,18 +289,22 @@ class RolloutPool:
 
     def _ask_all(self, call: Callable[[Any], Any], loads: bool = False) -> list[Any]:
         """The same call on every engine that serves, at least one. What an engine that is lost would have said is left out."""
-        answers: dict[int, Any] = {}
-        while not answers:
+        found: dict[int, Any] = {}
+        while not found:
             asked = []
             for slot in self._slots:
                 if slot.serving and not slot.leaving:
-                    accept = lambda answer, index=slot.index: answers.update({index: answer})  # noqa: E731
+                    accept = lambda answer, index=slot.index: found.update({index: answer})  # noqa: E731
                     asked.append((slot, Duty(call, accept, loads)))
                     slot.duties.append(asked[-1][1])
             self.pump()
             while any(duty in slot.duties for slot, duty in asked):
                 self.pump()
-        return [answers[index] for index in sorted(answers)]
+            if loads and self._orphaned:
+                raise ActorError(
+                    "the weights were lost with the process that had published them, before all engines had them"
+                )
+        return [found[index] for index in sorted(found)]
 
     def _offer(self, slot: Slot) -> None:
         """Give an idle engine its next duty, or else a turn, if there is anything to generate."""
@@ -281,30 +321,22 @@ class RolloutPool:
 
             slot.begin(duty.call, self._config.deadline, done)
             return
+        if self._handle is not None and slot.acknowledged is None:
+            return  # its weights are lost: there is no work for it until there are others
         held = self._ledger.held(slot.name)
-        work = None if slot.leaving else self._ledger.take(slot.name, self._room() - held.samples, self._tokens())
+        room = share(held.samples, self._ledger, self._sharing, self._config.max_running) - held.samples
+        tokens = self._config.tokens_in_flight or UNBOUNDED
+        work = None if slot.leaving else self._ledger.take(slot.name, room, tokens)
         if held.samples:
             jobs, sampling = (work.jobs, work.sampling) if work else ([], None)
-            refill = self._refill(held.samples) if self._ledger.waiting and not slot.leaving else 0
+            more = self._ledger.waiting and not slot.leaving
+            refill = refill_at(held.samples, self._config.max_running) if more else 0
             slot.begin(
                 lambda actor: actor.turn.remote(jobs, sampling, TURN_SECONDS, refill),
                 self._config.deadline,
                 lambda turn: self._accept(slot, turn),
                 generating=True,
             )
-
-    def _room(self) -> int:
-        """Samples that an engine may hold: its share of what is open, within what it decodes at once and a bit more."""
-        return min(math.ceil(self._ledger.open / self._sharing), math.ceil(self._config.max_running * AHEAD))
-
-    def _tokens(self) -> int:
-        """Tokens that an engine may hold."""
-        bound = self._config.tokens_in_flight
-        return UNBOUNDED if bound is None else bound
-
-    def _refill(self, held: int) -> int:
-        """Samples in flight at which a turn ends early, because others wait."""
-        return min(self._config.max_running, held - math.ceil(held / REFILL))
 
     def _accept(self, slot: Slot, turn: Turn) -> None:
         """Enter what a turn brought."""
@@ -314,82 +346,54 @@ class RolloutPool:
         if turn.unfinished < held:
             self._lose(slot, ActorError(f"its engine has {turn.unfinished} samples of {held} in flight"))
 
-    def _answers(self, busy: Sequence[Slot]) -> Iterator[tuple[Slot, Any]]:
-        """Wait for the next answer of the busy slots: (slot, result or exception). A slot past its deadline is hung."""
-        if not busy:
-            return
-        patience = max(0.0, min(TURN_SECONDS, *(slot.left() for slot in busy)))
-        calls = [slot.call for slot in busy]
-        ray.wait(calls, num_returns=1, timeout=patience)
-        done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)  # all that are there, not just the first
-        arrived = set(done)
-        for slot in busy:
-            if slot.call in arrived:
-                yield slot, slot.answer()
-            elif slot.left() <= 0:
-                yield slot, TimeoutError(f"it hangs: no answer within {slot.patience:g} s")
-            elif slot.serving and not slot.slow and slot.left() < (1 - SLOW) * slot.patience:
-                slot.slow = True
-                logger.warning(
-                    "%s is slow: no answer within %g s%s", slot.name, SLOW * slot.patience, _also(slot.log())
-                )
-
     def _lose(self, slot: Slot, error: BaseException) -> None:
         """An engine has failed: take its work back, find the request that is to blame, and replace it.
 
         Raises ActorError when too many requests are to blame, and what `_replace` raises.
         """
+        if slot.serving and slot.duties and slot.duties[0].loads and weights_lost(error):
+            slot.duties.popleft()  # nothing is wrong with the engine; it keeps what it has
+            self._orphaned = True
+            logger.warning("%s: %s", slot.name, describe(error))
+            return
         raised = slot.generating and isinstance(error, ray.exceptions.RayTaskError)
         guilty = self._ledger.give_back(slot.name, raised)
-        gone = slot.guest and slot.node_lost()  # nodes come and go: that is no fault of the engine
         if guilty is not None:
-            self._blamed = self._counted(self._blamed)
-            if len(self._blamed) >= self._config.max_restarts:
+            if not self._quarantine.add(guilty, describe(error)):
                 raise ActorError(
-                    f"{slot.name}: engines raise whatever they are given: {self._what(slot, error)}; starts quarantined within "
+                    f"{slot.name}: engines raise whatever they are given: {explain(slot, error)}; starts quarantined within "
                     f"{self._config.restart_window:g} s: rollout.max_restarts = {self._config.max_restarts} and this one"
                 ) from None
-            self._blamed.append(time.monotonic())
-            self._quarantine(guilty, describe(error))
-            if self._recent:
-                self._recent.pop()  # the time before was the request's fault too
-        self._replace(slot, error, excused=guilty is not None or gone)
-
-    def _quarantine(self, start: Start, reason: str) -> None:
-        """A start is left out, now and whenever its context comes again."""
-        self.quarantined += 1
-        self._poisoned.add(start.context_ids.tobytes())
-        self._tell(start, reason)
-
-    def _counted(self, moments: Sequence[float]) -> list[float]:
-        """Those within the window in which restarts and quarantines are counted."""
-        now = time.monotonic()
-        return [moment for moment in moments if now - moment < self._config.restart_window]
+            self._losses.forgive()  # the time before was the request's fault too
+        self._replace(slot, error, excused=guilty is not None)
 
     def _replace(self, slot: Slot, error: BaseException, excused: bool) -> None:
         """Kill a failed engine's process and start another. `excused`: it does not count as one of the allowed restarts.
 
         Raises `error` if unfit weights are to blame (they would be as unfit again), ActorError when the restarts are used up.
         """
-        what = self._what(slot, error)
+        what, process, serving = explain(slot, error), slot.process, slot.serving
         slot.kill()
         if isinstance(error, WeightError):
             raise error
-        self._recent = self._counted(self._recent)
-        if len(self._recent) >= self._config.max_restarts and not excused:
-            raise ActorError(
-                f"{slot.name}: {what}; rollout.max_restarts = {self._config.max_restarts} within "
-                f"{self._config.restart_window:g} s is used up: look into its log, or allow more restarts"
-            ) from None
-        self._recent += [] if excused else [time.monotonic()]
+        raised = isinstance(error, RetrospectError | ray.exceptions.RayTaskError)
+        if slot.guest and raised and not serving:
+            self._slots.remove(slot)
+            self._places -= 1
+            logger.warning("%s cannot join and is given up: %s", slot.name, what)
+            return
+        if slot.guest and process is not None and not raised and not excused:
+            self._doubts.add(slot.name, process.node, what)  # nodes come and go: that is no fault of the engine
+        elif not excused and not (slot.guest and node_died(error)):
+            self._spend(slot.name, what)
         self.restarts += 1
         logger.warning("%s: %s; restart %d", slot.name, what, self.restarts)
         self._launch(slot)
 
-    def _what(self, slot: Slot, error: BaseException) -> str:
-        """What has happened to an actor, with the end of its log, in one line."""
-        return describe(error) + _also(slot.log())
-
-
-def _also(text: str) -> str:
-    return f"; {text}" if text else ""
+    def _spend(self, name: str, what: str) -> None:
+        """Count the loss of an engine. Raises ActorError when it is one too many."""
+        if not self._losses.spend(name):
+            raise ActorError(
+                f"{name}: {what}; rollout.max_restarts = {self._config.max_restarts} within "
+                f"{self._config.restart_window:g} s is used up: look into its log, or allow more restarts"
+            )

@@ -3,11 +3,12 @@
 Used by `actors/pool.py` alone. Invariant: a slot has at most one call under way, and that call has a deadline.
 """
 
+import logging
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,12 @@ START_SECONDS = 600.0
 """How long a process may take to begin, and then an engine to load its model; large ones come from slow disks."""
 EXIT_SECONDS = 1.0
 """How long a process may take to end when Ray asks it to: one that is stopped would never."""
-LOG_LINES, LOG_BYTES = 3, 4096
-"""How much of the end of an actor's log goes into the line about its end."""
+LOG_LINES, LOG_BYTES, LOG_SECONDS = 3, 4096, 10.0
+"""How much of the end of an actor's log goes into the line about its end, and how long another node may take to send it."""
+SLOW = 0.25
+"""Share of the deadline after which an actor that has not answered is named."""
+
+logger = logging.getLogger("retrospect.actors")
 
 Accept = Callable[[Any], None]
 """What is done with the answer of a call."""
@@ -75,7 +80,7 @@ class Slot:
     """Place number `index`, with an actor of the name rollout-`index`.
 
     A guest's place is filled when the cluster has room for it (a waiting actor is what makes Ray's autoscaler add a node) and
-    may be empty; the others must be filled.
+    may be empty; the others must be filled. Which slots are guests may change: see `regard`.
     """
 
     def __init__(self, index: int, recipe: EngineRecipe, guest: bool = False) -> None:
@@ -100,8 +105,17 @@ class Slot:
         """Create a fresh actor; the call under way is for its `Process`."""
         self.process = None
         self._actor = self._named_actor()
-        seconds = float("inf") if self.guest else START_SECONDS
-        self.begin(lambda actor: actor.process.remote(), seconds, accept)
+        self.begin(lambda actor: actor.process.remote(), self._placing(), accept)
+
+    def regard(self, guest: bool) -> None:
+        """As a guest from now on, or as one that must be there; one that waits for a place may do so for as long as its like."""
+        changed, self.guest = guest != self.guest, guest
+        if changed and self.call is not None and self.process is None:
+            self.begun, self.patience = time.monotonic(), self._placing()
+
+    def _placing(self) -> float:
+        """Seconds that the cluster may take to find a place for it."""
+        return float("inf") if self.guest else START_SECONDS
 
     def load(self, process: Process, accept: Accept) -> None:
         """There is a process: let it load the model; the call under way is for its `Ready`."""
@@ -147,15 +161,14 @@ class Slot:
         """The last lines of the actor's log in one, or where it is; empty when there is none."""
         if self.process is None:
             return ""
-        if not self._here():
-            return f"its log: {self.process.log} on node {self.process.node[:12]}"
-        lines = _tail(Path(self.process.log))
+        if self._here():
+            lines = _tail(self.process.log)
+        else:
+            try:
+                lines = _tail_there(self.process)
+            except (ray.exceptions.RayError, ValueError):  # with the node, its log is gone
+                return f"its log: {self.process.log} on node {self.process.node[:12]}"
         return f"its log ends: {' | '.join(lines)}" if lines else ""
-
-    def node_lost(self) -> bool:
-        """Whether the node of the actor is no longer there."""
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return self.process is not None and self.process.node not in alive
 
     def _here(self) -> bool:
         """Whether the process runs on this node."""
@@ -181,14 +194,82 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):
         error = error.cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return f"it cannot be reached ({lines[0][:300] if lines else ''})"
     if isinstance(error, ray.exceptions.RayActorError):
         exits = [line for line in lines if line.startswith(("Worker exit", "The actor died", "The actor is dead"))]
         return "its process died" + (f" ({' '.join(exits)[:300]})" if exits else "")
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
-def _tail(path: Path) -> list[str]:
+def weights_lost(error: BaseException) -> bool:
+    """Whether a call failed because the process that had published the weights, or its node, is gone."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    lost, late = ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError
+    return isinstance(cause, lost) and not isinstance(cause, late)
+
+
+def node_died(error: BaseException) -> bool:
+    """Whether Ray says that an actor was lost with its node (that knows it only some seconds later)."""
+    return isinstance(error, ray.exceptions.RayActorError) and "node has died" in str(error)
+
+
+def nodes_alive() -> set[str]:
+    """Ids of the nodes that the cluster believes to be there."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def rank(slots: Sequence[Slot], needed: int) -> None:
+    """Those that serve, or else have a place, are the `needed` engines that must be there; the others are guests.
+
+    Else a guest that has come to the place of a lost engine would keep it while the run ends for want of that engine.
+    """
+    order = sorted(slots, key=lambda slot: (not slot.serving, slot.process is None))
+    for place, slot in enumerate(order if len(order) > needed else slots):
+        slot.regard(guest=place >= needed)
+
+
+def answers(busy: Sequence[Slot], seconds: float) -> Iterator[tuple[Slot, Any]]:
+    """Wait up to `seconds` for the next answer of the busy slots: (slot, result or exception). One past its deadline is hung."""
+    if not busy:
+        return
+    patience = max(0.0, min(seconds, *(slot.left() for slot in busy)))
+    calls = [slot.call for slot in busy]
+    ray.wait(calls, num_returns=1, timeout=patience)
+    done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)  # all that are there, not just the first
+    arrived = set(done)
+    for slot in busy:
+        if slot.call in arrived:
+            yield slot, slot.answer()
+        elif slot.left() <= 0:
+            yield slot, TimeoutError(f"it hangs: no answer within {slot.patience:g} s")
+        elif slot.serving and not slot.slow and slot.left() < (1 - SLOW) * slot.patience:
+            slot.slow = True
+            logger.warning("%s is slow: no answer within %g s%s", slot.name, SLOW * slot.patience, _also(slot.log()))
+
+
+def explain(slot: Slot, error: BaseException) -> str:
+    """What has happened to an actor, with the end of its log, in one line."""
+    return describe(error) + _also(slot.log())
+
+
+def _also(text: str) -> str:
+    return f"; {text}" if text else ""
+
+
+def _tail_there(process: Process) -> list[str]:
+    """The end of the log of a process on another node, read by a task there. Raises what Ray raises when that cannot run."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(process.node, soft=False)
+    task = ray.remote(_tail).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+    lines: list[str] = ray.get(task.remote(process.log), timeout=LOG_SECONDS)
+    return lines
+
+
+def _tail(name: str) -> list[str]:
     """The last few lines of a file that are not empty, cut to a readable length; none when it cannot be read."""
+    path = Path(name)
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_BYTES))

@@ -74,7 +74,8 @@ class RolloutStream:
         return found
 
     def _lost(self) -> bool:
-        """On the thread: whether nothing is under way, nor finished."""
+        """On the thread: whether nothing is under way, nor finished. Raises ActorError when nothing can be."""
+        self._pool.check()
         queues = self._pool.queues()
         return not queues.waiting and not queues.running and self._finished.empty()
 
@@ -92,6 +93,10 @@ class RolloutStream:
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
         """As `RolloutPool.load_weights`: each engine swaps between two turns, with what it has in flight."""
         return self._call(lambda: self._pool.load_weights(handle))
+
+    def make_room(self) -> None:
+        """As `RolloutPool.make_room`."""
+        self._call(self._pool.make_room)
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
         """As `RolloutPool.sequence_logprobs`."""

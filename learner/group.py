@@ -195,14 +195,17 @@ class LearnerGroup:
         Raises:
             WeightError: an engine acknowledged another version or digest, or its log-probabilities are further from the
                 learner's than `max_logprob_gap`.
+            LearnerError: a rank is lost, also where the engines noticed that first.
         """
         begin = time.monotonic()
         version = self.version + 1
         (weights,) = [weights for weights in self._all(RankWorker.export_weights, version) if weights is not None]
         digest = weights.manifest.digest
         self.version = version  # of the learner's weights, whether or not an engine lives to get them
-        acknowledged = receiver.load_weights(weights)
-        self._all(RankWorker.close_channel)
+        try:
+            acknowledged = receiver.load_weights(weights)
+        finally:  # says, too, when the engines could not read them because a rank is lost
+            self._all(RankWorker.close_channel)
         for engine in acknowledged:
             if (engine.version, engine.digest) != (version, digest):
                 raise WeightError(

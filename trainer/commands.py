@@ -230,6 +230,7 @@ def run_session(
 
 def afresh(run: RunDirectory, parts: Parts, cursor: dict[str, Any]) -> Progress:
     """Fresh ranks, and all parts at the last checkpoint, or before the first one where the run began (`cursor`)."""
+    parts.actors.make_room()  # an engine that joined may have taken the place of the lost rank
     parts.learner.restart()
     if checkpoint.saved(run) is None:
         return checkpoint.start_over(cursor, parts)

@@ -53,6 +53,9 @@ class Rollouts(WeightReceiver, Protocol):
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
         """All samples of all starts, ordered by start and sample; those of starts that no engine can generate are missing."""
 
+    def make_room(self) -> None:
+        """End the engines that need not be there, until the next weights come."""
+
     def queues(self) -> "Queues":
         """How things stand."""
 

@@ -73,6 +73,8 @@ class RolloutConfig(Section):
         description="Seconds without an answer (they come twice a second) after which an actor counts as hung; after a quarter it is named as slow.",
     )
     max_restarts: int = Field(
-        3, ge=0, description="Restarts of rollout actors within restart_window before the run stops with a checkpoint."
+        3,
+        ge=0,
+        description="Losses of rollout actors within restart_window that are mended before the run stops with a checkpoint; several actors lost within a minute count once.",
     )
     restart_window: float = Field(3600.0, gt=0, description="Seconds that max_restarts is counted over.")

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from actors.stream import streaming
 from core.records import Start, Trajectory
 from tests.actors import models
 from tests.actors.conftest import CONFIG
-from tests.actors.test_pool import LONG, SAMPLING, Get, ends, keys, many, pump_until, tokens
+from tests.actors.test_pool import LONG, SAMPLING, Get, collect, ends, keys, many, pump_until, tokens
 
 QUARANTINED: list[tuple[str, str]] = []
 
@@ -38,19 +37,6 @@ def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
     )
     yield pool
     pool.close()
-
-
-def collect(pool: RolloutPool, count: int) -> dict[str, list[Trajectory]]:
-    """The next `count` starts that are complete; no start may come twice."""
-    found: dict[str, list[Trajectory]] = {}
-    deadline = time.monotonic() + LONG
-    while len(found) < count:
-        assert time.monotonic() < deadline
-        pool.pump()
-        for start_id, trajectories in pool.collect():
-            assert start_id not in found
-            found[start_id] = trajectories
-    return found
 
 
 def test_a_request_that_makes_engines_raise_is_quarantined_on_its_second_try_and_the_run_goes_on(
@@ -140,7 +126,7 @@ def test_an_engine_joins_on_a_new_node_and_nothing_is_lost_with_the_node(
     pool: RolloutPool, second_node: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     starts: list[Start] = many(192)
-    restarts = pool.restarts
+    restarts, counted = pool.restarts, pool._losses.spent
     expected = pool.generate(starts, SAMPLING)
     pool._recipe = replace(pool._recipe, cpus=5.0)  # more than the first node has
     name = pool.add()
@@ -148,6 +134,10 @@ def test_an_engine_joins_on_a_new_node_and_nothing_is_lost_with_the_node(
     assert pool.queues().actors == 1  # it waits for room, the run does not
     node = second_node()
     pump_until(pool, lambda: pool.queues().actors == 2)
+    guest = pool._slots[1]
+    ray.get(guest._actor.__ray_call__.remote(lambda _: print("far away", file=sys.stderr, flush=True)), timeout=LONG)
+    assert guest.log().startswith("its log ends: ")  # read there
+    assert "far away" in guest.log()
     pool.submit(starts, SAMPLING)
     pool.pump()
     victim = pool.pids()[1]
@@ -155,8 +145,11 @@ def test_an_engine_joins_on_a_new_node_and_nothing_is_lost_with_the_node(
     found = collect(pool, len(starts))
     assert ends(victim)
     assert pool.queues().actors == 1
-    assert pool.restarts - restarts == 1  # its successor waits for a node again
+    assert pool.restarts > restarts
     assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    pump_until(pool, lambda: not pool._doubts._losses)  # Ray has noticed, or it would count
+    assert pool._losses.spent == counted
+    assert pool._slots[1].process is None  # its successor waits for a node again
     pool.remove(name)
     assert pool.queues().actors == 1
 

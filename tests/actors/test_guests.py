@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import ray
@@ -13,8 +14,7 @@ from actors.pool import RolloutPool
 from core.errors import ActorError
 from tests.actors import models
 from tests.actors.conftest import CONFIG
-from tests.actors.test_faults import collect
-from tests.actors.test_pool import SAMPLING, Get, ends, keys, many, pump_until, tokens
+from tests.actors.test_pool import SAMPLING, Get, collect, ends, keys, many, pump_until, tokens
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,28 @@ def test_as_many_join_as_may_and_one_that_left_does_not_come_back(pool: RolloutP
     assert (pool.restarts, pool.quarantined) == (0, 0)
 
 
+def test_one_that_cannot_load_the_model_is_given_up(pool: RolloutPool, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a node that does not have the files."""
+    caplog.set_level(logging.WARNING)
+    good = pool._recipe
+    pool._recipe = replace(good, model_path="/nowhere")
+    name = pool.add()
+    pool._recipe = good
+    pump_until(pool, lambda: len(pool._slots) == 1)
+    assert f"{name} cannot join and is given up: ModelError: model.path = /nowhere" in caplog.text
+    expected = tokens(pool.generate(many(8), SAMPLING))
+    assert len(expected) == 32
+    assert len(pool._slots) == 1  # it is not asked for again
+    assert (pool.restarts, pool._losses.spent) == (0, 0)
+
+
 def test_a_slow_engine_is_named_and_left_alone(
     pool: RolloutPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     starts = many(8)
     expected = pool.generate(starts, SAMPLING)
     pump_until(pool, lambda: pool.idle)
-    monkeypatch.setattr("actors.pool.SLOW", 0.005)  # 3 s of 600
+    monkeypatch.setattr("actors.slot.SLOW", 0.005)  # 3 s of 600
     caplog.set_level(logging.WARNING)
     pool.submit(starts, SAMPLING)
     (process,) = pool.pids()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.flat import Continuation, FlatBatch, Job, pack, unpack
-from actors.ledger import UNBOUNDED, Ledger, check_room
+from actors.ledger import UNBOUNDED, Ledger, check_room, share
 from core.errors import ConfigError
 from core.records import Finish, Start
 from core.sampling import Sampling
@@ -225,3 +225,21 @@ def test_two_starts_of_one_id_are_refused() -> None:
 def test_a_start_that_does_not_fit_is_named(bad: Start, asked: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_room([bad], Sampling(1.0, 1.0, asked), max_prompt_tokens=8, max_response_tokens=BUDGET)
+
+
+def test_what_waits_in_an_engine_is_little_and_only_while_there_is_plenty() -> None:
+    """Two engines that decode 8 samples at once, and may have 8 / 4 = 2 more while 2 x 2 are left for both."""
+    for samples, shares in (
+        (40, [10, 10]),  # 40 - 8 and (40 - 10) - 8 are at least 4
+        (20, [10, 8]),  # (20 - 10) - 8 is not: the last 2 are for whoever is free first
+        (11, [6, 5]),  # half of what is open each
+    ):
+        ledger, found = books([start("a", samples=samples)]), []
+        for engine in ("x", "y"):
+            room = share(0, ledger, engines=2, decoded=8)
+            found.append(sum(len(job.samples) for job in take(ledger, engine, room)))
+        assert found == shares
+    assert ledger.running == 11
+    ledger = books([start("a", samples=40)])
+    take(ledger, "x", 6)
+    assert share(6, ledger, engines=2, decoded=8) == 10  # 34 - (8 - 6) wait

@@ -2,15 +2,17 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 
+from actors.budget import Budget
 from actors.pool import RolloutPool
 from core.errors import ActorError, ModelError
 from core.records import Start, Trajectory
@@ -19,7 +21,6 @@ from tests.actors import models
 from tests.actors.conftest import CONFIG
 
 SAMPLING = Sampling(1.0, 1.0, 40)
-MAX_RESTARTS = 4
 LONG = 180.0  # seconds that anything may take on a busy machine
 Get = Callable[[bool], Path]
 
@@ -31,9 +32,9 @@ def launch(model: Path, **changes: object) -> RolloutPool:
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
-    pool = launch(tiny_model(True), deadline=30.0, max_restarts=MAX_RESTARTS)
-    yield pool
-    pool.close()
+    """An engine that a busy machine stalls for longer than the deadline is one more restart, and no failure of a test."""
+    with closing(launch(tiny_model(True), deadline=30.0, max_restarts=100)) as pool:
+        yield pool
 
 
 def keys(trajectories: Sequence[Trajectory]) -> list[tuple[str, int]]:
@@ -73,16 +74,29 @@ def test_every_engine_acknowledges_and_scores(pool: RolloutPool, tiny_model: Get
 
 
 def disturbed(pool: RolloutPool, starts: Sequence[Start], number: int, victims: Sequence[int]) -> list[Trajectory]:
-    """Generate while signal `number` goes to the processes `victims` after 0.3 s."""
+    """Generate, while signal `number` goes to the processes `victims` in the middle of their first turn.
 
-    def strike() -> None:
-        for victim in victims:
-            os.kill(victim, number)
+    More is waiting than they can be given at once, so that whoever is lost is missed.
+    """
+    pool.submit(starts, SAMPLING)
+    pool.pump()
+    assert pool.queues().waiting > 2 * CONFIG.max_running
+    for victim in victims:
+        os.kill(victim, number)
+    found = collect(pool, len(starts))
+    return [one for start in starts for one in found[start.id]]
 
-    timer = threading.Timer(0.3, strike)
-    timer.start()
-    found = pool.generate(starts, SAMPLING)
-    timer.join()
+
+def collect(pool: RolloutPool, count: int) -> dict[str, list[Trajectory]]:
+    """The next `count` starts that are complete; no start may come twice."""
+    found: dict[str, list[Trajectory]] = {}
+    deadline = time.monotonic() + LONG
+    while len(found) < count:
+        assert time.monotonic() < deadline
+        pool.pump()
+        for start_id, trajectories in pool.collect():
+            assert start_id not in found
+            found[start_id] = trajectories
     return found
 
 
@@ -109,7 +123,7 @@ def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights
     starts, before, restarts = many(), pool.pids(), pool.restarts
     expected = pool.generate(starts, SAMPLING)
     found = disturbed(pool, starts, number, before[victims])
-    assert pool.restarts - restarts == len(before[victims])
+    assert pool.restarts - restarts >= len(before[victims])
     assert said in caplog.text
     assert keys(found) == keys(expected)
     assert tokens(found) == tokens(expected)
@@ -145,24 +159,30 @@ def running(process: int) -> bool:
         return False
 
 
-def kill_engines(pool: RolloutPool) -> None:
-    """One after the other, as many as may be restarted and one more."""
-    for _ in range(MAX_RESTARTS + 1):
-        pump_until(pool, lambda: pool.queues().actors == 2)
-        os.kill(pool.pids()[0], signal.SIGKILL)
-        pool.generate(many(8), SAMPLING)
-
-
-def test_too_many_deaths_stop_the_run_with_one_line(pool: RolloutPool) -> None:
-    with pytest.raises(
-        ActorError, match=r"^rollout-0: its process died.*max_restarts = 4 within 3600 s is used up"
-    ) as raised:
-        kill_engines(pool)
-    assert "\n" not in str(raised.value)
-
-
-def test_an_unreadable_model_is_named(ray_cluster: None, tmp_path: Path, pool: RolloutPool) -> None:
+def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(pool: RolloutPool, tiny_model: Get) -> None:
     pool.close()
+    config = {"engine": "hf", "max_restarts": 1, "deadline": 600.0}
+    with closing(launch(tiny_model(True), **config)) as pool:
+        pool._losses = Budget(1, 3600.0, together=3600.0)  # however long a busy machine takes to notice the second
+        starts = many()
+        expected = pool.generate(starts, SAMPLING)
+        found = disturbed(pool, starts, signal.SIGKILL, pool.pids())
+        assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
+        assert (pool.restarts, pool._losses.spent) == (2, 1)
+        pump_until(pool, lambda: pool.queues().actors == 2)
+        with pytest.raises(
+            ActorError, match=r"^rollout-\d: its process died.*max_restarts = 1 within 3600 s is used up"
+        ) as raised:
+            disturbed(pool, [replace(start, id=f"again-{start.id}") for start in starts], signal.SIGKILL, pool.pids())
+        assert "\n" not in str(raised.value)
+        weights = models.weights(models.load(tiny_model(True)), 9)
+        with pytest.raises(ActorError, match="is used up"):  # and no waiting for engines that will not come
+            pool.load_weights(ray.put(weights))
+        with pytest.raises(ActorError, match="is used up"):
+            pool.generate(many(4), SAMPLING)
+
+
+def test_an_unreadable_model_is_named(ray_cluster: None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 1}')
     with pytest.raises(ModelError, match=r"model\.path = .*vLLM cannot load it"):
         launch(tmp_path, actors=1)

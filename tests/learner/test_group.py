@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from core.config import AlgorithmConfig
-from core.errors import ActorError, CheckpointError, DivergenceError, WeightError
+from core.errors import ActorError, CheckpointError, DivergenceError, LearnerError, WeightError
 from core.records import FloatArray, Scored
+from core.weights import Acknowledgement, WeightHandle
 from learner.ranks import Ranks
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
@@ -198,11 +199,29 @@ def last_values(scored: list[Scored]) -> FloatArray:
     return np.concatenate([s.values for s in scored])
 
 
-def test_a_dead_rank_is_named(tiny_model: Tiny) -> None:
-    import ray
+class Cut(Engines):
+    """Engines that cannot read the weights, because a rank is lost in the middle of the broadcast."""
 
-    with group(tiny_model(True), ranks=2) as learner:
+    def __init__(self, path: Path, rank: Any) -> None:
+        super().__init__(path)
+        self.rank = rank
+
+    def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
+        import ray
+
+        assert handle.manifest.version == 1
+        ray.kill(self.rank)
+        raise ActorError("the weights were lost")
+
+
+def test_a_dead_rank_is_named_also_where_the_engines_notice_it_first(tiny_model: Tiny) -> None:
+    path = tiny_model(True)
+    with group(path, ranks=2) as learner:
         assert isinstance(learner._ranks, Ranks)
-        ray.kill(learner._ranks._actors[1])  # not by name: that of a group closed just now may still be taken
-        with pytest.raises(ActorError, match=r"learner-rank-1 died during score"):
-            learner.score(make_judged(0))
+        engines = Cut(
+            path, learner._ranks._actors[1]
+        )  # not by name: that of a group closed just now may still be taken
+        with pytest.raises(LearnerError, match=r"learner-rank-1 died during close_channel"):
+            learner.broadcast(engines, PROBE)
+        with pytest.raises(LearnerError, match="export after its ranks have ended"):
+            learner.export(path)

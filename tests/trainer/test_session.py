@@ -161,11 +161,16 @@ def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypa
 
 @dataclass
 class Learner:
-    """Counts its restarts."""
+    """Counts its restarts, for each of which the engines have made room before."""
 
     restarts: int = 0
+    rooms: int = 0
+
+    def make_room(self) -> None:
+        self.rooms += 1
 
     def restart(self) -> None:
+        assert self.rooms == self.restarts + 1
         self.restarts += 1
 
 
@@ -192,7 +197,7 @@ def test_a_lost_learner_is_started_anew_from_the_last_checkpoint_or_the_beginnin
     config = override(Config(), ["--learner.max_restarts", "2"])
     learner = Learner()
     problems = SimpleNamespace(state=lambda: {"position": 7})
-    parts = cast(Parts, SimpleNamespace(learner=learner, problems=problems))
+    parts = cast(Parts, SimpleNamespace(learner=learner, actors=learner, problems=problems))
     with pytest.raises(LearnerError):
         commands.run_session(config, batch_plan(config), run, parts, None, local=False)
     assert learner.restarts == 2
