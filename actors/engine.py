@@ -362,9 +362,13 @@ def _continuation(output: Any) -> Continuation:
             f"vLLM gave {len(result.logprobs.logprobs)} log-probabilities for {len(result.token_ids)} tokens of {output.request_id}"
         )
     sample, start_id = output.request_id.split("/", 1)
-    versions = np.empty(len(result.token_ids), dtype=np.int32)
+    versions = np.full(len(result.token_ids), -1, dtype=np.int32)
     for span in result.weight_versions:
         versions[span.start : span.end] = int(span.version)
+    if (versions < 0).any():
+        raise RuntimeError(
+            f"vLLM did not say which weights drew some tokens of {output.request_id}: {result.weight_versions}"
+        )
     return Continuation(
         start_id=start_id,
         sample=int(sample),

@@ -251,6 +251,34 @@ def test_a_checkpoint_without_end_token_is_refused(tmp_path: Path) -> None:
         stop_tokens(str(tmp_path))
 
 
+def test_samples_share_their_context_through_the_cache_until_the_weights_change(
+    vllm_engines: dict[bool, Any], tiny_model: Get
+) -> None:
+    """Of a context of 44 tokens the cache keeps one block of 32."""
+    engine, model = vllm_engines[True], models.load(tiny_model(True))
+    starts = [models.start(index, prompt=44, samples=3) for index in range(2)]
+
+    def cached(actor: Any) -> list[list[int]]:
+        """[start][sample]: tokens of the context that were not read again."""
+        inner, found = actor._engine._engine, {}
+        step = inner.step
+
+        def noting() -> Any:
+            outputs = step()
+            found.update({output.request_id: output.num_cached_tokens for output in outputs})
+            return outputs
+
+        inner.step = noting
+        actor._engine.generate([Job(start, (0, 1, 2)) for start in starts], RANDOM)
+        inner.step = step
+        return [[found[f"{sample}/{start.id}"] for sample in range(3)] for start in starts]
+
+    for version in (1, 2):
+        update(engine, model, version)
+        assert ray.get(engine.__ray_call__.remote(cached), timeout=300) == [[0, 32, 32], [0, 32, 32]]
+        assert ray.get(engine.__ray_call__.remote(cached), timeout=300) == [[32, 32, 32], [32, 32, 32]]
+
+
 def test_a_cached_prefix_is_forgotten_with_its_weights(
     engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
 ) -> None:
