@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from actors.stream import Finished, RolloutStream
 from bench.report import check, write
 from core.config import RolloutConfig
 from core.records import Start
@@ -59,6 +60,20 @@ class Result:
     faults: int  # engines killed or stopped
     restarts: int
     seconds: float
+
+
+class CountingStream(RolloutStream):
+    """Counts the starts that it hands out: of two under one id the pipeline would know one."""
+
+    def __init__(self, pool: "RolloutPool") -> None:
+        super().__init__(pool)
+        self.handed: Counter[str] = Counter()
+
+    def finished(self) -> list[Finished]:
+        """As `RolloutStream.finished`."""
+        found = super().finished()
+        self.handed.update(start_id for start_id, _ in found)
+        return found
 
 
 def build_model(directory: Path) -> Weights:
@@ -112,20 +127,22 @@ def strike(pool: "RolloutPool", dice: random.Random) -> int:
     return len(victims)
 
 
-def soak(model: Path, weights: Weights, iterations: int, share: float, seed: int) -> Result:
+def soak(
+    model: Path, weights: Weights, iterations: int, share: float, seed: int, deadline: float = CONFIG.deadline
+) -> Result:
     """Run `iterations`; in about `share` of them engines are struck. Ray must be connected."""
     import ray
 
     from actors.pool import RolloutPool
-    from actors.stream import streaming
 
     dice, begun = random.Random(seed), time.monotonic()
-    pool = RolloutPool(str(model), CONFIG, dtype="float32", device="cpu", seed=0, cpus=0.5)
+    config = CONFIG.model_copy(update={"deadline": deadline})
+    pool = RolloutPool(str(model), config, dtype="float32", device="cpu", seed=0, cpus=0.5)
     sampling = Sampling(1.0, 1.0, RESPONSE)
     seen: Counter[str] = Counter()
     oldest = mixed = faults = 0
     try:
-        with streaming(pool) as stream:
+        with closing(CountingStream(pool)) as stream:
             pipeline = Pipeline(stream, sampling, starts=STARTS, max_staleness=STALENESS, iterations=iterations)
             for number in range(1, iterations + 1):
                 pipeline.feed(choose, number, number - 1)
@@ -137,7 +154,7 @@ def soak(model: Path, weights: Weights, iterations: int, share: float, seed: int
                 stream.load_weights(ray.put(renamed(weights, number)))
     finally:
         pool.close()
-    return summarise(seen, iterations, oldest, mixed, faults, pool.restarts, time.monotonic() - begun)
+    return summarise(seen, stream.handed, iterations, oldest, mixed, faults, pool.restarts, time.monotonic() - begun)
 
 
 def renamed(weights: Weights, version: int) -> Weights:
@@ -146,14 +163,21 @@ def renamed(weights: Weights, version: int) -> Weights:
 
 
 def summarise(
-    seen: Counter[str], iterations: int, oldest: int, mixed: int, faults: int, restarts: int, seconds: float
+    seen: Counter[str],
+    handed: Counter[str],
+    iterations: int,
+    oldest: int,
+    mixed: int,
+    faults: int,
+    restarts: int,
+    seconds: float,
 ) -> Result:
-    """Compare the samples seen per start with those that were asked for."""
+    """Compare the samples `seen` per start, and how often each was `handed` out, with what was asked for."""
     asked = {start.id for number in range(1, iterations + 1) for start in choose(number)}
     return Result(
         submitted=len(asked),
         lost=len(asked - seen.keys()),
-        doubled=sum(count > SAMPLES for count in seen.values()) + len(seen.keys() - asked),
+        doubled=sum(seen[start] > SAMPLES or handed[start] > 1 for start in asked) + len(handed.keys() - asked),
         incomplete=sum(count < SAMPLES for count in seen.values()),
         oldest=oldest,
         mixed=mixed,
