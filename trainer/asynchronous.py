@@ -97,17 +97,25 @@ class Pipeline:
     def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
         """Go on after iteration `number` with the starts of `state`, generated anew by the present weights.
 
-        `state` is None after a synchronous iteration. Raises ConfigError when they are more than the settings allow.
+        `state` is None after a synchronous iteration. Raises ConfigError when they are more than the settings allow, or do not make
+        whole iterations of them: then some would never be trained on, and others be missing in the end.
         """
         starts = [_from_json(record) for record in state["in_flight"]] if state else []
-        if len(starts) > self._starts * self._max_staleness:
+        fed = state["fed"] if state else number
+        ahead = fed - number
+        if ahead > self._max_staleness:
             raise ConfigError(
-                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has {len(starts)} starts in flight, more than that "
-                f"many iterations take; leave rollout.max_staleness and rollout.starts as they were"
+                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has starts in flight for {ahead} iterations; leave "
+                f"rollout.max_staleness at {ahead} or more"
+            )
+        if len(starts) != self._starts * ahead:
+            raise ConfigError(
+                f"rollout.starts = {self._starts}: the checkpoint has {len(starts)} starts in flight for {ahead} iterations; leave "
+                f"rollout.starts at {len(starts) // max(1, ahead)}"
             )
         self._stream.abandon()
         self._open, self._complete = {}, {}
-        self._fed = state["fed"] if state else number
+        self._fed = fed
         self._submit(starts, version)
 
     def _submit(self, starts: Sequence[Start], version: int) -> None:

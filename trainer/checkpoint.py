@@ -191,6 +191,12 @@ def latest(run: RunDirectory) -> Path:
     return path
 
 
+def in_flight(path: Path) -> int:
+    """Starts of asynchronous mode that a checkpoint has not trained on."""
+    pipeline = json.loads((path / "progress.json").read_text()).get("pipeline")
+    return len(pipeline["in_flight"]) if pipeline else 0
+
+
 def restore(path: Path, parts: "Parts") -> Progress:
     """Load a checkpoint into the parts. The engines have other weights still."""
     progress = Progress(**json.loads((path / "progress.json").read_text()))

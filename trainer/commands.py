@@ -125,6 +125,10 @@ def resume(path: Path, options: Sequence[str], salvage: bool, local: bool = Fals
         config = override(before, options)
         check_changes(before, config)
         plan, resumed = batch_plan(config), checkpoint.latest(run)
+        if local and (count := checkpoint.in_flight(resumed)):
+            raise ConfigError(
+                f"--local: {resumed} has {count} starts of asynchronous mode in flight; resume without --local"
+            )
         if config != before:
             write_atomically(run.config, dump_config(config))
         return session(config, plan, run, resumed, salvage, local)
@@ -154,6 +158,11 @@ def session(
 
     open_log(run)
     check_training_options(config)
+    if local and config.rollout.max_staleness:
+        print(
+            f"--local: synchronous, without regard to rollout.max_staleness = {config.rollout.max_staleness}",
+            flush=True,
+        )
     config = settled(config, local)
     with prepare(config) as ready, connected(config, run.name, local) as device:
         write_versions(run)

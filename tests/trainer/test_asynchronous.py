@@ -154,12 +154,26 @@ def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_
     assert parts.pipeline.state() == {"fed": ITERATIONS, "in_flight": []}
 
 
-def test_a_synchronous_run_refuses_starts_in_flight_and_so_does_one_with_less_staleness(parts: Parts) -> None:
+def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_settings(parts: Parts) -> None:
+    """As many starts as the settings' would do for three iterations, for two of twice and of half as many starts."""
     assert parts.pipeline is not None
-    record = {"id": "9.f0", "prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None}
-    many = [record | {"problem_id": "p", "id": f"9.f{index}"} for index in range(STALENESS * STARTS + 1)]
-    with pytest.raises(ConfigError, match=r"rollout\.max_staleness = 2: the checkpoint has 17 starts in flight"):
-        parts.pipeline.restore({"fed": 9, "in_flight": many}, 8, 8)
+    record = {"prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None, "problem_id": "p"}
+    for iterations, starts, said in (
+        (3, STARTS, r"rollout\.max_staleness = 2: .* for 3 iterations; leave rollout\.max_staleness at 3 or more"),
+        (
+            2,
+            2 * STARTS,
+            r"rollout\.starts = 8: .* has 32 starts in flight for 2 iterations; leave rollout\.starts at 16",
+        ),
+        (
+            2,
+            STARTS // 2,
+            r"rollout\.starts = 8: .* has 8 starts in flight for 2 iterations; leave rollout\.starts at 4",
+        ),
+    ):
+        many = [record | {"id": f"9.f{index}"} for index in range(iterations * starts)]
+        with pytest.raises(ConfigError, match=said):
+            parts.pipeline.restore({"fed": 8 + iterations, "in_flight": many}, 8, 8)
 
 
 def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Parts) -> None:

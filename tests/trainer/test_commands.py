@@ -129,6 +129,13 @@ def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
         commands.resume(run.path, options, salvage=False)
 
 
+def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> None:
+    folder = run.checkpoints / "000010"
+    (folder / "progress.json").write_text('{"pipeline": {"fed": 12, "in_flight": [{}, {}]}}')
+    with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
+        commands.resume(run.path, [], salvage=False, local=True)
+
+
 def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["train", "--resume", str(run.path), "--config", "configs/demo.yaml"]) == 2
     assert "leave out --config" in capsys.readouterr().err
