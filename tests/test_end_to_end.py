@@ -51,7 +51,7 @@ def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
     while not path.exists():
         assert process.poll() is None, f"the run ended before it wrote {path.name}"
         assert time.monotonic() < deadline, f"no {path.name} within {LONG:.0f} s"
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
 def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
@@ -79,6 +79,7 @@ def kill_driver(process: "subprocess.Popen[str]") -> None:
     """kill -9 of a driver: nothing that it has started is left running, but Ray's two agents per node, which look for their
     raylet every two minutes and are not waited for.
     """
+    process.send_signal(signal.SIGSTOP)  # while the others are looked for
     found = descendants(process)
     agents = {pid for pid, name in names(found).items() if "Agent" in name}
     process.kill()
@@ -220,8 +221,9 @@ def test_one_process_without_ray_gives_the_same_numbers_and_weights(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
     root, options = roots
-    text = run("train", *options, "--run.name", "here", "--local")
+    text = run("train", *options, "--run.name", "here", "--local", "--rollout.max-staleness", "1")
     assert "dashboard" not in text
+    assert "--local: synchronous, without regard to rollout.max_staleness = 1" in text
     assert metrics(root / "here") == metrics(straight)
     left, right = (load_file(root / name / "policy" / "model.safetensors") for name in ("here", "straight"))
     assert left.keys() == right.keys()
@@ -241,9 +243,11 @@ def test_transformers_generation_trains_and_agrees_with_the_learner(
 
 
 def kill_rank(process: "subprocess.Popen[str]") -> None:
-    """End the run's learner rank without a word."""
+    """End the run's learner rank without a word; the run stands still while it is looked for."""
+    process.send_signal(signal.SIGSTOP)
     (rank,) = [pid for pid, name in names(descendants(process)).items() if "RankWorker" in name]
     os.kill(rank, signal.SIGKILL)
+    process.send_signal(signal.SIGCONT)
 
 
 def test_a_run_that_lost_its_learner_rank_twice_goes_on_by_itself_to_the_same_numbers_and_weights(
@@ -296,23 +300,60 @@ def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path) -> None
     assert f"success {100 * last['success']:.1f} %" in text
 
 
-def test_a_terminated_run_closes_its_parts_and_says_how_to_go_on(roots: tuple[Path, list[str]], straight: Path) -> None:
+def test_a_run_whose_engine_is_lost_for_good_saves_what_it_has_and_goes_on_from_there(
+    roots: tuple[Path, list[str]], straight: Path
+) -> None:
+    """And when it is terminated then, it closes its parts and says how to go on."""
     root, options = roots
-    process = subprocess.Popen(
-        command("train", *options, "--run.name", "terminated", "--run.iterations", "500"),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(root / "terminated" / "metrics.jsonl", process)
+    folder = root / "stopped"
+    more = ("--run.iterations", "500", "--run.checkpoint-every", "500", "--rollout.max-restarts", "0", "--engine", "hf")
+    process = begin("train", *options, "--run.name", "stopped", *more)
+    wait_for_iterations(folder, 1, process)
+    (engine,) = [one for one in descendants(process) if "rollout" in title(one).lower()]
+    engine.kill()
+    said, errors = process.communicate(timeout=400)
+    assert process.returncode == 2, said + errors
+    assert "error: rollout-0: its process died" in errors
+    assert "rollout.max_restarts = 0" in errors
+    saved = int((folder / "checkpoints" / "latest").read_text())  # not due before iteration 500
+    assert [line["iteration"] for line in metrics(folder)] == [*range(1, saved + 1)]
+    assert f"checkpoint {folder / 'checkpoints' / f'{saved:06d}'}" in said.replace("\n", "")
+
+    process = begin("train", "--resume", str(folder))
+    wait_for_iterations(folder, saved + 1, process)
     # Ray's two agents per node end when they next look for their raylet, within two minutes: not waited for
     children = descendants(process)
     known = names(children)
     parts = [one for one in children if "Agent" not in known.get(one.pid, "Agent")]
     process.send_signal(signal.SIGTERM)
-    _, text = process.communicate(timeout=LONG)
-    assert process.returncode == 130, text
-    assert "--resume" in text.splitlines()[-1]
+    _, errors = process.communicate(timeout=LONG)
+    assert process.returncode == 130, errors
+    assert "--resume" in errors.splitlines()[-1]
     assert_ended(parts)
+    lines = metrics(folder)
+    assert [line["iteration"] for line in lines] == [*range(1, len(lines) + 1)]
+    assert all(line["logprob_gap"] < 1e-3 for line in lines)
+
+
+def wait_for_iterations(folder: Path, count: int, process: "subprocess.Popen[str]") -> None:
+    """Until the run of `process` has written the metrics of so many iterations."""
+    wait_for(folder / "metrics.jsonl", process)
+    deadline = time.monotonic() + LONG
+    while (folder / "metrics.jsonl").read_text().count("\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def begin(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command(*arguments), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def title(process: psutil.Process) -> str:
+    """What a Ray worker calls itself; nothing for other processes."""
+    with suppress(psutil.Error):
+        line = " ".join(process.cmdline())
+        return line if line.startswith("ray::") else ""
+    return ""
