@@ -190,10 +190,12 @@ def test_a_lost_learner_is_started_anew_from_the_last_checkpoint_or_the_beginnin
     begun: list[Any] = []
 
     def attempt(_config: Any, _plan: Any, _run: Any, _parts: Any, begin: Any, _local: bool) -> None:
-        begun.append(begin)
+        begun.append(begin())
         raise LearnerError("learner-rank-0 died during update")
 
     monkeypatch.setattr(commands, "attempt", attempt)
+    monkeypatch.setattr(checkpoint, "go_on", lambda path, _parts: ("goes on", path))
+    monkeypatch.setattr(checkpoint, "start_over", lambda cursor, _parts: ("begins again", cursor))
     config = override(Config(), ["--learner.max_restarts", "2"])
     learner = Learner()
     problems = SimpleNamespace(state=lambda: {"position": 7})
@@ -201,9 +203,8 @@ def test_a_lost_learner_is_started_anew_from_the_last_checkpoint_or_the_beginnin
     with pytest.raises(LearnerError):
         commands.run_session(config, batch_plan(config), run, parts, None, local=False)
     assert learner.restarts == 2
-    assert begun[0]() == Progress(0, {"position": 7}, 0)
-    again = (checkpoint.go_on, run.checkpoints / saved) if saved else (checkpoint.start_over, {"position": 7})
-    assert [(begin.func, begin.args[0]) for begin in begun[1:]] == [again, again]
+    again = ("goes on", run.checkpoints / saved) if saved else ("begins again", {"position": 7})
+    assert begun == [Progress(0, {"position": 7}, 0), again, again]
     assert capsys.readouterr().out.splitlines() == [
         f"learner-rank-0 died during update: restart {number} of the learner, the run {where}" for number in (1, 2)
     ]
