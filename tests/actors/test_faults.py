@@ -123,8 +123,9 @@ def lose_node(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_an_engine_joins_on_a_new_node_and_nothing_is_lost_with_the_node(
-    pool: RolloutPool, second_node: Callable[[], subprocess.Popen[bytes]]
+    pool: RolloutPool, second_node: Callable[[], subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("actors.budget.NODE_SECONDS", 600.0)  # however long Ray takes to notice on a busy machine
     starts: list[Start] = many(192)
     restarts, counted = pool.restarts, pool._losses.spent
     expected = pool.generate(starts, SAMPLING)
