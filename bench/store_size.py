@@ -22,6 +22,7 @@ from core.config import ReplayConfig
 from core.records import Candidate
 from replay import snapshot
 from replay.batch import pack
+from replay.ops import Evict
 from replay.server import Identity, ReplayShard
 from replay.shard import Shard
 from replay.storage import Folder, write_snapshot
@@ -131,9 +132,8 @@ def occupied(folder: Path) -> int:
 
 
 def disk(setting: Setting, folder: Path) -> list[Check]:
-    """Bytes on disk per state of a shard that compacts by itself, in the second half of a run that only adds.
-
-    Once with time between the writes, as the loop leaves it, and once at full speed.
+    """Bytes on disk per state of a shard that compacts by itself, in the second half of a run, when it is full: as much is
+    evicted as is added. Once with time between the writes, as the loop leaves it, and once at full speed.
     """
     raw, calm, largest, _ = running(setting, folder / "calm", pauses=True)
     _, _, hurried, rate = running(setting, folder / "hurried", pauses=False)
@@ -147,24 +147,27 @@ def disk(setting: Setting, folder: Path) -> list[Check]:
 
 
 def running(setting: Setting, folder: Path, *, pauses: bool) -> tuple[float, float, float, float]:
-    """Bytes per state: tokens, largest between compactions, largest at all; and states added per second."""
+    """Bytes per state: its share of the tokens at the end, largest between compactions, largest at all; states added per second."""
     shard = ReplayShard(setting.identity, setting.config, str(folder))
-    watch, calm, raw, seconds = Watch(folder), 0.0, 0, list[float]()
-    half = -(-setting.trajectories // 2)
+    watch, calm, full, seconds = Watch(folder), 0.0, sys.maxsize, list[float]()
     watcher = threading.Thread(target=watch.run)
     watcher.start()
-    done = 0
     for turn, candidates in enumerate(setting.batches(setting.trajectories)):
         operation = pack(candidates, setting.identity.vocabulary)
-        raw, done = raw + operation.tokens.nbytes, done + len(candidates)
         start = perf_counter()
-        extent = shard.write(turn + 1, operation)
+        extent = shard.write(shard.extent().sequence + 1, operation)
         seconds.append((perf_counter() - start) / len(operation.lengths))
-        watch.states, watch.enough = extent.states, (extent.states if done >= half else sys.maxsize)
+        if 2 * turn * len(candidates) >= setting.trajectories:
+            full = min(full, extent.states)
+        if extent.states > full:
+            extent = shard.write(extent.sequence + 1, Evict(extent.states - full))
+        watch.states, watch.enough = extent.states, full
         if pauses:
             shard._wait_for_compaction()
-            calm = max(calm, watch.look()) if done >= half else 0.0
+            calm = max(calm, watch.look()) if extent.states >= full else 0.0
     watch.stopped.set()
     watcher.join()
+    arena = shard._opened().arena
+    raw = arena.itemsize * arena.live / watch.states
     shard.close()
-    return raw / watch.states, calm, watch.largest, 1 / median(seconds)
+    return raw, calm, watch.largest, 1 / median(seconds)

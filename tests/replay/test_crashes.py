@@ -278,9 +278,9 @@ def test_the_log_is_bounded_by_what_the_shard_holds(tmp_path: Path, monkeypatch:
         if shard._hurry.is_set():
             assert shard._compaction is not None
             shard._compaction.join()  # it does not rest any more
-        compactions.add(id(shard._compaction))
+        compactions.add(shard._compaction)
         log = sum(path.stat().st_size for path in (tmp_path / "shard-0").glob("log-*"))
         held = max(4096, shard._opened().content_bytes / 4)
         assert log < 2 * held + 2048  # what a compaction covers, what came meanwhile, and one write
-    assert len(compactions) > 5
+    assert 5 < len(compactions) < 40, len(compactions)
     shard.close()
