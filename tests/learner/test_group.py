@@ -114,7 +114,7 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
         assert stats.policy_lr == pytest.approx(1e-4 * 2 / 4)  # its warm-up of 4 steps begins now; this was the second
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2])
+@pytest.mark.parametrize("zero_stage", [0, 3])  # 2: test_variants.py
 def test_a_restored_learner_goes_on_bit_for_bit(tiny_model: Tiny, tmp_path: Path, zero_stage: int) -> None:
     path = tiny_model(True)
     options: dict[str, Any] = {"zero_stage": zero_stage, "schedule": "cosine", "warmup_steps": 3, "epochs": 2}
@@ -128,7 +128,8 @@ def test_a_restored_learner_goes_on_bit_for_bit(tiny_model: Tiny, tmp_path: Path
         second = train(learner, [2, 3])
         resumed = weights_of(learner, path)
         learner.export(tmp_path / "export")
-        (tmp_path / "checkpoint" / "value" / "mp_rank_00_model_states.pt").write_bytes(b"half of a fi")
+        states = "mp_rank_00" if zero_stage == 0 else "zero_pp_rank_0_mp_rank_00"
+        (tmp_path / "checkpoint" / "value" / f"{states}_model_states.pt").write_bytes(b"half of a fi")
         with pytest.raises(CheckpointError, match=r"checkpoint: cannot be read; resume from another one"):
             learner.restore(tmp_path / "checkpoint")  # no LearnerError: new ranks would read the same
     for name, tensor in straight.items():

@@ -85,7 +85,7 @@ def test_a_shared_trunk_gives_the_same_weights_on_any_ranks_and_resumes(tiny_mod
         assert largest(weights_of(learner, path), results[1][0]) == 0.0
 
 
-@pytest.mark.parametrize(("zero_stage", "ranks"), [(0, 1), (3, 2)])
+@pytest.mark.parametrize(("zero_stage", "ranks"), [(0, 1), (2, 1), (3, 2)])
 def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, zero_stage: int, ranks: int) -> None:
     """Weight decay included: the policy is bit for bit what it was. Adam's first step of the trunk is one of a new Adam."""
     path = tiny_model(True)
@@ -178,10 +178,11 @@ def last_values(learner: LearnerGroup, seed: int) -> np.ndarray[Any, np.dtype[np
     [
         ({"zero_stage": 0}, 2, 1),
         ({"zero_stage": 2}, 1, 2),
-        ({"zero_stage": 2, "lora_rank": 4}, 2, 1),
+        ({"zero_stage": 2, "value_model": "shared"}, 2, 1),
+        ({"zero_stage": 3, "lora_rank": 4}, 2, 1),
         ({"zero_stage": 3}, 2, 1),
     ],
-    ids=["zero-0", "zero-2", "zero-2-lora", "zero-3"],
+    ids=["zero-0", "zero-2", "zero-2-shared", "zero-3-lora", "zero-3"],
 )
 def test_a_learner_goes_on_with_another_number_of_ranks(
     tiny_model: Tiny, tmp_path: Path, options: dict[str, Any], old: int, new: int
