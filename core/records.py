@@ -67,6 +67,7 @@ class Start:
     samples: int
     seed: int  # the seed of sample i is derive(seed, i)
     state_key: StateKey | None = None  # the replayed state, None for a root
+    explores: bool = False  # whether that state is of an own failure: nothing that ends well is known to go through it
 
     @property
     def replayed(self) -> bool:

@@ -152,6 +152,7 @@ def _as_json(start: Start) -> dict[str, Any]:
         "samples": start.samples,
         "seed": start.seed,
         "state_key": None if start.state_key is None else int(start.state_key),
+        "explores": start.explores,
     }
 
 

@@ -6,6 +6,7 @@ its arguments, so an iteration can be repeated.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,6 +57,7 @@ def replayed_starts(
             samples=samples,
             seed=derive(seed, "replayed", iteration, index),
             state_key=state.key,
+            explores=state.provenance is Provenance.OWN_FAILED,
         )
         for index, state in enumerate(states)
     ]
@@ -81,8 +83,14 @@ def candidates(
     cut: Callable[[IntArray], IntArray],
     version: int,
     provenance: Callable[[Judged], Provenance] = own,
+    *,
+    chains: bool = False,
 ) -> list[Candidate]:
     """The states that the trajectories pass through, with the critic's values.
+
+    `chains`: the ranking follows chains (`replay.ranking.Ranking`). Then a success that continues a state is left out: from a
+    proven chain it is an outcome of that chain, which a chain of its end alone would only compete with, and what was
+    found by exploring is offered whole (`discoveries`).
 
     `cut` gives the boundaries of a response. Only those inside the continuation are offered: those of the prefix have been
     states before. The value of the state of length L is the one before continuation token L - K. A trajectory without a
@@ -95,6 +103,8 @@ def candidates(
             continue
         start = item.trajectory.start
         depth = start.prefix_ids.size
+        if chains and depth and item.verdict.correct:
+            continue
         response = item.trajectory.response_ids
         lengths = cut(response)
         lengths = lengths[lengths > depth]
@@ -120,6 +130,22 @@ def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem])
         _rollout(start, solution, Verdict(1.0, True, "canonical solution"))
         for start in starts
         if not start.replayed and (solution := problems[start.problem_id].solution_ids) is not None and solution.size
+    ]
+
+
+def discoveries(judged: Sequence[Judged]) -> list[Judged]:
+    """The first success of each start that explores, as if it had been generated from the root, for the critic to value.
+
+    So its prefix, until now of a failure, becomes part of a proven chain. The start keeps the state that it came from: no
+    outcome of the root.
+    """
+    first: dict[str, Judged] = {}
+    for item in judged:
+        if item.trajectory.start.explores and item.verdict.correct:
+            first.setdefault(item.trajectory.start.id, item)
+    return [
+        _rollout(replace(item.trajectory.start, prefix_ids=EMPTY), item.trajectory.response_ids, item.verdict)
+        for item in first.values()
     ]
 
 
