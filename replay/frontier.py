@@ -3,40 +3,55 @@
 Called by the shard through `replay/ranking.py`. A chain is what the store holds of one own successful or canonical
 trajectory. Invariant: everything is computed from the columns of a single problem.
 
-Formula. State i of a chain at relative depth d_i in (0, 1), ordered by depth, has decayed outcomes w_i, l_i. Finishing
-from deeper is never harder, so the success curve p(d) is non-decreasing in depth; it is estimated jointly:
+Formula. State i of a chain leaves the share x_i = 1 - length / (tokens of its trajectory) of the way, and has decayed
+outcomes w_i, l_i; the root has W, L. If every step were as hard as every other, the chance of finishing would be exp(-h x):
+h, failures over the way that was gone, is what outcomes anywhere on the chain say of all its states (a failing continuation
+goes 0.4 of its way on average: the mean where exp(-h x) is about 0.3). What rollouts from the root say counts as one failure.
+Steps are not equally hard, so this is only a prior. As finishing from deeper is never harder, all outcomes are then fitted
+together by a curve that rises with depth:
 
-    rate_i   = (w_i + m * prior_i) / (w_i + l_i + m)      m = 1 pseudo-outcome
-    prior_i  = (1 - g) * d_i + g * clip(V(s_i), 0, 1)     g = the critic's gate, 0 until it beats the base rate
+    way      = (0.4 + W + 0.4 L) / (1 + L)
+    h        = (1 + sum of l_i) / (way + sum of (w_i + 0.4 l_i) x_i)
+    prior_i  = (1 - g) * exp(-h x_i) + g * clip(V(s_i), 0, 1)       g = the critic's gate, 0 until it knows something
+    rate_i   = (w_i + 2 prior_i) / (w_i + l_i + 2)
     p        = isotonic regression of rate, weights w_i + l_i + 0.1     (pool adjacent violators)
 
-Without outcomes the prior d_i says: the deeper, the easier. The frontier of the chain is its shallowest state with
-p >= target (about 0.3), or the deepest one when none is. Only frontiers have a promise: 1 - |p - 1/2|, at most 1. A chain
-whose shallowest state is mastered (p > 0.9) rests: the root comes next. A problem whose own root success (w + 1) / (w +
-l + 2) is above 0.9 rests as a whole. Problems without any proven chain may explore: the deepest third of the states of
-their own failures, in the second pool, of which a batch has at most the share `explore`.
+The frontier of the chain is its shallowest state with p >= target (about 0.3), or the deepest one when none is. A state is
+mastered by its outcomes alone: (w + 1) / (w + l + 2) > 0.9. A mastered frontier moves one state up whatever p says there: it
+has nothing more to teach. A chain whose shallowest state is mastered rests: the root comes next; outcomes decay, so that it
+is tried again some day. A problem whose own root success (w + 1) / (w + l + 2) is above 0.9 rests as a whole.
 
-Worked example, target 0.3, gate 0, one canonical chain with states at depths 0.25, 0.5, 0.75 (m = 1):
+Only frontiers have a promise: 1 - |p - 1/2|, at most 1. Problems without any proven chain may explore: the deepest third of
+the states of their own failures, in the second pool, of which a batch has at most the share `explore`. The first success
+found so makes a chain of its whole trajectory (`trainer/starts.py`); a success from a proven chain is an outcome of that
+chain, and opens none.
 
-    start        rates 0.25 0.50 0.75: the shallowest with p >= 0.3 is 0.50. Replay it.
-    4 losses     at 0.50: (0 + 0.5) / (0 + 4 + 1) = 0.10 < 0.25, a violation: pool 0.25 (weight 0.1) with 0.10 (weight 4.1):
-                 (0.025 + 0.41) / 4.2 = 0.104. Curve 0.104 0.104 0.75: the frontier moves back to the end, 0.75.
-    4 wins       at 0.75: (4 + 0.75) / 5 = 0.95. Curve 0.104 0.104 0.95: still 0.75, until the losses have decayed
-                 (each weight version multiplies old outcomes by `decay`): with decay 0.9 after 10 versions the 4 losses
-                 weigh 1.39: 0.5 / 2.39 = 0.209, pooled with 0.25: (0.025 + 0.209 * 1.49) / 1.59 = 0.212.
-    after 20     versions they weigh 0.49: 0.5 / 1.49 = 0.336. Curve 0.25 0.336 ...: 0.50 is tried again, and so on to the root.
+Worked example, target 0.3, gate 0, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
+
+    start       h = 1 / 0.4 = 2.5: p = exp(-2.5 x) = 0.153 0.287 0.535. The shallowest with p >= 0.3 is 0.75. Replay it.
+    4 wins      at 0.75: h = 1 / (0.4 + 4 * 0.25) = 0.714, prior 0.585 0.700 0.836, and at 0.75 (4 + 2 * 0.836) / 6 = 0.945.
+                Success there raises the others: the frontier is 0.25.
+    4 losses    at 0.25: h = 5 / (1.4 + 4 * 0.4 * 0.75) = 1.923, prior 0.236 0.382 0.618, at 0.25 2 * 0.236 / 6 = 0.079.
+                Curve 0.079 0.382 0.873: back to 0.5, between what failed and what succeeded.
+    2 and 2     at 0.5: h = 7 / (2.6 + 2.8 * 0.5) = 1.75, at 0.5 (2 + 2 * 0.417) / 6 = 0.472. It stays, with promise 0.972.
+    later       8 wins, 1 loss at 0.5, the 4 losses at 0.25 decayed to 1, the 4 wins at 0.75 as well:
+                h = 3 / (0.4 + 8.4 * 0.5 + 0.4 * 0.75 + 0.25) = 0.583, at 0.25 2 * 0.646 / 3 = 0.431: tried again.
+    in the end  14 wins there, 0.4 losses left: (14 + 1) / (14.4 + 2) = 0.915 > 0.9. The chain rests.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray, Provenance
-from replay.columns import Columns, RankSettings
+from replay.chains import Chains, Flags, Reals, chains, seats
+from replay.columns import Columns, Index, RankSettings
 
-Reals = npt.NDArray[np.float64]
-Index = npt.NDArray[np.int64]
-
-PSEUDO = 1.0
+LOST = 0.4
+"""Share of its way that a failing continuation goes on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
+WAY = 0.4
+"""Way gone for the one failure that h begins with: an untried chain is begun where exp(-x / 0.4) = 0.3, about its middle."""
+PSEUDO = 2.0
+"""Outcomes that the prior stands for."""
 UNTRIED = 0.1
 """Weight of a state without outcomes in the joint curve: its prior must not outvote what was seen elsewhere."""
 MASTERED = 0.9
@@ -45,34 +60,45 @@ MASTERED = 0.9
 def frontier(columns: Columns, settings: RankSettings) -> FloatArray:
     """Promise [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
     promise = np.full(len(columns.value), -np.inf, np.float32)
-    proven = columns.provenance != Provenance.OWN_FAILED
     rested = resting(columns)
-    at = np.flatnonzero(proven & ~rested)
-    order = at[np.lexsort((columns.length[at], columns.chain[at]))]
-    chain = columns.chain[order]
-    depth = columns.length[order] / np.maximum(columns.total[order], 1)
-    curve = success_curve(chain, depth, columns, order, settings.gate)
-    chosen, alive = frontier_states(chain, curve, settings.target)
-    promise[order[chosen[alive]]] = 1.0 - np.abs(curve[chosen[alive]] - 0.5)
-    explored = explores(columns, rested)
-    promise[explored] = 0.5
+    found = chains(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    curve = success_curve(columns, found, settings.gate)
+    known = mastered(columns.wins, columns.losses)[found.order]
+    at = frontiers(found, curve, known, settings.target)
+    at = at[~known[found.first]]
+    promise[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
+    promise[explores(columns, rested)] = 0.5
     return promise
 
 
-def chain_worth(columns: Columns) -> FloatArray:
-    """Worth [S]: 2 for states of proven chains of unsolved problems, 1 for failures that may be explored, else 0."""
+def chain_worth(columns: Columns, promise: FloatArray) -> FloatArray:
+    """Worth [S]: class + 1 / (1 + seat), by which a problem keeps whole chains, and the store what can still teach.
+
+    Classes: 4 chains that have been tried, and of those that rest the shallowest state (what is known of it keeps the chain
+    from coming back as a new one); 3 untried chains; 2 the rest of chains that rest; 1 failures that may be explored; 0 all else.
+    """
     rested = resting(columns)
-    proven = (columns.provenance != Provenance.OWN_FAILED) & ~rested
-    worth: FloatArray = (2.0 * proven + explores(columns, rested)).astype(np.float32)
+    worth = explores(columns, rested).astype(np.float32)
+    found = chains(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    order, first, run = found.order, found.first, found.run
+    rests = mastered(columns.wins, columns.losses)[order[first]][run]
+    tried = (found.sums(columns.tried[order]) > 0)[run]
+    classes = np.where(rests & (found.place > 0), 2.0, np.where(tried, 4.0, 3.0))
+    worth[order] = classes + 1.0 / (1.0 + seats(columns, found, ~np.isneginf(promise)))
     return worth
 
 
-def success_curve(chain: Index, depth: Reals, columns: Columns, order: Index, gate: float) -> Reals:
-    """[len(order)] the monotone success estimate p of states sorted by chain and depth."""
+def success_curve(columns: Columns, found: Chains, gate: float) -> Reals:
+    """[K] the rising success estimate p of the states of the chains."""
+    order = found.order
     wins, losses = columns.wins[order].astype(np.float64), columns.losses[order].astype(np.float64)
-    prior = (1.0 - gate) * depth + gate * np.clip(columns.value[order], 0.0, 1.0)
+    left = 1.0 - columns.length[order] / columns.total[order]
+    head = order[found.first]
+    way = (WAY + columns.root_wins[head] + LOST * columns.root_losses[head]) / (1.0 + columns.root_losses[head])
+    hazard = (1.0 + found.sums(losses)) / (way + found.sums((wins + LOST * losses) * left))
+    prior = (1.0 - gate) * np.exp(-hazard[found.run] * left) + gate * np.clip(columns.value[order], 0.0, 1.0)
     tried = wins + losses
-    return isotonic((wins + PSEUDO * prior) / (tried + PSEUDO), tried + UNTRIED, chain)
+    return isotonic((wins + PSEUDO * prior) / (tried + PSEUDO), tried + UNTRIED, found.run)
 
 
 def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
@@ -99,23 +125,30 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
     return np.repeat(rate, sizes)
 
 
-def frontier_states(chain: Index, curve: Reals, target: float) -> tuple[Index, npt.NDArray[np.bool_]]:
-    """For each chain the index of its shallowest state with p >= target (else the deepest), and whether it is in play."""
-    if not len(chain):
-        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    first = np.flatnonzero(np.concatenate([[True], chain[1:] != chain[:-1]]))
-    sizes = np.diff(np.append(first, len(chain)))
-    run = np.repeat(np.arange(len(first)), sizes)
-    below = np.bincount(run, curve < target, minlength=len(first)).astype(np.int64)  # p is sorted: these come first
-    return first + np.minimum(below, sizes - 1), curve[first] <= MASTERED
+def frontiers(found: Chains, curve: Reals, known: Flags, target: float) -> Index:
+    """[C] place in `found.order` of each chain's frontier; `known` [K]: which states are mastered."""
+    sizes = np.diff(np.append(found.first, len(curve)))
+    below = found.sums(curve < target).astype(np.int64)  # p rises: these come first
+    at = found.first + np.minimum(below, sizes - 1)
+    up: Index = at - (known[at] & (at > found.first))
+    return up
 
 
-def resting(columns: Columns) -> npt.NDArray[np.bool_]:
+def mastered(wins: npt.NDArray[np.floating], losses: npt.NDArray[np.floating]) -> Flags:
+    """Whether outcomes say that success is above 0.9: (w + 1) / (w + l + 2), nine wins without a loss.
+
+    >>> mastered(np.array([9.0, 8.0, 20.0]), np.array([0.0, 0.0, 2.0])).tolist()
+    [True, False, False]
+    """
+    return np.asarray((wins + 1) / (wins + losses + 2) > MASTERED)
+
+
+def resting(columns: Columns) -> Flags:
     """[S] whether the state's problem is solved from its root already."""
-    return np.asarray((columns.root_wins + 1) / (columns.root_wins + columns.root_losses + 2) > MASTERED)
+    return mastered(columns.root_wins, columns.root_losses)
 
 
-def explores(columns: Columns, rested: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def explores(columns: Columns, rested: Flags) -> Flags:
     """[S] the deepest third of own failures of problems without any proven state."""
     proven = columns.provenance != Provenance.OWN_FAILED
     hopeful = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0

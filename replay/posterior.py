@@ -20,6 +20,9 @@ version goes after 21 losses on end, one with 4 continuations a version after 16
 of its problem, it comes back and is tried again. One that is tried less than every seventh version (4 continuations) stays:
 what is known of it is too old. In the same way it takes 28 undecayed wins to retire, which one win per version never are.
 
+What is known of states that are less learnable than a new one (retired, quarantined, lopsided) is kept, so that the same
+prefix does not come back as new; but of each problem at most one such state for every other one that is kept.
+
 A batch of n is drawn in two steps: 4 n states ~ exp(promise / temperature), then of these the n whose Thompson draw
 p ~ Beta(a, b) has the largest 4 p (1 - p). The draw's noise belongs to (seed, state), so it does not depend on placement.
 """
@@ -39,6 +42,12 @@ RETIRED_ABOVE = 0.9
 LEAST_EPS, MOST_EPS = 0.05, 0.2
 PRIOR = 2.0
 """Pseudo-outcomes that a fully trusted critic stands for."""
+BLANK = 2 / 3
+"""Promise of a state of which nothing is known: 4 / (2 * 3)."""
+STEP = 1e-4
+"""By how much the worth of a state falls per more promising state of its problem."""
+FREEDOM = 4.0
+"""Least degrees of freedom to say anything of the critic: about five problems with right and wrong outcomes."""
 SHORTLIST = 4
 """States drawn per state wanted, from which the Thompson draw chooses."""
 
@@ -89,6 +98,26 @@ def quarantined_below(decay: float) -> float:
     return min(max(bound, LEAST_EPS), MOST_EPS)
 
 
+def settled_worth(columns: Columns, promise: FloatArray) -> FloatArray:
+    """Worth [S]: promise - i / 10^4 for the i-th most promising state of its problem, i = 0, 1, ...
+
+    The i-th most tried settled state (tried, and less promising than a new one) has that of the i-th other state of its
+    problem and half a step more: where they must go they go in turn. Without an i-th other state it is -1.
+    """
+    settled = (columns.tried > 0) & (promise < BLANK)
+    order = np.lexsort((np.where(settled, -columns.tried, -promise.astype(np.float64)), settled, columns.problem))
+    group = 2 * columns.problem[order] + settled[order]  # of each problem first the others, then the settled
+    place = np.arange(len(order)) - np.searchsorted(group, group)
+    worth = promise[order] - STEP * place
+    partner = np.searchsorted(group, group - 1) + place  # of a settled state
+    paired = settled[order] & (partner < np.searchsorted(group, group))
+    worth[settled[order]] = -1.0
+    worth[paired] = promise[order][partner[paired]] - STEP * place[paired] + STEP / 2
+    found = np.empty(len(order), np.float32)
+    found[order] = worth
+    return found
+
+
 def thompson(keys: Keys, a: Reals, b: Reals, seed: int) -> Reals:
     """[S] learnability 4 p (1 - p) of one draw p ~ Beta(a, b) per state; the draw belongs to (seed, key)."""
     seeds = mix(keys, seed)
@@ -100,35 +129,52 @@ def critic_gate(values: Reals, correct: npt.NDArray[np.bool_], groups: npt.NDArr
     """How far to trust the critic, in {0, 1/4, 1/2, 3/4, 1}, from a window of outcomes [N] of replayed states.
 
     `groups` are problems: pairs are compared within a problem, since telling easy problems from hard ones is no help in
-    choosing a state. 0 unless the within-group AUC is above 1/2 (by two standard errors) and the Brier score is below
-    that of the base rate; then twice the AUC's excess over 1/2, rounded down to quarters.
+    choosing a state. 0 unless the within-group AUC is above 1/2 with 99 % confidence (Student's t over the groups, its
+    quantile 2.33 + 4.9 / degrees of freedom) and the Brier score is below that of the base rate; then twice the AUC's
+    excess over 1/2, rounded down to quarters.
     """
-    area, error = within_auc(values, correct, groups)
-    if not np.isfinite(area) or area - 2.0 * error <= 0.5 or brier(values, correct) >= base_brier(correct):
+    area, error, freedom = within_auc(values, correct, groups)
+    sure = freedom >= FREEDOM and area - (2.33 + 4.9 / freedom) * error > 0.5
+    if not sure or brier(values, correct) >= base_brier(correct):
         return 0.0
     return float(np.floor(min(1.0, 2.0 * (area - 0.5)) * 4.0) / 4.0)
 
 
-def within_auc(values: Reals, correct: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Share of (correct, wrong) pairs of one group that the values order rightly (ties count half), and its error.
+def within_auc(
+    values: Reals, correct: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64]
+) -> tuple[float, float, float]:
+    """AUC within groups, its standard error, and the degrees of freedom of that; all NaN without a mixed group.
 
-    NaN without any pair. The standard error is sqrt(1 / (12 * min(positives, negatives in mixed groups))).
+    The AUC of a group is the share of its (correct, wrong) pairs that the values order rightly (ties count half: midranks).
+    Over groups it is their mean with weights m = n+ n- / (n+ + n- + 1) (van Elteren), which is how much a group's says.
+    Groups are independent, outcomes of one group are not (of one state there are several): the error is the groups' own
+    scatter, sqrt(sum (m (AUC - mean))^2 k / (k - 1)) / sum m, with k = (sum m)^2 / sum m^2 for the number of groups.
 
     >>> within_auc(np.array([0.9, 0.1, 0.2]), np.array([True, False, True]), np.array([0, 0, 1]))[0]
     1.0
     """
-    right, pairs, positives, negatives = 0.0, 0, 0, 0
-    for group in np.unique(groups):
-        mine = groups == group
-        good, bad = values[mine & correct], values[mine & ~correct]
-        if len(good) and len(bad):
-            difference = good[:, None] - bad[None, :]
-            right += float((difference > 0).sum() + 0.5 * (difference == 0).sum())
-            pairs += difference.size
-            positives, negatives = positives + len(good), negatives + len(bad)
-    if not pairs:
-        return float("nan"), float("nan")
-    return right / pairs, float(np.sqrt(1.0 / (12.0 * min(positives, negatives))))
+    order = np.lexsort((values, groups))
+    value, right, group = values[order], correct[order], np.unique(groups[order], return_inverse=True)[1]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (value[1:] != value[:-1]) | (group[1:] != group[:-1])
+    first = np.flatnonzero(new)
+    sizes = np.diff(np.append(first, len(order)))
+    # midranks within each group, from 1
+    ranks = np.repeat(first + (sizes + 1) / 2.0, sizes) - np.searchsorted(group, group)
+    positives = np.bincount(group, right)
+    negatives = np.bincount(group, ~right)
+    mixed = (positives > 0) & (negatives > 0)
+    if not mixed.any():
+        return float("nan"), float("nan"), float("nan")
+    good, bad = positives[mixed], negatives[mixed]
+    areas = (np.bincount(group, ranks * right)[mixed] - good * (good + 1) / 2) / (good * bad)
+    weight = good * bad / (good + bad + 1)
+    area = float(np.average(areas, weights=weight))
+    number = float(weight.sum() ** 2 / (weight**2).sum())
+    if number <= 1.0:
+        return area, float("nan"), 0.0
+    scatter = float(((weight * (areas - area)) ** 2).sum()) * number / (number - 1.0)
+    return area, float(np.sqrt(scatter)) / float(weight.sum()), number - 1.0
 
 
 def brier(values: Reals, correct: npt.NDArray[np.bool_]) -> float:

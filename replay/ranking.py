@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray, Provenance
+from replay.chains import chains, seats
 from replay.columns import Columns, RankSettings
 from replay.frontier import chain_worth, frontier
-from replay.posterior import posterior
+from replay.posterior import posterior, settled_worth
 
 VISITS = 8
 """Continuations after which the static curriculum moves one state back."""
@@ -43,15 +44,20 @@ def canonical(columns: Columns, settings: RankSettings) -> FloatArray:  # noqa: 
     The states of a canonical chain, deepest first, are numbered 0, 1, ...; promise is 0 for number floor(v / 8), v the
     continuations of all states of the chain so far, and -inf for the others; a chain gone through to its beginning rests.
     """
-    at = np.flatnonzero(columns.provenance == Provenance.CANONICAL)
-    at = at[np.lexsort((-columns.length[at], columns.chain[at]))]
-    chain = columns.chain[at]
-    first = np.flatnonzero(np.concatenate([np.ones(min(1, len(at)), bool), chain[1:] != chain[:-1]]))
-    run = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(at))))
-    visits = np.bincount(run, columns.tried[at], minlength=len(first)).astype(np.int64)
+    found = chains(columns, columns.provenance == Provenance.CANONICAL)
+    sizes = np.diff(np.append(found.first, len(found.order)))
+    moved = found.sums(columns.tried[found.order]).astype(np.int64) // VISITS
     chosen = np.zeros(len(columns.value), np.bool_)
-    chosen[at] = np.arange(len(at)) - first[run] == visits[run] // VISITS
+    chosen[found.order] = found.place == (sizes - 1 - moved)[found.run]
     return _only(chosen)
+
+
+def canonical_worth(columns: Columns, promise: FloatArray) -> FloatArray:
+    """Worth [S]: 1 / (1 + seat) of the canonical states (`replay/chains.py`): whole chains, the present state first."""
+    found = chains(columns, columns.provenance == Provenance.CANONICAL)
+    worth = np.full(len(columns.value), -np.inf, np.float32)
+    worth[found.order] = 1.0 / (1.0 + seats(columns, found, ~np.isneginf(promise)))
+    return worth
 
 
 def _only(chosen: npt.NDArray[np.bool_]) -> FloatArray:
@@ -62,8 +68,11 @@ class Ranking(NamedTuple):
     """A named ranking."""
 
     promise: Callable[[Columns, RankSettings], FloatArray]
-    worth: Callable[[Columns], FloatArray] | None = None
-    """What states are kept by when the store is full; None: their promise. A chain's states wait for their turn."""
+    worth: Callable[[Columns, FloatArray], FloatArray] | None = None
+    """What states are kept by when the store is full, from their columns and promises; None: their promise."""
+    chains: bool = False
+    """Whether promise belongs to chains: a state's depends on which others of its chain are held, and a success that
+    continues a proven chain makes no new one (`trainer/starts.py`)."""
     explores: bool = False
     """Whether its own failures are a second pool, of which a batch has at most the share `replay.explore`."""
     uses_gate: bool = False
@@ -82,10 +91,12 @@ def _by_value(of_value: Callable[[FloatArray], FloatArray]) -> Ranking:
 RANKINGS: dict[str, Ranking] = {
     "value": _by_value(value),
     "uniform": _by_value(uniform),
-    "frontier": Ranking(frontier, chain_worth, explores=True, uses_gate=True),
-    "posterior": Ranking(posterior, uses_gate=True, thompson=True),
-    "success_prefix": Ranking(success_prefix, lambda columns: _only(columns.provenance == Provenance.OWN_SUCCESSFUL)),
-    "canonical": Ranking(canonical, lambda columns: _only(columns.provenance == Provenance.CANONICAL)),
+    "frontier": Ranking(frontier, chain_worth, chains=True, explores=True, uses_gate=True),
+    "posterior": Ranking(posterior, settled_worth, uses_gate=True, thompson=True),
+    "success_prefix": Ranking(
+        success_prefix, lambda columns, _: _only(columns.provenance == Provenance.OWN_SUCCESSFUL)
+    ),
+    "canonical": Ranking(canonical, canonical_worth, chains=True),
 }
 
 

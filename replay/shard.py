@@ -68,6 +68,8 @@ class Shard(Holdings):
             self.counters.evicted += int((was & ~stays).sum())
             self.counters.rejected += int((~was & ~stays).sum())
             rows, counts = rows.take(np.flatnonzero(stays)), np.bincount(owner[stays], minlength=len(touched))
+            if self._ranking.chains:
+                self._rank(rows, owner[stays], touched, base, batch.sizes)
         self.counters.offered += offered
         self.counters.merged += merged
         self._store_trajectories(batch, problems, rows, base)
@@ -218,7 +220,8 @@ class Shard(Holdings):
         chain, length, total, tried = ints
         columns = Columns(owner, chain, length, total, value, provenance, wins, losses, tried, root_wins, root_losses)
         rows["promise"] = self._ranking.promise(columns, self.settings)
-        rows["worth"] = rows["promise"] if self._ranking.worth is None else self._ranking.worth(columns)
+        promise = rows["promise"]
+        rows["worth"] = promise if self._ranking.worth is None else self._ranking.worth(columns, promise)
 
     def _least(self, count: int) -> Rows:
         """Row numbers of the `count` states of the least standing, least first; ties by key."""

@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import Candidate, FloatArray, Outcome, ReplayedState
-from core.seeds import derive
+from core.seeds import derive, generator
 from replay.batch import pack, pack_outcomes
 from replay.draw import Draw
 from replay.keys import GROUPS, group_of, shard_of_group
@@ -108,8 +108,9 @@ class ReplayStore:
         """Draw n distinct states without replacement, each with probability ~ exp(promise / temperature) of the rest.
 
         The same writes and seed give the same states for any number of shards. Fewer than n when fewer are replayable.
-        With `draw: top` the n most promising instead. Ranking `frontier`: at most the share `explore` of n comes from
-        the own failures of unsolved problems. Ranking `posterior`: the n best Thompson draws of 4 n states so drawn.
+        With `draw: top` the n most promising instead. Ranking `frontier`: at most the share `explore` of n, rounded up or
+        down by the seed, comes from own failures of unsolved problems. Ranking `posterior`: the n best Thompson draws
+        of 4 n states so drawn.
         """
         self._requested += n
         if self._top:
@@ -117,7 +118,8 @@ class ReplayStore:
         elif self._ranking.thompson:
             drawn = self._thompson(self._draw((SHORTLIST * n, seed)), n, seed)
         elif self._ranking.explores:
-            exploring = min(int(self._explore * n), self._replayable(1))
+            share = int(self._explore * n + generator(seed, "share").random())  # right on average for any n
+            exploring = min(share, self._replayable(1))
             drawn = self._draw((n - exploring, seed), (exploring, derive(seed, "explore")))
         else:
             drawn = self._draw((n, seed))

@@ -66,6 +66,8 @@ def evaluation_plan(config: Config) -> EvaluationPlan:
 
 def settings(config: Config, plan: BatchPlan) -> Settings:
     """The numbers of an iteration."""
+    from replay.ranking import RANKINGS
+
     return Settings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -74,6 +76,7 @@ def settings(config: Config, plan: BatchPlan) -> Settings:
         samples=config.rollout.samples,
         sampling=training_sampling(config),
         canonical=config.replay.canonical,
+        chains=RANKINGS[config.replay.ranking].chains,
         refresh=config.replay.refresh if config.replay.ranking in BY_VALUE else 0,
         beside=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,

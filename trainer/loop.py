@@ -6,7 +6,7 @@
     scored        learner.score(judged)              values, reference and proximal log-probabilities
                   replay.revalue(stale states)       by the present critic
                   replay.record(outcomes)            what became of the replayed states
-                  replay.add(candidates)             boundaries of the trajectories (and of canonical solutions), with values
+                  replay.add(candidates)             boundaries of the trajectories (of canonical solutions, of what exploring found)
                   learner.update(scored)             PPO on policy and critic
                   learner.broadcast(actors)          acknowledged with a digest by every engine
 
@@ -27,7 +27,15 @@ from core.sampling import Sampling
 from core.seeds import derive
 from core.weights import WeightReceiver
 from trainer.metrics import PhaseClock
-from trainer.starts import candidates, canonical_rollouts, fresh_starts, outcomes, replayed_starts, value_queries
+from trainer.starts import (
+    candidates,
+    canonical_rollouts,
+    discoveries,
+    fresh_starts,
+    outcomes,
+    replayed_starts,
+    value_queries,
+)
 
 if TYPE_CHECKING:
     from actors.ledger import Queues
@@ -85,6 +93,7 @@ class Settings:
     samples: int  # continuations per start
     sampling: Sampling
     canonical: bool  # whether canonical solutions are a source of states
+    chains: bool  # whether the ranking follows chains: successes of replayed starts are offered whole or not at all
     refresh: int  # states whose stale values are renewed per iteration
     beside: bool  # whether the critic may do so while the engines generate: they do not take turns on one GPU
     probe_sequences: int
@@ -144,13 +153,17 @@ def learn(
         scored = parts.learner.score(judged)
         canonical = canonical_rollouts(starts, parts.by_id) if settings.canonical else []
         canonical_values = parts.learner.values(canonical) if canonical else []
+        found = discoveries(judged) if settings.chains else []
+        found_values = parts.learner.values(found) if found else []
     if stale is not None:
         finish_refresh(parts, stale, clock)
     with clock.phase("replay"):
         parts.problems.record(judged)
         parts.replay.record(outcomes(judged))
         version = parts.learner.version
-        parts.replay.add(candidates(judged, [item.values for item in scored], parts.cut, version))
+        values = [item.values for item in scored]
+        parts.replay.add(candidates(judged, values, parts.cut, version, chains=settings.chains))
+        parts.replay.add(candidates(found, found_values, parts.cut, version))
         parts.replay.add(candidates(canonical, canonical_values, parts.cut, version, lambda _: Provenance.CANONICAL))
     with clock.phase("update"):
         stats = parts.learner.update(scored, parts.cut)

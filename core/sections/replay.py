@@ -39,7 +39,10 @@ class ReplayConfig(Section):
         0.3, gt=0, lt=1, description="Ranking frontier: success that a start should still have; it moves to the root."
     )
     explore: float = Field(
-        0.25, ge=0, le=1, description="Ranking frontier: largest share of own failures of unsolved problems in a batch."
+        0.25,
+        ge=0,
+        le=1,
+        description="Ranking frontier: largest share, on average, of own failures of unsolved problems in a batch.",
     )
     decay: float = Field(
         0.95, gt=0, le=1, description="What an outcome counts for after one more weight version (frontier, posterior)."

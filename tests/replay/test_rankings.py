@@ -9,7 +9,7 @@ from core.config import ReplayConfig
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
 from replay.columns import Columns, RankSettings
-from replay.frontier import MASTERED, chain_worth, frontier, isotonic
+from replay.frontier import frontier, isotonic
 from replay.posterior import belief, critic_gate, posterior, quarantined_below, thompson, within_auc
 from replay.ranking import RANKINGS, canonical, standing, success_prefix, weights
 from replay.shard import Shard
@@ -59,36 +59,78 @@ def promises(wins: list[float], losses: list[float], **given: Any) -> list[float
 
 
 def test_frontier_follows_the_worked_example() -> None:
-    # prior rates 0.25 0.5 0.75: the shallowest >= 0.3 is 0.5; promise 1 - |0.5 - 0.5| = 1
-    assert promises([0, 0, 0], [0, 0, 0]) == [-INF, 1.0, -INF]
-    # 4 losses at 0.5: pooled 0.104 0.104, so the end, 0.75: promise 1 - 0.25
-    assert promises([0, 0, 0], [0, 4, 0]) == [-INF, -INF, 0.75]
-    # 4 wins at 0.75: (4 + 0.75) / 5 = 0.95, promise 1 - 0.45
-    assert promises([0, 0, 4], [0, 4, 0]) == [-INF, -INF, 0.55]
-    # the losses decayed by 0.9^20 = 0.1216: 0.5 / (0.486 + 1) = 0.336 is tried again, promise 1 - 0.164 = 0.836
-    assert promises([0, 0, 0.486], [0, 0.486, 0]) == [-INF, 0.836, -INF]
-    # wins at 0.5 move it to the shallowest as soon as that has 0.3: 1 win there (1 + 0.25) / 2 = 0.625, promise 0.875
-    assert promises([1, 3, 0], [0, 0, 0]) == [0.875, -INF, -INF]
+    # h = 2.5: exp(-1.875) = 0.153, exp(-1.25) = 0.287, exp(-0.625) = 0.535: promise 1 - 0.035 at the third
+    assert promises([0, 0, 0], [0, 0, 0]) == [-INF, -INF, 0.965]
+    # 4 wins: h = 1 / 1.4, exp(-0.536) = 0.585: promise 1 - 0.085
+    assert promises([0, 0, 4], [0, 0, 0]) == [0.915, -INF, -INF]
+    # 4 losses: h = 5 / 2.6, exp(-0.962) = 0.382: promise 1 - 0.118
+    assert promises([0, 0, 4], [4, 0, 0]) == [-INF, 0.882, -INF]
+    # 2 wins, 2 losses: h = 7 / 4, (2 + 2 exp(-0.875)) / 6 = 0.472
+    assert promises([0, 2, 4], [4, 2, 0]) == [-INF, 0.972, -INF]
+    # decayed: h = 3 / 5.15, 2 exp(-0.437) / 3 = 0.431
+    assert promises([0, 8, 1], [1, 1, 0]) == [0.931, -INF, -INF]
+    assert promises([14, 4, 0.5], [0.4, 0.4, 0]) == [-INF] * 3
 
 
-def test_a_mastered_chain_and_a_solved_problem_rest() -> None:
-    # shallowest (9 + 0.25) / 10 = 0.925, pooled with the priors: (0.925 * 9.1 + 0.05 + 0.075) / 9.3 = 0.919
-    assert MASTERED < 0.919
-    assert promises([9, 0, 0], [0, 0, 0]) == [-INF] * 3
+def test_a_mastered_frontier_moves_up_though_the_next_state_is_below_the_target() -> None:
+    # h = 5 / (0.4 + 10 * 0.5 + 1.6 * 0.75) = 0.758: 0.25 has 2 exp(-0.568) / 6 = 0.189, but (10 + 1) / (10 + 2) > 0.9 at 0.5
+    assert promises([0, 10, 0], [4, 0, 0]) == [0.689, -INF, -INF]
+    # 9 / 10: not yet. h = 5 / 5.6, at 0.5 (8 + 2 exp(-0.446)) / 10 = 0.928, pooled with the prior exp(-0.223) = 0.8 at 0.75
+    assert promises([0, 8, 0], [4, 0, 0]) == [-INF, 0.574, -INF]
+
+
+def test_rollouts_from_the_root_say_where_a_chain_is_begun() -> None:
+    # way (0.4 + 4 + 1.6) / 5 = 1.2: exp(-0.75 / 1.2) = 0.535
+    assert promises([0, 0, 0], [0, 0, 0], root_wins=[4] * 3, root_losses=[4] * 3) == [0.965, -INF, -INF]
+    # never solved: way (0.4 + 16) / 41 = 0.4, as without any rollout
+    assert promises([0, 0, 0], [0, 0, 0], root_losses=[40] * 3) == [-INF, -INF, 0.965]
+
+
+def test_a_chain_rests_by_outcomes_of_its_beginning_alone_and_a_solved_problem_as_a_whole() -> None:
+    assert promises([9, 0, 0], [0, 0, 0]) == [-INF] * 3  # 10 / 11
+    assert promises([0, 40, 0], [0, 0, 0])[0] > 0  # p = 0.94 there, but nobody has tried
+    sure = columns([91], [SUCCESS], value=[0.99])
+    assert np.isfinite(frontier(sure, RankSettings(0.3, gate=1.0))).all()
     assert promises([0, 0, 0], [0, 0, 0], root_wins=[10] * 3) == [-INF] * 3  # 11 / 12 > 0.9
+
+
+def worth(name: str, given: Columns) -> list[float]:
+    ranking = RANKINGS[name]
+    assert ranking.worth is not None
+    return [round(float(w), 4) for w in ranking.worth(given, ranking.promise(given, SETTINGS))]
+
+
+def test_tried_chains_are_kept_before_untried_ones_and_of_those_that_rest_the_beginning() -> None:
+    two = columns([20, 60, 10, 70], [SUCCESS] * 4, chain=[5, 5, 4, 4], tried=[0, 4, 0, 0], wins=[0, 4, 0, 0])
+    assert np.isfinite(frontier(two, SETTINGS)).tolist() == [True, False, False, True]
+    # Chain 5 has been tried: class 4, seat 0 for its frontier, 1 / (1 + 1024) for what was tried; chain 4: class 3, seats 1 for
+    # its frontier and 1 + 1 / (1 + 1024) for its beginning.
+    expected = [4 + 1, 4 + 1 / (1 + 1 / 1025), 3 + 1 / (2 + 1 / 1025), 3 + 1 / 2]
+    assert worth("frontier", two) == [round(w, 4) for w in expected]
+    rests = columns([20, 60, 90], [SUCCESS, SUCCESS, FAILED], chain=[5, 5, 6], tried=[12, 0, 0], wins=[12, 0, 0])
+    assert worth("frontier", rests) == [round(4 + 1 / (1 + 1 / 1025), 4), round(2 + 1 / 1.5, 4), 0.0]
+
+
+def test_a_chain_that_is_too_long_keeps_states_from_its_beginning_to_its_end() -> None:
+    given = columns(list(range(10, 90, 10)), [CANONICAL] * 8)
+    # The frontier (0.6: exp(-2.5 * 0.4) = 0.37) first, then the shallowest, then every fourth, every second, the others.
+    order = np.argsort([-w for w in worth("frontier", given)], kind="stable")
+    assert (order + 1).tolist() == [6, 1, 5, 3, 7, 2, 4, 8]
+    # of a curriculum its present state, the last
+    assert np.argmax(worth("canonical", given)) == 7
 
 
 def test_frontier_explores_deep_failures_of_problems_without_a_chain() -> None:
     found = frontier(columns([20, 66, 67, 90], [FAILED] * 4), SETTINGS)
     assert found.tolist() == [-INF, -INF, 0.5, 0.5]
     mixed = columns([90, 50], [FAILED, SUCCESS], chain=[0, 1])
-    assert frontier(mixed, SETTINGS).tolist() == [-INF, 1.0]
-    assert chain_worth(mixed).tolist() == [0.0, 2.0]
+    assert frontier(mixed, SETTINGS).tolist() == pytest.approx([-INF, 1 - (0.5 - np.exp(-1.25))])
+    assert worth("frontier", mixed) == [0.0, 4.0]
 
 
 def test_the_critic_enters_the_frontier_only_with_its_gate() -> None:
     given = columns([25, 50, 75], [SUCCESS] * 3, value=[0.4, 0.5, 0.6])
-    assert np.isfinite(frontier(given, SETTINGS)).tolist() == [False, True, False]
+    assert np.isfinite(frontier(given, SETTINGS)).tolist() == [False, False, True]
     assert np.isfinite(frontier(given, RankSettings(0.3, gate=1.0))).tolist() == [True, False, False]  # 0.4 >= 0.3
 
 
@@ -143,6 +185,24 @@ def test_thompson_belongs_to_seed_and_state() -> None:
     assert scores.mean() == pytest.approx(0.8, abs=0.02)
 
 
+def settled(wins: list[float], losses: list[float]) -> list[float]:
+    tried = [int(won + lost) for won, lost in zip(wins, losses, strict=True)]
+    given = columns([1] * len(wins), [0] * len(wins), wins=wins, losses=losses, tried=tried)
+    return worth("posterior", given)
+
+
+def test_what_is_known_of_settled_states_is_kept_for_as_many_other_states() -> None:
+    # Two new states (2/3), one learnable (12/13), a retired and a quarantined one. In turn: learnable, the more tried settled
+    # one half a step above it; a new one at 2/3 - 1/10^4, the other settled one half a step above; a new one.
+    found = settled([0, 5, 200, 0, 0], [0, 5, 0, 98, 0])
+    assert found == [0.6666, 0.9231, 0.9231, 0.6666, 0.6665]
+    order = np.argsort(-np.array(settled([0, 5, 200, 0, 0], [0, 5, 0, 98, 0])), kind="stable")
+    assert set(order[:2].tolist()) == {1, 2}
+    # all settled: nothing to keep them for; one new state keeps the one that was tried most
+    assert settled([200, 100], [0, 0]) == [-1.0, -1.0]
+    assert settled([100, 200, 0], [0, 0, 0]) == [-1.0, 0.6667, 0.6667]
+
+
 def test_the_gate_opens_for_a_critic_that_orders_within_problems() -> None:
     rng = np.random.default_rng(0)
     problems = np.repeat(np.arange(50), 20)
@@ -153,7 +213,44 @@ def test_the_gate_opens_for_a_critic_that_orders_within_problems() -> None:
     # knowing only which problems are easy is no knowledge: all pairs within a problem tie
     easy = (problems % 2).astype(float)
     assert critic_gate(easy, easy > 0, problems) == 0.0
-    assert within_auc(np.array([0.2, 0.1, 0.1]), np.array([True, True, False]), np.zeros(3, int))[0] == 0.75
+    # three problems in which it is always right are too few to say so
+    few = np.repeat(np.arange(3), 20)
+    assert critic_gate(np.tile([0.1, 0.9], 30), np.tile([False, True], 30), few) == 0.0
+
+
+def test_auc_within_problems_by_hand() -> None:
+    values = np.array([0.2, 0.1, 0.1, 0.5, 0.4, 0.9])
+    correct, groups = np.array([True, True, False, False, True, True]), np.array([7, 7, 7, 2, 2, 9])
+    # Problem 7: pairs (0.2, 0.1) right and (0.1, 0.1) half: 0.75, weight 2 * 1 / 4 = 0.5. Problem 2: (0.4, 0.5) wrong: 0, weight
+    # 1 / 3. Problem 9 has no wrong outcome. Mean (0.375 + 0) / (5 / 6) = 0.45; k = (25 / 36) / (13 / 36) = 25 / 13.
+    # Scatter (0.5 * 0.3)^2 + (0.45 / 3)^2 = 0.045, times k / (k - 1) = 25 / 12: error sqrt(0.09375) / (5 / 6) = 0.367
+    found = within_auc(values, correct, groups)
+    assert found == pytest.approx((0.45, 0.09375**0.5 * 1.2, 12 / 13))
+
+
+def opened(windows: int, problems: int, states: int, repeats: int, skill: float) -> float:
+    """Share of made-up windows that open the gate. States of a problem differ in success; the critic knows the problem's
+    mean well, and the state's own share by `skill`."""
+    rng = np.random.default_rng(1)
+    share = 0
+    for _ in range(windows):
+        ease, own = np.repeat(rng.normal(0, 1.5, problems), states), rng.normal(0, 1.5, problems * states)
+        chance = 1 / (1 + np.exp(-ease - own))
+        noise = rng.normal(0, 1, problems * states)
+        values = np.repeat(1 / (1 + np.exp(-ease - skill * own - 0.4 * noise)), repeats)
+        correct = rng.random(len(values)) < np.repeat(chance, repeats)
+        share += critic_gate(values, correct, np.repeat(np.arange(problems), states * repeats)) > 0
+    return share / windows
+
+
+@pytest.mark.parametrize("shape", [(10, 2, 4), (10, 8, 4), (30, 2, 4), (30, 8, 1), (100, 2, 4)])
+def test_a_critic_that_only_knows_which_problems_are_easy_is_not_trusted(shape: tuple[int, int, int]) -> None:
+    assert opened(300, *shape, skill=0.0) <= 0.03
+
+
+@pytest.mark.parametrize("shape", [(30, 8, 1), (50, 2, 4), (20, 5, 4)])
+def test_a_critic_that_knows_the_states_is_trusted_after_a_few_hundred_outcomes(shape: tuple[int, int, int]) -> None:
+    assert opened(100, *shape, skill=1.0) >= 0.9
 
 
 def test_success_prefix_takes_own_successes_of_hard_problems() -> None:

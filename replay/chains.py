@@ -1,0 +1,71 @@
+"""Chains: the states of each stored trajectory in their order, and which of them a problem keeps first.
+
+Used by the rankings that follow chains (`replay/frontier.py`, `canonical` in `replay/ranking.py`). Invariant: what is said
+of a chain depends on the columns of its problem alone, and on the number of its trajectory only as a name: that number
+depends on placement.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.columns import Columns, Index
+
+Reals = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+FIRST = 1 << 10
+"""Step of the shallowest and the tried states: the last to be thinned out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """K states on C chains."""
+
+    order: Index  # [K] rows of the columns: those of a chain adjacent, shallowest first
+    first: Index  # [C] where each chain begins in `order`
+    run: Index  # [K] which chain
+
+    def sums(self, numbers: npt.NDArray[np.generic]) -> Reals:
+        """[C] sums over the chains of numbers [K] of their states, from the shallowest on."""
+        found: Reals = np.bincount(self.run, numbers, minlength=len(self.first)).astype(np.float64)
+        return found
+
+    @property
+    def place(self) -> Index:
+        """[K] number of each state within its chain, 0 for the shallowest."""
+        found: Index = np.arange(len(self.run)) - self.first[self.run]
+        return found
+
+
+def chains(columns: Columns, members: Flags) -> Chains:
+    """The chains of the chosen states [S]."""
+    at = np.flatnonzero(members)
+    order = at[np.lexsort((columns.length[at], columns.chain[at]))]
+    chain = columns.chain[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = chain[1:] != chain[:-1]
+    return Chains(order, np.flatnonzero(begins), np.cumsum(begins) - 1)
+
+
+def seats(columns: Columns, found: Chains, chosen: Flags) -> Reals:
+    """[K] the order in which a problem keeps the states of its chains: r + w for a state of its r-th chain, 0 <= w < 1.
+
+    Chains that have been tried come first, then those that begin nearest to the root, then the older ones; a chain goes
+    state by state before the next one loses any. Within a chain w is 0 for the `chosen` state [S], least for the tried ones
+    and the shallowest, and then 1 / (1 + 2^k) for those whose place is a multiple of 2^k and no more: what is left of a chain
+    that is too long still reaches from its beginning to its end.
+    """
+    order, first, place = found.order, found.first, found.place
+    head = order[first]
+    tried = found.sums(columns.tried[order]) > 0
+    oldest = np.minimum.reduceat(order, first) if len(first) else first  # rows of a problem are oldest first
+    depth = columns.length[head] / columns.total[head]
+    ranked = np.lexsort((oldest, depth, ~tried, columns.problem[head]))
+    problem = columns.problem[head][ranked]
+    rank = np.empty(len(first), np.int64)
+    rank[ranked] = np.arange(len(first)) - np.searchsorted(problem, problem)
+    step = np.where((place == 0) | (columns.tried[order] > 0), FIRST, place & -place)
+    taken: Reals = rank[found.run] + np.where(chosen[order], 0.0, 1.0 / (1.0 + step))
+    return taken
