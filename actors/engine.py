@@ -357,6 +357,11 @@ def _repetition(sampling: Sampling) -> Any:
 def _continuation(output: Any) -> Continuation:
     """The record of one finished request."""
     result = output.outputs[0]
+    if result.finish_reason not in FINISHES:
+        raise RuntimeError(
+            f"vLLM gave up {output.request_id} after {len(result.token_ids)} tokens ({result.finish_reason}); with {STRUCTURED} it does so "
+            f"where no token of the model's vocabulary fits the grammar"
+        )
     if len(result.logprobs.logprobs) != len(result.token_ids):
         raise RuntimeError(
             f"vLLM gave {len(result.logprobs.logprobs)} log-probabilities for {len(result.token_ids)} tokens of {output.request_id}"

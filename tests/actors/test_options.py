@@ -172,7 +172,8 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(
 ) -> None:
     """Two to six letters of three, then the end: what is allowed after any number of letters can be said by hand.
 
-    The weights change after the second step. A grammar that is none is refused before any start is taken up.
+    The weights change after the second step. A grammar that is none is refused before any start is taken up; one that no allowed
+    token fits ends with a line that says so.
     """
     old, new = models.build(tmp_path / "old", True, seed=1), models.build(tmp_path / "new", True, seed=2)
     letters = models.save_tokenizer(old)
@@ -180,7 +181,7 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(
     config = CONFIG.model_copy(update={"sampling_options": {"structured_outputs": {"regex": "[abc]{2,6}"}}})
     start, samples = models.start(3, samples=16), tuple(range(16))
 
-    def generate(actor: Any) -> tuple[FlatBatch, str]:
+    def generate(actor: Any) -> tuple[FlatBatch, str, str]:
         engine = second(actor, str(old), config)
         with pytest.raises(ConfigError) as refused:
             verify(sampling_extras({"structured_outputs": {"regex": "[abc"}}), engine._engine)
@@ -188,10 +189,15 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(
         while max(map(len, drawn(engine))) < 2:
             engine.step()
         engine.load_weights(weights)
-        return engine.run(60.0), str(refused.value)
+        batch = engine.run(60.0)
+        engine._extra |= {"allowed_token_ids": [models.EOS + 1]}  # none of the three letters
+        with pytest.raises(RuntimeError) as unfit:
+            engine.generate([Job(start, (0,))], Sampling(1.0, 1.0, 12))
+        return batch, str(refused.value), str(unfit.value)
 
-    batch, refused = ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300)
+    batch, refused, unfit = ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300)
     assert refused.startswith("rollout.sampling_options = ['structured_outputs']: ")
+    assert "where no token of the model's vocabulary fits the grammar" in unfit
     policies = {0: models.load(old), 2: models.load(new)}
     found = list(unpack(batch))
     assert len(found) == 16
