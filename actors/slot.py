@@ -224,8 +224,9 @@ def rank(slots: Sequence[Slot], needed: int) -> None:
 
     Else a guest that has come to the place of a lost engine would keep it while the run ends for want of that engine.
     """
-    order = sorted(slots, key=lambda slot: (not slot.serving, slot.process is None))
-    for place, slot in enumerate(order if len(order) > needed else slots):
+    if not any(slot.guest for slot in slots):
+        return
+    for place, slot in enumerate(sorted(slots, key=lambda slot: (not slot.serving, slot.process is None))):
         slot.regard(guest=place >= needed)
 
 
