@@ -104,15 +104,21 @@ def settled_worth(columns: Columns, promise: FloatArray) -> FloatArray:
     The i-th most tried settled state (tried, and less promising than a new one) has that of the i-th other state of its
     problem and half a step more: where they must go they go in turn. Without an i-th other state it is -1.
     """
-    settled = (columns.tried > 0) & (promise < BLANK)
-    order = np.lexsort((np.where(settled, -columns.tried, -promise.astype(np.float64)), settled, columns.problem))
-    group = 2 * columns.problem[order] + settled[order]  # of each problem first the others, then the settled
-    place = np.arange(len(order)) - np.searchsorted(group, group)
+    problem, settled = columns.problem, (columns.tried > 0) & (promise < BLANK)
+    begins = np.ones(len(problem), np.bool_)
+    begins[1:] = problem[1:] != problem[:-1]
+    run = np.cumsum(begins) - 1
+    start = np.flatnonzero(begins)[run]
+    others = np.bincount(run, ~settled).astype(np.int64)[run]
+    # one number to sort by, many times faster than three: of each problem first the others, then the settled
+    score = np.where(settled, 1.5 - columns.tried / 2**18, (1.0 - promise.astype(np.float64)) / 2.0)
+    order = np.argsort(2.0 * run + score, kind="stable")
+    known = settled[order]
+    place = np.arange(len(order)) - start - np.where(known, others, 0)
     worth = promise[order] - STEP * place
-    partner = np.searchsorted(group, group - 1) + place  # of a settled state
-    paired = settled[order] & (partner < np.searchsorted(group, group))
-    worth[settled[order]] = -1.0
-    worth[paired] = promise[order][partner[paired]] - STEP * place[paired] + STEP / 2
+    paired = known & (place < others)
+    worth[known] = -1.0
+    worth[paired] = worth[(start + place)[paired]] + STEP / 2
     found = np.empty(len(order), np.float32)
     found[order] = worth
     return found
