@@ -178,6 +178,7 @@ class RolloutPool:
             raise ActorError(f"{name}: cannot leave, it is the last rollout actor or not there")
         leaving[0].leaving = True
         self._places -= 1
+        self._rank()
         self._let_go()
 
     def queues(self) -> Queues:
@@ -271,8 +272,8 @@ class RolloutPool:
         self._rank()
 
     def _rank(self) -> None:
-        """See to it that those that are furthest are the engines that must be there."""
-        rank([slot for slot in self._slots if not slot.leaving], self._config.actors)
+        if len(self._slots) > self._config.actors:  # else all of them must be there
+            rank([slot for slot in self._slots if not slot.leaving], self._config.actors)
 
     def _verify(self, slot: Slot) -> None:
         """An engine that came while weights were swapped must have what the learner has found right in the others."""
