@@ -28,9 +28,10 @@ from tests.learner.groups import (
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-def test_ranks_zero_stages_and_cuts_give_the_same_weights(tiny_model: Tiny) -> None:
+def test_ranks_zero_stages_and_cuts_give_the_same_losses_gradients_and_weights(tiny_model: Tiny) -> None:
     path = tiny_model(True)
-    results = []
+    weights: list[dict[str, np.ndarray[Any, np.dtype[np.float32]]]] = []
+    values, numbers = [], []
     cases: list[dict[str, Any]] = [
         {"ranks": 1, "zero_stage": 0},
         {"ranks": 1, "zero_stage": 0, "micro_batch_tokens": 10_000},
@@ -39,18 +40,27 @@ def test_ranks_zero_stages_and_cuts_give_the_same_weights(tiny_model: Tiny) -> N
         {"ranks": 2, "zero_stage": 2, "offload": True},
         {"ranks": 2, "zero_stage": 3, "gradient_checkpointing": True},
     ]
+    algorithm = AlgorithmConfig(normalise="none", entropy_coefficient=0.01)  # whitened, the first loss would be 0
     for options in cases:
-        with group(path, **options) as learner:
-            batches = train(learner, [1, 2])
-            results.append((weights_of(learner, path), np.concatenate([s.values for b in batches for s in b])))
+        with group(path, algorithm, minibatches=1, **options) as learner:
+            stats = []
+            for seed in range(4):
+                scored = learner.score(on_policy(learner, make_judged(seed)))
+                stats.append(learner.update(scored))
+            weights.append(weights_of(learner, path))
+            values.append(last_values(scored))
+        numbers.append([(s.policy_loss, s.value_loss, s.entropy, s.policy_grad_norm, s.value_grad_norm) for s in stats])
     start = weights_start(path)
-    moved = max(float(np.abs(results[0][0][name] - start[name]).max()) for name in start)
-    assert moved > 2e-4  # 8 steps of Adam at 1e-4
-    for weights, values in results[1:]:
-        for name, expected in results[0][0].items():
-            # not 1e-6, to which losses and gradients agree: Adam enlarges the rounding of small gradients
-            np.testing.assert_allclose(weights[name], expected, atol=1e-5, rtol=0, err_msg=name)
-        np.testing.assert_allclose(values, results[0][1], atol=1e-5)
+    assert max(float(np.abs(weights[0][name] - start[name]).max()) for name in start) > 2e-4  # 4 steps of Adam at 1e-4
+    first = numbers[0][0]
+    assert min(map(abs, first)) > 1e-2
+    for case in range(1, len(cases)):
+        np.testing.assert_allclose(numbers[case][0], first, rtol=1e-6, atol=0, err_msg=str(cases[case]))
+        # then no longer to 1e-6: Adam enlarges the rounding of small gradients
+        np.testing.assert_allclose(numbers[case][1:], numbers[0][1:], rtol=1e-2, atol=0, err_msg=str(cases[case]))
+        for name, expected in weights[0].items():
+            np.testing.assert_allclose(weights[case][name], expected, atol=1e-5, rtol=0, err_msg=name)
+        np.testing.assert_allclose(values[case], values[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
