@@ -181,6 +181,7 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(tiny_mo
     path = tiny_model(True)
     algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_placement="loss", kl_estimator="k2")
     options: dict[str, Any] = {"ranks": 2, "zero_stage": zero_stage, "minibatches": 3, "max_skipped_steps": 15}
+    options["offload"] = zero_stage == 2
     with group(path, algorithm, **options) as learner:
         scored = learner.score(on_policy(learner, make_judged(9)))
         before, values = weights_start(path), last_values(scored)

@@ -34,7 +34,7 @@ def largest(left: Weights, right: Weights) -> float:
 def test_lora_trains_broadcasts_exports_and_resumes(tiny_model: Tiny, tmp_path: Path) -> None:
     """Engines and files get merged weights; base weights never move; a resumed run is the same, bit for bit."""
     path = tiny_model(True)
-    options: dict[str, Any] = {"lora_rank": 4, "policy_lr": 3e-3, "zero_stage": 2, "ranks": 2}
+    options: dict[str, Any] = {"lora_rank": 4, "policy_lr": 3e-3, "zero_stage": 2, "ranks": 2, "offload": True}
     algorithm = AlgorithmConfig(kl_coefficient=0.1)
     with group(path, algorithm, **options) as learner:
         (first,) = train(learner, [1])
