@@ -28,6 +28,7 @@ def played() -> RolloutPool:
         stopping=False,
         idle=True,
         pump=check,
+        check=lambda: None,
         collect=lambda: [],
         submit=lambda *_: None,
         abandon=lambda: None,
