@@ -132,8 +132,7 @@ class RolloutPool:
         `handle` is kept: an engine that comes later begins with it. Raises WeightError for unfit weights, and ActorError when they
         were lost before every engine had read them: then nothing is wrong with the engines, and others may be given.
         """
-        self._handle, self._current = handle, None
-        self._orphaned, self._inviting = False, True
+        self._handle, self._current, self._orphaned, self._inviting = handle, None, False, True
         for slot in self._slots:
             slot.acknowledged = None
         members = [slot.process for slot in self._slots if slot.serving and not slot.leaving]

@@ -271,9 +271,10 @@ class LearnerGroup:
 
     def _cut(self, rows: Sequence[Row]) -> Cut:
         lengths, budget = [len(row.tokens) for row in rows], self._config.micro_batch_tokens
+        ranks = max(1, len(self._ranks))  # after they have ended there is none: the call that follows says so
         if self._packed:
-            return plan_packed(lengths, budget, len(self._ranks))
-        return plan(lengths, budget, len(self._ranks), self._overhead)
+            return plan_packed(lengths, budget, ranks)
+        return plan(lengths, budget, ranks, self._overhead)
 
     def _minibatches(self, count: int) -> list[list[int]]:
         """Rows of every optimizer step of this update, in order."""

@@ -1,10 +1,9 @@
 """An asynchronous run as its user runs it: killed in the middle with starts in flight, and resumed."""
 
 import json
-import subprocess
 from pathlib import Path
 
-from tests.test_end_to_end import RECIPE, ROOT, command, environment, kill_driver, metrics, run, wait_for
+from tests.test_end_to_end import RECIPE, kill_after_a_checkpoint, metrics, run
 
 STARTS, SAMPLES = 16, 2  # of tests/recipes/tiny.yaml
 ITERATIONS, EVERY, STALENESS = 8, 2, 2
@@ -36,17 +35,7 @@ def sampled(folder: Path, iteration: int) -> set[str]:
 
 def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    process = subprocess.Popen(
-        command("train", *options(tmp_path)),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for(folder / "checkpoints" / "latest", process)
-    kill_driver(process)
+    kill_after_a_checkpoint(folder, *options(tmp_path))
     saved = int((folder / "checkpoints" / "latest").read_text())
     assert saved < ITERATIONS
     in_flight = {start["id"] for start in progress(folder, saved)["in_flight"]}

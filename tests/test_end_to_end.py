@@ -91,6 +91,21 @@ def kill_driver(process: "subprocess.Popen[str]") -> None:
     assert_ended(found)
 
 
+def kill_after_a_checkpoint(folder: Path, *options: str) -> None:
+    """A run in `folder`, its driver killed -9 as soon as there is a checkpoint, and what is left with it."""
+    process = subprocess.Popen(
+        command("train", *options),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(folder / "checkpoints" / "latest", process)
+    kill_driver(process)
+
+
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Folder of the runs, and the options that all runs share (one starter model for all)."""
@@ -122,17 +137,7 @@ def resumed(roots: tuple[Path, list[str]], straight: Path) -> Path:
     """The same run, its driver killed -9 after its first checkpoint (5 of 10 iterations), what is left too, and resumed."""
     root, options = roots
     folder = root / "resumed"
-    process = subprocess.Popen(
-        command("train", *options, "--run.name", "resumed"),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for(folder / "checkpoints" / "latest", process)
-    kill_driver(process)
+    kill_after_a_checkpoint(folder, *options, "--run.name", "resumed")
     assert 5 <= metrics(folder)[-1]["iteration"] < 10
     run("train", "--resume", str(folder))
     return folder

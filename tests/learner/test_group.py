@@ -237,3 +237,5 @@ def test_a_dead_rank_is_named_also_where_the_engines_notice_it_first(tiny_model:
             learner.broadcast(engines, PROBE)
         with pytest.raises(LearnerError, match="export after its ranks have ended"):
             learner.export(path)
+        with pytest.raises(LearnerError, match="score after its ranks have ended"):
+            learner.score(make_judged(0))
