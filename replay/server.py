@@ -215,11 +215,12 @@ class ReplayShard:
         """Open the files; the shard and what was dropped of them."""
         folder = self._folder.make()
         found = load_shard(folder, self._identity, self._config, salvage=salvage)
-        mend(folder, found.log.torn)
         self._log = Log(folder, self._identity.as_dict(), found.sequence)
-        self._log.nbytes, self._log.segments = found.log.nbytes, found.log.segments
-        if found.log.dropped:
+        if found.log.dropped:  # nothing of the log is cut before a snapshot holds all that was read
             self._write_snapshot(found.shard, found.sequence, segments(folder))
+        else:
+            mend(folder, found.log.torn)
+            self._log.nbytes, self._log.segments = found.log.nbytes, found.log.segments
         self._shard = found.shard
         return found.shard, found.log.dropped
 

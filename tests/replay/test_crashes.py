@@ -207,29 +207,49 @@ def test_a_compaction_may_die_at_any_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(left) > 5  # it did die at different times
 
 
-def test_salvage_may_die_at_any_time(tmp_path: Path) -> None:
-    """Only the write after the snapshot is damaged: what salvage writes must not touch the snapshot that is good."""
-    for changes in range(17):
+@pytest.mark.parametrize("place", ["the last write", "a write in the middle"])
+def test_salvage_may_die_at_any_time(tmp_path: Path, place: str) -> None:
+    """Of a snapshot, a log and one more: salvage touches neither before what it writes is whole, and can begin anew."""
+    repeated = 0
+    for changes in range(19):
         directory = tmp_path / f"{changes}"
         shard = filled(directory)
         shard.compact()
-        shard.write(6, Evict(1))
+        for sequence in (6, 7, 8):
+            empty = Candidate(f"p{sequence}", *EMPTY, Provenance.OWN_FAILED, 0.0, sequence)
+            shard.write(sequence, pack([empty], VOCABULARY))
+            if sequence == 7:
+                shard.close()  # the next one opens a segment of its own
+                shard = server(directory)
         shard.close()
-        (log,) = (directory / "shard-0").glob("log-*.arrow")
-        log.write_bytes(log.read_bytes()[:-1] + bytes([log.read_bytes()[-1] ^ 1]))
+        logs = sorted((directory / "shard-0").glob("log-*.arrow"))
+        assert len(logs) == 2
+        damaged = logs[1] if place == "the last write" else logs[0]
+        log = damaged.read_bytes()
+        at = len(log) - 1 if place == "the last write" else len(log) // 2  # 8, or 6 of 6 and 7
+        damaged.write_bytes(log[:at] + bytes([log[at] ^ 1]) + log[at + 1 :])
+        before = {path.name: path.read_bytes() for path in (directory / "shard-0").iterdir()}
         dying = Mortal(directory, CONFIG)
         dying.files.gate = Gate(changes, rests=False)
         try:
             dropped = dying.salvage()
         except Dead:
             dying.abandon(0.5)
-            again = Mortal(directory, CONFIG)
-            dropped = again.salvage()
-            assert len(contents(again)) == 10
+            left = {path.name: path.read_bytes() for path in (directory / "shard-0").iterdir()}
+            untouched = left.items() >= before.items()
+            assert untouched or left["shard.json"] != before["shard.json"]
+            dying = Mortal(directory, CONFIG)
+            dropped = dying.salvage()
+            assert dropped or not untouched
+            repeated += untouched
         else:
             assert changes >= 8
-            assert len(contents(dying)) == 10
-    assert len(dropped) == 1
+        assert len(contents(dying)) == 10
+        names = {"p7", "p8"} if place == "a write in the middle" else {"p6", "p7"}
+        assert set(dying._opened().names) == {f"p{i}" for i in range(5)} | names
+        dying.close()
+    assert repeated >= 8  # it did die before the new snapshot was whole
+    assert dropped
 
 
 @pytest.mark.parametrize("ranking", sorted(RANKINGS))
