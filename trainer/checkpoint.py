@@ -62,30 +62,21 @@ def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, succe
     `success`: on held-out problems, where this iteration was evaluated. Raises CheckpointError when it cannot be written or a part has written elsewhere; `latest` is then what it was.
     """
     final = run.checkpoints / f"{progress.iteration:06d}"
-    temporary = run.checkpoints / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        files = parts.learner.save(temporary / "learner")
-        parts.learner.export(temporary / "policy")
-        parts.replay.save(str(temporary / "replay"))
-        write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
-        check_complete(temporary, [*PIECES, *(f"learner/{name}" for name in files)])
-        flush(temporary)
-        if final.exists():  # the run was resumed from an earlier one
-            forget_best(run, progress.iteration)
-            shutil.rmtree(final)
-        temporary.rename(final)
-        sync(run.checkpoints)
-        if success is not None and is_best(run, success):
-            write_atomically(run.checkpoints / "best", f"{final.name} {success!r}\n")
+        with replacing(final) as temporary:  # it is there already if the run was resumed from an earlier one
+            files = parts.learner.save(temporary / "learner")
+            parts.learner.export(temporary / "policy")
+            parts.replay.save(str(temporary / "replay"))
+            write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
+            check_complete(temporary, [*PIECES, *(f"learner/{name}" for name in files)])
+        name_best(run, progress.iteration, success)
         write_atomically(run.checkpoints / "latest", final.name)
     except OSError as error:
         raise CheckpointError(
             f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the rights"
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # there only if something above failed; it may fill the disk
+        shutil.rmtree(_beside(final, "tmp"), ignore_errors=True)  # there only if something failed; it may fill the disk
     for old in superfluous(run, progress.iteration, keep):
         try:
             shutil.rmtree(old)
@@ -98,9 +89,12 @@ def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, succe
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder that takes the place of `folder` when the block ends well.
 
-    `folder` is at every moment the old one or the new one, whole, or (if killed between two renames) not there.
+    `folder` is at every moment the old one or the new one, whole, or (if killed between two renames) not there; the next call
+    brings the old one back before it begins.
     """
-    temporary, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    temporary, old = _beside(folder, "tmp"), _beside(folder, "old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
     for left in (temporary, old):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -111,6 +105,10 @@ def replacing(folder: Path) -> Iterator[Path]:
     temporary.rename(folder)
     sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(folder: Path, end: str) -> Path:
+    return folder.with_name(f".{folder.name}.{end}")
 
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
@@ -141,10 +139,17 @@ def is_best(run: RunDirectory, success: float) -> bool:
     return top is None or success > top.success
 
 
-def forget_best(run: RunDirectory, iteration: int) -> None:
-    """Take the name `best` from the checkpoint of `iteration`, which is about to be replaced."""
+def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
+    """Give the name `best` to the checkpoint of `iteration`, now in place, where its success (None: not evaluated) is the highest.
+
+    If it has taken the place of the best one it is the best by its own success, and not evaluated it loses the name: only
+    now, for a run that was killed while it was written must still know the one that was there.
+    """
     top = best(run)
-    if top is not None and top.iteration == iteration:
+    replaced = top is not None and top.iteration == iteration
+    if success is not None and (replaced or is_best(run, success)):
+        write_atomically(run.checkpoints / "best", f"{iteration:06d} {success!r}\n")
+    elif replaced:
         (run.checkpoints / "best").unlink()
 
 

@@ -174,8 +174,20 @@ def test_a_best_checkpoint_that_is_written_anew_is_best_by_its_new_success(run: 
     save(run, files, 2, success=0.5)
     save(run, files, 4, success=0.75)
     write_atomically(run.checkpoints / "latest", "000002")  # the user goes back; iteration 4 is repeated
+    files.replay.fail = True
+    with pytest.raises(CheckpointError):
+        save(run, files, 4, success=0.25)
+    assert checkpoint.best(run) == checkpoint.Best(4, 0.75)  # it is still there
+    (run.checkpoints / "000004").rename(run.checkpoints / ".000004.old")  # killed between two renames
+    with pytest.raises(CheckpointError):
+        save(run, files, 4, success=0.25)
+    assert checkpoint.best(run) == checkpoint.Best(4, 0.75)
+    files.replay.fail = False
     save(run, files, 4, success=0.25)
     assert checkpoint.best(run) == checkpoint.Best(4, 0.25)
+    save(run, files, 4)
+    assert checkpoint.best(run) is None  # nobody knows how good the new one is
+    save(run, files, 4, success=0.25)
     (run.checkpoints / "best").write_text("000099 0.9\n")
     assert checkpoint.best(run) is None  # someone has deleted it
 
@@ -243,6 +255,10 @@ def test_a_folder_is_replaced_whole_or_not_at_all(run: RunDirectory) -> None:
         write("half")
     assert [path.name for path in run.policy.iterdir()] == ["first"]
     run.policy.rename(run.path / ".policy.old")  # killed between the two renames
+    with pytest.raises(KeyboardInterrupt):
+        write("half")
+    assert [path.name for path in run.policy.iterdir()] == ["first"]
+    run.policy.rename(run.path / ".policy.old")
     write("second")
     assert [path.name for path in run.policy.iterdir()] == ["second"]
     assert not list(run.path.glob(".policy*"))
