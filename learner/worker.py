@@ -22,6 +22,7 @@ from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError, first_line
 from core.records import FloatArray
 from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
+from learner import randomness
 from learner.actor_critic import ActorCritic, LossSettings, SeparateModels, SharedTrunk, StepPlan, model_inputs, places
 from learner.adapters import Lora, adapters_off, merged
 from learner.batch import MicroBatch
@@ -181,7 +182,7 @@ class RankWorker:
         return None
 
     def save(self, directory: str) -> list[str]:
-        """Write all engines and this rank's random state; returns the names of the files that this rank sees there now.
+        """Write all engines and this rank's random states; returns the names of the files that this rank sees there now.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -190,7 +191,7 @@ class RankWorker:
         with blamed_on(folder, "written; free space or fix the rights"):
             for tag, engine in self._actor_critic.engines().items():
                 engine.save(folder, tag)
-            torch.save(torch.get_rng_state(), folder / f"rng-{self._rank}.pt")
+            torch.save(randomness.read(self._device), folder / f"rng-{self._rank}.pt")
             return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def restore(self, directory: str, ranks: int) -> None:
@@ -205,7 +206,7 @@ class RankWorker:
             for tag, engine in self._actor_critic.engines().items():
                 if not (engine.restore if same else engine.restore_resharded)(folder, tag):
                     raise CheckpointError(f"{folder / tag}: no complete DeepSpeed checkpoint; resume from another one")
-            torch.set_rng_state(torch.load(folder / f"rng-{self._rank % ranks}.pt"))
+            randomness.write(torch.load(folder / f"rng-{self._rank % ranks}.pt"), self._device)
 
     def export(self, directory: str) -> None:
         """Write the policy in Hugging Face format with its tokenizer (rank 0)."""
