@@ -1,10 +1,9 @@
 """Policy and critic in their engines: as two models, or as two heads of one trunk. Passes, losses and optimizer steps.
 
 Made and called by `learner.worker` (one of the two classes, by `learner.value_model`); every rank makes the same calls.
-Invariants: one engine finishes forward, backward and step before the other is touched; a step with `train_policy` off leaves
-every weight that the policy computes with as it was, bit for bit; a step that the policy dropped changes nothing of the critic.
-The one step that is not dropped whole: with separate models, one in which finite targets and a finite gradient of the policy
-meet a critic whose gradient overflows. The policy has stepped by then; the step is counted as skipped all the same.
+Invariants: passes of two engines never mix, each finishes all its forward and backward passes of a step before the other
+begins; a step with `train_policy` off leaves every weight that the policy computes with as it was, bit for bit; a step is
+dropped whole: where the gradient of either model holds a NaN or Inf, nothing of both changes.
 """
 
 from collections.abc import Sequence
@@ -50,6 +49,15 @@ class LossSettings:
     temperature: float
 
 
+@dataclass(frozen=True, slots=True)
+class CriticStep:
+    """A step of a critic that is a model of its own; see `StepSums`."""
+
+    loss: float
+    norm: float
+    applied: bool
+
+
 class ActorCritic(Protocol):
     """What a rank trains and scores with."""
 
@@ -73,7 +81,11 @@ class ActorCritic(Protocol):
 
 
 class SeparateModels:
-    """Policy and critic with an engine each; the critic follows the policy within a step."""
+    """Policy and critic with an engine each.
+
+    A step: the policy's passes; once its gradient is known to be finite, the passes and the step of the critic; if that was
+    applied, the policy's step. The policy's gradient is held meanwhile: its memory is the price of a step that is dropped whole.
+    """
 
     def __init__(self, policy: PolicyModel, value: ValueModel, losses: LossSettings, **engine: Any) -> None:
         self.policy = TrainEngine(policy, [list(policy.parameters())], **engine)
@@ -103,17 +115,25 @@ class SeparateModels:
 
     def step(self, plan: StepPlan) -> StepSums:
         """See `ActorCritic`."""
-        policy, norm, applied = PolicySums(), None, True
-        if plan.train_policy:
-            coefficients = replace(self._losses.policy, kl=plan.kl_coefficient)
-            for batch in plan.batches:
-                policy = policy + self._policy_pass(batch, coefficients)
-            norm, applied = self.policy.step([plan.policy_lr])
-        if not applied:  # on every rank alike; the critic waits for the next step, too
-            return StepSums(policy, 0.0, norm, 0.0, policy_applied=False, value_applied=False)
-        value_loss = sum([self._value_pass(batch) for batch in plan.batches])
-        value_norm, value_applied = self._value.step([plan.value_lr])
-        return StepSums(policy, value_loss, norm, value_norm, applied, value_applied)
+        if not plan.train_policy:
+            critic = self._critic_step(plan)
+            return StepSums(PolicySums(), critic.loss, None, critic.norm, True, critic.applied)
+        policy, critic = PolicySums(), CriticStep(0.0, 0.0, False)
+        coefficients = replace(self._losses.policy, kl=plan.kl_coefficient)
+        for batch in plan.batches:
+            policy = policy + self._policy_pass(batch, coefficients)
+
+        def critic_has_stepped() -> bool:
+            nonlocal critic
+            critic = self._critic_step(plan)
+            return critic.applied
+
+        norm, applied = self.policy.step([plan.policy_lr], critic_has_stepped)
+        return StepSums(policy, critic.loss, norm, critic.norm, applied, critic.applied)
+
+    def _critic_step(self, plan: StepPlan) -> CriticStep:
+        loss = sum([self._value_pass(batch) for batch in plan.batches])
+        return CriticStep(loss, *self._value.step([plan.value_lr]))
 
     def _policy_pass(self, batch: TrainBatch, c: PolicyCoefficients) -> PolicySums:
         inputs, where = model_inputs(batch.inputs, self._device), places(batch.inputs, self._device)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,10 @@ from core.weights import NamedTensor
 STALE_LOCK = 600.0
 GATHER_BYTES = 2**28
 """ZeRO-3: parameters gathered at once when the weights are read."""
+
+
+def _always() -> bool:
+    return True
 
 
 def drop_stale_locks(extensions: Path, now: float) -> list[Path]:
@@ -50,8 +54,26 @@ def join_ranks(device: str, timeout: float) -> None:
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
 
 
-class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that clips and refuses non-finite gradients itself, for ZeRO stage 0 in fp32.
+class AskingAdamW(torch.optim.AdamW):
+    """AdamW that asks before it steps.
+
+    DeepSpeed's ZeRO optimizers call it (once for every group of parameters) after they have found the gradients of all ranks
+    finite: asked there, whoever answers has DeepSpeed's own verdict, and a refused step leaves weights and moments untouched
+    while DeepSpeed clears its gradients as after any other.
+    """
+
+    def __init__(self, params: Iterable[dict[str, Any]], **options: Any) -> None:
+        super().__init__(params, **options)
+        self.consent: Callable[[], bool] = _always
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step if there is consent."""
+        if self.consent():
+            super().step(closure)
+
+
+class GuardedAdamW(AskingAdamW):
+    """An AdamW that clips and refuses non-finite gradients itself, for ZeRO stage 0 in fp32.
 
     DeepSpeed's ZeRO optimizers clip, report the norm and skip invalid steps; without ZeRO it clips silently and steps into
     NaN. The attributes `overflow` and `_global_grad_norm` are the ones that its engine reads from them.
@@ -64,7 +86,7 @@ class GuardedAdamW(torch.optim.AdamW):
         self._max_grad_norm = max_grad_norm
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Clip by global norm and step; skip when the norm is not finite."""
+        """Clip by global norm and step; skip when the norm is not finite, without asking."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
         self._global_grad_norm = float(norm)
@@ -121,7 +143,7 @@ class TrainEngine:
         options: dict[str, Any] = {"lr": 0.0, "weight_decay": weight_decay, "fused": True}
         self._stage = int(config["zero_optimization"]["stage"])
         self._optimizer = (
-            torch.optim.AdamW(trained, **options) if self._stage else GuardedAdamW(trained, max_grad_norm, **options)
+            AskingAdamW(trained, **options) if self._stage else GuardedAdamW(trained, max_grad_norm, **options)
         )
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=self._optimizer, config=config, dist_init_required=False
@@ -148,19 +170,30 @@ class TrainEngine:
         loss = loss * self._ranks if bool(torch.isfinite(loss)) else outputs.sum() * torch.nan
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def step(self, rates: Sequence[float | None]) -> tuple[float, bool]:
+    def step(self, rates: Sequence[float | None], consent: Callable[[], bool] = _always) -> tuple[float, bool]:
         """Apply the accumulated gradients: (gradient norm before clipping, whether applied).
 
         Args:
             rates: learning rate of each group. None: the group has no gradients and does not change, nor does its Adam count
                 the step (else its bias correction would be used up before its first gradient).
+            consent: asked once, when the gradients of all ranks are known to be finite and nothing has moved yet; without it
+                nothing moves. It must answer the same on every rank, and may use another engine.
         """
         for group, rate in zip(self._engine.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate or 0.0
+        answers: list[bool] = []
+
+        def once() -> bool:
+            if not answers:
+                answers.append(consent())
+            return answers[0]
+
+        self._optimizer.consent = once
         self._engine.step()
+        self._optimizer.consent = _always
         for state in self._idle_states(rates):
             state["step"].zero_()
-        return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied())
+        return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied()) and all(answers)
 
     def _idle_states(self, rates: Sequence[float | None]) -> list[dict[str, Tensor]]:
         """Adam's states of the groups without a rate."""

@@ -61,7 +61,7 @@ class UpdateStats:
     tokens: int  # continuation tokens of the batch
     padding_share: float  # of what the models read in the update
     steps: int  # optimizer steps asked for
-    skipped_steps: int  # of these, dropped for a NaN or Inf (see `learner.actor_critic` for what "whole" means)
+    skipped_steps: int  # of these, dropped whole for a NaN or Inf
     policy_trained: bool  # False during critic_warmup
     seconds: float
 

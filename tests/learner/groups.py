@@ -101,6 +101,23 @@ def on_policy(learner: LearnerGroup, judged: list[Judged]) -> list[Judged]:
     return [replace(j, trajectory=replace(j.trajectory, logprobs=p)) for j, p in zip(judged, own, strict=True)]
 
 
+def spoilt(scored: Scored, kind: str) -> Scored:
+    """The trajectory with one of its numbers out of bounds. Of `policy`, `value` and `critic` only the one model makes an Inf."""
+    nan, huge = np.float32("nan"), np.float32(1e30)
+    if kind in ("reward", "critic"):
+        verdict = replace(scored.judged.verdict, reward=float("nan") if kind == "reward" else 2.6e19)
+        scored = replace(scored, judged=replace(scored.judged, verdict=verdict))
+        # from the values that it is said to have had the critic's squared error is finite (1e38), from its own (6.8e38) not
+        return scored if kind == "reward" else replace(scored, values=scored.values + np.float32(1.6e19))
+    if kind == "both":
+        return spoilt(spoilt(scored, "policy"), "critic")
+    if kind == "policy":  # its squared distance to the reference overflows
+        return replace(scored, reference=scored.proximal + huge)
+    if kind == "value":  # its squared error overflows
+        return replace(scored, values=scored.values + huge)
+    return replace(scored, **{kind: getattr(scored, kind) * nan})
+
+
 def weights_start(path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     return {name: tensor.detach().numpy() for name, tensor in Engines(path).model.named_parameters()}
 

@@ -1,17 +1,20 @@
 """The learner on real DeepSpeed ranks under Ray, on a tiny model in fp32."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from core.config import AlgorithmConfig
 from core.errors import ActorError, CheckpointError, DivergenceError, LearnerError, WeightError
 from core.records import FloatArray, Scored
 from core.weights import Acknowledgement, WeightHandle
+from learner.group import LearnerGroup
+from learner.prepare import prepare
 from learner.ranks import Ranks
+from learner.worker import RankWorker
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
     PROBE,
@@ -20,6 +23,7 @@ from tests.learner.groups import (
     check_export,
     group,
     on_policy,
+    spoilt,
     train,
     weights_of,
     weights_start,
@@ -163,35 +167,45 @@ def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_p
         assert stats.reference_kl > 1e-9
 
 
-def spoilt(scored: Scored, kind: str) -> Scored:
-    """The trajectory with one of its numbers out of bounds. Of `policy` and `value` only the one model makes an Inf."""
-    nan, huge = np.float32("nan"), np.float32(1e30)
-    if kind == "reward":
-        verdict = replace(scored.judged.verdict, reward=float("nan"))
-        return replace(scored, judged=replace(scored.judged, verdict=verdict))
-    if kind == "policy":  # its squared distance to the reference overflows
-        return replace(scored, reference=scored.proximal + huge)
-    if kind == "value":  # its squared error overflows
-        return replace(scored, values=scored.values + huge)
-    return replace(scored, **{kind: getattr(scored, kind) * nan})
+def step_of(learner: LearnerGroup, scored: list[Scored]) -> tuple[bool, bool, bool]:
+    """One optimizer step on the whole batch, whatever its targets: whether the policy and the critic took it, and which tried."""
+    prepared = prepare(scored, learner._algorithm, 0, 0.1)
+    plans = [[plan] for plan in learner._step_plans(prepared, list(range(len(scored))), 0, True)]
+    done = [step for (step,) in learner._all(RankWorker.update, plans)]
+    assert len({(step.policy_applied, step.value_applied) for step in done}) == 1  # all ranks alike
+    return done[0].policy_applied, done[0].value_applied, np.isfinite(done[0].policy_norm or np.nan)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(tiny_model: Tiny, zero_stage: int) -> None:
+def tensors(node: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint: of weights, fp32 weights and Adam's moments."""
+    if isinstance(node, Path):
+        files = sorted(node.rglob("*.pt"))
+        assert files
+        node = {str(file.relative_to(node)): torch.load(file, weights_only=False) for file in files}
+    if isinstance(node, torch.Tensor):
+        return {name: node}
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
+    return {place: tensor for key, part in items for place, tensor in tensors(part, f"{name}/{key}").items()}
+
+
+@pytest.mark.parametrize(("zero_stage", "ranks"), [(0, 2), (1, 1), (2, 2), (3, 2)])
+def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
+    tiny_model: Tiny, tmp_path: Path, zero_stage: int, ranks: int
+) -> None:
     path = tiny_model(True)
     algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_placement="loss", kl_estimator="k2")
-    options: dict[str, Any] = {"ranks": 2, "zero_stage": zero_stage, "minibatches": 3, "max_skipped_steps": 15}
+    options: dict[str, Any] = {"ranks": ranks, "zero_stage": zero_stage, "minibatches": 3, "max_skipped_steps": 18}
     options["offload"] = zero_stage == 2
     with group(path, algorithm, **options) as learner:
         scored = learner.score(on_policy(learner, make_judged(9)))
         before, values = weights_start(path), last_values(scored)
-        for kind in ("reward", "proximal", "policy", "value"):
+        for kind in ("reward", "proximal", "policy", "value", "critic"):
             stats = learner.update([spoilt(s, kind) for s in scored])
             assert (stats.steps, stats.skipped_steps) == (3, 3), kind
             np.testing.assert_array_equal(last_values(learner.score([s.judged for s in scored])), values, err_msg=kind)
         # whitening over the batch spreads one NaN in the values over all advantages
         with pytest.raises(
-            DivergenceError, match=r"15 optimizer steps in a row .* on 12 problems \(p0, p1, p10"
+            DivergenceError, match=r"18 optimizer steps in a row .* on 12 problems \(p0, p1, p10"
         ) as error:
             learner.update([spoilt(s, "values") if i == 3 else s for i, s in enumerate(scored)])
         assert len(error.value.problem_ids) == 12  # of the whole row of skipped steps
@@ -205,6 +219,22 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(tiny_mo
         after = weights_of(learner, path)
         assert all(np.isfinite(tensor).all() for tensor in after.values())
         assert max(float(np.abs(after[name] - before[name]).max()) for name in after) > 1e-5
+        # and with Adam's moments there: after the bad steps all bits, and those of the next step, are as if they had not been
+        learner.save(tmp_path / "start")
+        assert step_of(learner, [spoilt(s, "policy") for s in scored]) == (False, False, False)
+        assert step_of(learner, [spoilt(s, "critic") for s in scored]) == (False, False, True)
+        assert step_of(learner, [spoilt(s, "both") for s in scored]) == (False, False, False)
+        learner.save(tmp_path / "skipped")
+        assert step_of(learner, scored) == (True, True, True)
+        learner.save(tmp_path / "next")
+        learner.restore(tmp_path / "start")
+        assert step_of(learner, scored) == (True, True, True)
+        learner.save(tmp_path / "straight")
+    saved = {name: tensors(tmp_path / name) for name in ("start", "skipped", "next", "straight")}
+    for one, other in (("start", "skipped"), ("next", "straight")):
+        assert saved[one].keys() == saved[other].keys()
+        assert [name for name, t in saved[one].items() if not torch.equal(t, saved[other][name])] == []
+    assert sum(not torch.equal(t, saved["next"][name]) for name, t in saved["start"].items()) > 10
 
 
 def last_values(scored: list[Scored]) -> FloatArray:
