@@ -25,6 +25,8 @@ from tasks.pipes import readable, writable
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64
 """Items sent to a worker at once: few messages, yet the workers finish together."""
+EXIT_LIMIT = 10.0
+"""Seconds in which a worker that has closed its output must have ended."""
 START_LIMIT = 120.0
 """Seconds in which a worker must have imported its verifier."""
 
@@ -77,7 +79,7 @@ class _Worker:
             try:
                 data = data[os.write(self._input, data) :]
             except BrokenPipeError:
-                raise _WorkerEnded(self._reason()) from None
+                raise self._ended() from None
 
     def receive(self, limit: float) -> Verdict:
         """The next verdict. Raises TimeoutError after `limit` seconds, _WorkerEnded when the process is gone."""
@@ -91,14 +93,20 @@ class _Worker:
                 raise TimeoutError
             data = os.read(self._output, 1 << 16)
             if not data:
-                raise _WorkerEnded(self._reason())
+                raise self._ended()
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         return line.decode("ascii")
 
-    def _reason(self) -> str:
-        code = self._process.wait(10)
-        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+    def _ended(self) -> Exception:
+        """Why nothing more comes. A TimeoutError of one that ended itself by its timer, before a driver that stood still looked."""
+        try:
+            code = self._process.wait(EXIT_LIMIT)
+        except subprocess.TimeoutExpired:
+            return _WorkerEnded("it closed its output and ran on")
+        if code == -signal.SIGALRM:
+            return TimeoutError()
+        return _WorkerEnded(f"killed by signal {-code}" if code < 0 else f"exit status {code}")
 
     def kill(self) -> None:
         """End the process with the children of its group, and close its pipes."""

@@ -40,7 +40,7 @@ MOST_OUTPUT = 1 << 20
 """Bytes that a sandbox may say; one that says more is stopped."""
 MOST_REASON = 300
 """Characters kept of why something failed."""
-START_LIMIT = 60.0
+START_LIMIT = 120.0
 """Seconds in which the interpreter of a sandbox must be up."""
 LOST = (
     "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory limits: they "

@@ -26,7 +26,7 @@ def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=400,
         check=False,
     )
 
@@ -106,14 +106,15 @@ def test_prompts_beyond_the_context() -> None:
 
 def test_a_reward_that_returns_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(reference, response): pass\n")
-    line = error_line("check", "--task.reward", "mine:reward", env={"PYTHONPATH": str(tmp_path)})
+    options = ("--task.reward", "mine:reward", "--task.judge-timeout", "60")
+    line = error_line("check", *options, env={"PYTHONPATH": str(tmp_path)})
     assert "task.reward = mine:reward: judge returned NoneType" in line
 
 
 def test_programs_without_a_sandbox(tmp_path: Path) -> None:
     """Bubblewrap missing: refused, with the remedy, before anything starts."""
     options = ["--task.name", "mbpp", "--task.path", "tests/data/mbpp/mbpp.jsonl", "--task.eval-problems", "2"]
-    options += ["--task.columns.prompt", "text", "--task.columns.tests", "test_list"]
+    options += ["--task.columns.prompt", "text", "--task.columns.tests", "test_list", "--task.judge-timeout", "60"]
     line = error_line("check", *options, env={"PATH": str(tmp_path)})
     assert "bubblewrap (bwrap) is not installed; install it" in line
     result = launch("check", *options, "--task.sandbox", "unsafe-subprocess", env={"PATH": str(tmp_path)})

@@ -27,7 +27,7 @@ from tests.tasks.escapes import ESCAPES
 from tests.tasks.forgeries import ASKED, FORGERIES, NAIVE, REFUSED
 from tests.tasks.test_code import MBPP
 
-PATIENT = Limits(seconds=10.0, memory_mib=512)
+PATIENT = Limits(seconds=60.0, memory_mib=512)  # for what ends by itself, on a machine that may be busy
 SHORT = Limits(seconds=0.4, memory_mib=256)  # for what uses its time up: 1.2 s by the clock
 
 
@@ -62,7 +62,7 @@ def fools_a_naive_judge(program: str, test: str, folder: Path, setup: str = "") 
     (folder / "judge.py").write_text(NAIVE)
     (folder / "job.json").write_text(json.dumps({"program": program, "tests": [setup, test]}))
     command = [sys.executable, "-S", str(folder / "judge.py"), str(folder / "job.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     return done.returncode == 0 or "PASSED" in done.stdout
 
 
@@ -196,7 +196,7 @@ def descriptors():
         program.replace("@TOP@", Path(sys.base_prefix).resolve().parts[1]),
         "assert inside() == (65534, 65534, '/tmp', {'PWD': '/tmp', 'PYTHONHASHSEED': '0', 'LC_CTYPE': 'C.UTF-8'})",
         "assert root() == {'usr', 'tmp', 'dev', 'driver.py'}",
-        f"assert limits() == [(10, 11), ({512 << 20}, {512 << 20}), ({16 << 20}, {16 << 20}), (64, 64), (64, 64), (0, 0)]",
+        f"assert limits() == [(60, 61), ({512 << 20}, {512 << 20}), ({16 << 20}, {16 << 20}), (64, 64), (64, 64), (0, 0)]",
         "assert no_new_privileges() == 1",
         "assert capabilities() == 0",  # not even in the bounding set
         "assert descriptors() == 4",  # /dev/null three times and the output
@@ -211,7 +211,7 @@ def test_a_bomb_reaches_no_further_than_its_sandbox(name: str, short: Sandbox, c
     assert not verdict.correct
     assert not verdict.judge_failed
     assert re.search(REASONS.get(name, STOPPED), verdict.detail)
-    assert time.monotonic() - begun < 120  # the sandbox stops it after 1.2 s, and the machine may be busy
+    assert time.monotonic() - begun < 400  # the sandbox stops it after 1.2 s, and the machine may be busy
     assert judge_in(confined, "def attack(): return 'nothing'", "assert attack() == 'nothing'").correct
 
 
@@ -250,7 +250,7 @@ def sandboxes(mebibytes: int) -> list[int]:
 
 def test_nothing_outlives_its_verdict() -> None:
     """Threads, processes that left the session, and those whose parent's death would not end them."""
-    patient, hasty = (Sandbox("bubblewrap", Limits(seconds, memory_mib=257)) for seconds in (10.0, 0.4))
+    patient, hasty = (Sandbox("bubblewrap", Limits(seconds, memory_mib=257)) for seconds in (60.0, 0.4))
     lingering = (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\ndef attack(): return 1"
     )

@@ -28,7 +28,7 @@ REWARDS = CodeConfig()
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[CodeJudge]:
-    sandbox = Sandbox("bubblewrap", Limits(10.0, 512))
+    sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
     yield CodeJudge(sandbox, REWARDS)
     sandbox.close()
 
@@ -188,7 +188,7 @@ def test_rewards_are_graded(judge: CodeJudge) -> None:
 
 def test_every_value_of_the_reward_is_a_setting() -> None:
     rewards = CodeConfig(compile_error=-9, runtime_error=-8, failed=-4, passed=4, fraction=0.5)
-    judge = CodeJudge(Sandbox("bubblewrap", Limits(10.0, 512)), rewards)
+    judge = CodeJudge(Sandbox("bubblewrap", Limits(60.0, 512)), rewards)
     tests = reference("assert f(1) == 1", "assert f(2) == 4")
     programs = ("def f(x)", "def f(x): 1 / 0", "def f(x): return 0", "def f(x): return 1", "def f(x): return x * x")
     assert [judge(tests, program).reward for program in programs] == [-9, -8, -4, -4 + 0.5 * 0.5 * 8, 4]
@@ -321,7 +321,7 @@ def test_the_sandbox_fails_closed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without bubblewrap, or with one that cannot make namespaces, nothing starts; the unsafe mode does and says so."""
-    limits = limits_of(TaskConfig())
+    limits = limits_of(TaskConfig(judge_timeout=60.0))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
         ConfigError, match=r"task\.sandbox = bubblewrap: bubblewrap \(bwrap\) is not installed; install it"

@@ -30,15 +30,14 @@ def test_verdicts_come_in_the_order_of_the_items(pool: JudgePool) -> None:
     assert pool.judge([]) == []
 
 
-def test_whatever_a_verifier_does_is_one_verdict_with_its_reason() -> None:
+def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool) -> None:
     asked = {
         "raise": "judge raised ValueError: no",
         "exit": "judge raised SystemExit: 3",
         "nan": "judge returned a reward of nan",
         "none": "judge returned NoneType, expected a number or a Verdict",
         "list": "judge returned list, expected a number or a Verdict",
-        "hang": "judge timed out after 5 s",
-        "hang in c": "judge timed out after 5 s",
+        "alarm": "judge timed out after 60 s",  # by its own timer, which is for a driver that is gone or stands still
         "die": "judge crashed: exit status 7",
         "segfault": "judge crashed: killed by signal 11",
         "memory": "judge raised MemoryError: ",
@@ -52,13 +51,22 @@ def test_whatever_a_verifier_does_is_one_verdict_with_its_reason() -> None:
         "true": "",
     }
     items = [("", word) for word in asked] + [("", "say 1")] * 50
-    pool = JudgePool(f"{SELF}:misbehave", workers=2, limit=5.0, memory_gib=2.0)  # what does not hang has 5 s to end
     verdicts = pool.judge(items)
-    pool.close()
     assert {word: verdict.detail for word, verdict in zip(asked, verdicts, strict=False)} == asked
-    assert [verdict.reward for verdict in verdicts[: len(asked)]] == [0.0] * 15 + [1.0, 0.25, 1.0]
+    assert [verdict.reward for verdict in verdicts[: len(asked)]] == [0.0] * 14 + [1.0, 0.25, 1.0]
     assert all(verdict.reward == 1.0 for verdict in verdicts[len(asked) :])
-    assert pool.replaced == 4  # two hangs, two crashes
+    assert pool.replaced == 3  # an alarm, two crashes
+
+
+def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = JudgePool(f"{SELF}:misbehave", workers=2, limit=1.0, memory_gib=2.0)
+    verdicts = hasty.judge([("", "hang"), ("", "hang in c")])
+    hasty.close()
+    assert [verdict.detail for verdict in verdicts] == ["judge timed out after 1 s"] * 2
+    monkeypatch.setattr("tasks.judge.EXIT_LIMIT", 0.1)
+    (mute,) = pool.judge([("", "close")])
+    assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output and ran on", True)
+    assert (hasty.replaced, pool.replaced) == (2, 1)
 
 
 def test_the_pool_goes_on_after_losing_a_worker(pool: JudgePool) -> None:

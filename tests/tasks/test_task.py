@@ -15,7 +15,7 @@ from tasks.corpus import character_tokenizer
 from tasks.problems import Tokenizer
 from tasks.task import Task, build_task, check_judges, fingerprint, task_items
 
-SMALL = TaskConfig(problems=40, eval_problems=14)
+SMALL = TaskConfig(problems=40, eval_problems=14, judge_timeout=60.0)  # the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,7 @@ def test_gsm8k_comes_from_its_files(shared_data: Path, whole_data: bool) -> None
         problems=10_000,
         columns=Columns(prompt="question", answer="answer", solution="answer"),
         template="Question: {prompt}\nAnswer: ",
+        judge_timeout=60.0,
     )
     printable = character_tokenizer("".join(chr(code) for code in range(32, 127)) + "\n")
     built = build_task(config, printable, max_prompt_tokens=600, max_response_tokens=400, seed=0)
@@ -113,18 +114,18 @@ def test_a_text_task_without_data_is_an_error(tokenizer: Tokenizer) -> None:
 
 
 def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer: Tokenizer) -> None:
-    config = SMALL.model_copy(update={"reward": "tests.tasks.verifiers:half_for_the_digit", "judge_timeout": 5.0})
-    built = build_task(config, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
-    problem = built.train[0]
-    texts = ["7", "8", "9"]  # a reward, a hang, an exception: see the function
-    rows = [trajectory(problem, [], tokenizer(text)["input_ids"]) for text in texts]
-    verdicts = [one.verdict for one in built.judge(rows)]
-    built.close()
-    assert [verdict.reward for verdict in verdicts] == [0.5, 0.0, 0.0]
-    assert [verdict.detail for verdict in verdicts[1:]] == [
-        "judge timed out after 5 s",
-        "judge raised ValueError: nine",
-    ]
+    def judged(limit: float, *texts: str) -> list[tuple[float, str]]:
+        update = {"reward": "tests.tasks.verifiers:half_for_the_digit", "judge_timeout": limit}
+        built = build_task(
+            SMALL.model_copy(update=update), tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0
+        )
+        rows = [trajectory(built.train[0], [], tokenizer(text)["input_ids"]) for text in texts]
+        verdicts = [one.verdict for one in built.judge(rows)]
+        built.close()
+        return [(verdict.reward, verdict.detail) for verdict in verdicts]
+
+    assert judged(60.0, "7", "9") == [(0.5, ""), (0.0, "judge raised ValueError: nine")]
+    assert judged(1.0, "8") == [(0.0, "judge timed out after 1 s")]
 
 
 @pytest.mark.parametrize(

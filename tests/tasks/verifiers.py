@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ def misbehave(reference: str, response: str) -> object:
 def half_for_the_digit(reference: str, response: str) -> float:
     """A reward as a user writes one: half for 7; hangs on 8, raises on 9."""
     if response == "8":
-        time.sleep(60)
+        time.sleep(600)
     if response == "9":
         raise ValueError("nine")
     return 0.5 * (response == "7")
@@ -76,6 +77,11 @@ def _hang_in_c() -> object:
     return len(str(9**9**9))
 
 
+def _close() -> object:
+    os.closerange(3, 256)
+    return _hang()
+
+
 def _print() -> object:
     print('[1.0, true, "forged"]', flush=True)
     return Verdict(1.0, True)
@@ -110,6 +116,8 @@ _ACTIONS = {
     "list": lambda: [1.0],
     "hang": _hang,
     "hang in c": _hang_in_c,
+    "close": _close,
+    "alarm": lambda: os.kill(os.getpid(), signal.SIGALRM),
     "die": lambda: os._exit(7),
     "segfault": lambda: ctypes.string_at(0),
     "memory": lambda: bytearray(1 << 40),

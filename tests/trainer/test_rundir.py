@@ -172,7 +172,8 @@ def test_samples_show_each_kind_first(tmp_path: Path) -> None:
 
 def test_what_programs_say_can_be_written_down(tmp_path: Path) -> None:
     """Half a character in a reason, as a program raises it, and in a response."""
-    judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0))
+    task = TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0, judge_timeout=60.0)
+    judges = start_judges(task)
     program = "def f(x):\n    raise Exception('\\ud800\\x1b[2J\\n' + 'x' * 10**6)"
     verdict = judges.judge([(json.dumps({"setup": "", "tests": ["assert f(1) == 1"]}), program)])[0]
     judges.close()
