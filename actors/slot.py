@@ -21,14 +21,16 @@ from actors.engine import environment
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError
 
-NAME_SECONDS = 30.0
-"""How long Ray may take to free the name of a killed actor."""
+NAME_TRIES, NAME_PAUSE = 300, 0.1
+"""How often Ray is asked for the name of a killed actor before it is taken for that of another pool, and the seconds in between:
+a number of answers and not a time, which a machine that stands still for a while would use up."""
 START_SECONDS = 600.0
 """How long a process may take to begin, and then an engine to load its model; large ones come from slow disks."""
 EXIT_SECONDS = 1.0
 """How long a process may take to end when Ray asks it to: one that is stopped would never."""
 LOG_LINES, LOG_BYTES, LOG_SECONDS = 3, 4096, 10.0
 """How much of the end of an actor's log goes into the line about its end, and how long another node may take to send it."""
+DIED = "its process died"
 SLOW = 0.25
 """Share of the deadline after which an actor that has not answered is named."""
 
@@ -170,23 +172,28 @@ class Slot:
                 return f"its log: {self.process.log} on node {self.process.node[:12]}"
         return f"its log ends: {' | '.join(lines)}" if lines else ""
 
+    @property
+    def gone(self) -> bool:
+        """Whether its process, on this node, has ended (of one on another node that is not known)."""
+        return self.process is not None and self._here() and not _is_worker(self.process.pid)
+
     def _here(self) -> bool:
         """Whether the process runs on this node."""
         return self.process is not None and self.process.node == ray.get_runtime_context().get_node_id()
 
     def _named_actor(self) -> Any:
         """Launch under the slot's name, which Ray may still be freeing from the predecessor."""
-        end = time.monotonic() + NAME_SECONDS
-        while True:
+        taken: ValueError | None = None
+        for _ in range(NAME_TRIES):
             try:
                 return self._recipe.create(self.name)
             except ValueError as error:
-                if time.monotonic() > end:
-                    raise ActorError(
-                        f"{self.name}: an actor of this name is already running in this Ray namespace; "
-                        f"close the other pool or use another namespace"
-                    ) from error
-            time.sleep(0.1)
+                taken = error
+            time.sleep(NAME_PAUSE)
+        raise ActorError(
+            f"{self.name}: an actor of this name is already running in this Ray namespace; "
+            f"close the other pool or use another namespace"
+        ) from taken
 
 
 def describe(error: BaseException) -> str:
@@ -198,7 +205,7 @@ def describe(error: BaseException) -> str:
         return f"it cannot be reached ({lines[0][:300] if lines else ''})"
     if isinstance(error, ray.exceptions.RayActorError):
         exits = [line for line in lines if line.startswith(("Worker exit", "The actor died", "The actor is dead"))]
-        return "its process died" + (f" ({' '.join(exits)[:300]})" if exits else "")
+        return DIED + (f" ({' '.join(exits)[:300]})" if exits else "")
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
@@ -250,8 +257,12 @@ def answers(busy: Sequence[Slot], seconds: float) -> Iterator[tuple[Slot, Any]]:
 
 
 def explain(slot: Slot, error: BaseException) -> str:
-    """What has happened to an actor, with the end of its log, in one line."""
-    return describe(error) + _also(slot.log())
+    """What has happened to an actor, with the end of its log, in one line.
+
+    Ray may find an actor unreachable before it has noticed, on a busy machine seconds later, that its process is gone.
+    """
+    gone = isinstance(error, ray.exceptions.ActorUnavailableError) and slot.gone
+    return (DIED if gone else describe(error)) + _also(slot.log())
 
 
 def _also(text: str) -> str:

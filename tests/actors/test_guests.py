@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from actors.pool import RolloutPool
+from actors.slot import explain
 from core.errors import ActorError
 from tests.actors import models
 from tests.actors.conftest import CONFIG
@@ -84,6 +85,8 @@ def test_a_slow_engine_is_named_and_left_alone(
         pump_until(pool, lambda: "rollout-0 is slow: no answer within 3 s" in caplog.text)
         for _ in range(3):
             pool.pump()
+        unreachable = ray.exceptions.ActorUnavailableError("connection lost", None)
+        assert explain(pool._slots[0], unreachable).startswith("it cannot be reached (")  # its process is there
     finally:
         os.kill(process, signal.SIGCONT)
     assert caplog.text.count("is slow") == 1  # once per call

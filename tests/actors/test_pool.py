@@ -14,6 +14,7 @@ import ray
 
 from actors.budget import Budget
 from actors.pool import RolloutPool
+from actors.slot import explain
 from core.errors import ActorError, ModelError
 from core.records import Start, Trajectory
 from core.sampling import Sampling
@@ -21,7 +22,7 @@ from tests.actors import models
 from tests.actors.conftest import CONFIG
 
 SAMPLING = Sampling(1.0, 1.0, 40)
-LONG = 180.0  # seconds that anything may take on a busy machine
+LONG = 400.0  # seconds that anything may take on a busy machine
 Get = Callable[[bool], Path]
 
 
@@ -175,6 +176,11 @@ def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(pool:
         ) as raised:
             disturbed(pool, [replace(start, id=f"again-{start.id}") for start in starts], signal.SIGKILL, pool.pids())
         assert "\n" not in str(raised.value)
+        assert all(ends(process) for process in pool.pids())
+        unreachable = ray.exceptions.ActorUnavailableError(
+            "connection lost", None
+        )  # what Ray says as long as it does not know
+        assert explain(pool._slots[0], unreachable).startswith("its process died")
         weights = models.weights(models.load(tiny_model(True)), 9)
         with pytest.raises(ActorError, match="is used up"):  # and no waiting for engines that will not come
             pool.load_weights(ray.put(weights))
