@@ -1,14 +1,18 @@
 """The command line: every mistake is one line before anything starts, and status 2."""
 
 import json
+import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from core.config import Config
 from core.load import dump_config, load_config
+from launch import main
 from tests.trainer.examples import iteration
 from trainer.rundir import RunDirectory
 from trainer.sinks import JsonlSink
@@ -31,9 +35,28 @@ def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
     )
 
 
+def here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for commands that neither start anything nor read the environment: two seconds of imports less."""
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:
+            status = main(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, on_terminate)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
+
+
 def error_line(*arguments: str, env: dict[str, str] | None = None) -> str:
     """The one line that a mistake must give."""
-    result = launch(*arguments, env=env)
+    return the_error(launch(*arguments, env=env))
+
+
+def error_here(*arguments: str) -> str:
+    """The same, see `here`."""
+    return the_error(here(*arguments))
+
+
+def the_error(result: subprocess.CompletedProcess[str]) -> str:
     assert result.returncode == 2, result.stdout + result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, result.stderr
@@ -61,15 +84,15 @@ def test_unknown_option_names_the_nearest() -> None:
 
 def test_unknown_key_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("replay:\n  ratoi: 0.5\n")
-    assert "'replay.ratio'" in error_line("check", "--config", str(tmp_path / "c.yaml"))
+    assert "'replay.ratio'" in error_here("check", "--config", str(tmp_path / "c.yaml"))
 
 
 def test_ratio_out_of_range() -> None:
-    assert "replay.ratio" in error_line("check", "--replay.ratio", "1.0")
+    assert "replay.ratio" in error_here("check", "--replay.ratio", "1.0")
 
 
 def test_batch_sizes_that_do_not_divide() -> None:
-    assert "do not divide" in error_line("check", "--learner.minibatches", "7")
+    assert "do not divide" in error_here("check", "--learner.minibatches", "7")
 
 
 def test_missing_config_file() -> None:
@@ -77,21 +100,21 @@ def test_missing_config_file() -> None:
 
 
 def test_a_template_without_the_question_is_found_before_the_starter_is_built() -> None:
-    assert "task.template" in error_line("check", "--task.template", "Answer:")
+    assert "task.template" in error_here("check", "--task.template", "Answer:")
 
 
 def test_missing_data_file() -> None:
-    assert "none.jsonl" in error_line("check", "--task.name", "gsm8k", "--task.path", "none.jsonl")
+    assert "none.jsonl" in error_here("check", "--task.name", "gsm8k", "--task.path", "none.jsonl")
 
 
 def test_empty_data(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    assert "empty" in error_line("check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "empty.jsonl"))
+    assert "empty" in error_here("check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "empty.jsonl"))
 
 
 def test_missing_column(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "1+1?", "gold": "#### 2"}) + "\n")
-    line = error_line(
+    line = error_here(
         "check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "d.jsonl"), "--task.columns.prompt", "question"
     )
     assert "'answer'" in line
@@ -99,7 +122,7 @@ def test_missing_column(tmp_path: Path) -> None:
 
 
 def test_prompts_beyond_the_context() -> None:
-    assert "3000 + 80 = 3080 tokens, but the model's context is 2048" in error_line(
+    assert "3000 + 80 = 3080 tokens, but the model's context is 2048" in error_here(
         "check", "--rollout.max-prompt-tokens", "3000", "--rollout.max-response-tokens", "80"
     )
 
@@ -125,14 +148,14 @@ def test_programs_without_a_sandbox(tmp_path: Path) -> None:
 def test_a_data_file_that_was_cut(tmp_path: Path) -> None:
     whole = "".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(3))
     (tmp_path / "d.jsonl").write_text(whole[:-9])
-    line = error_line(
+    line = error_here(
         "check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "d.jsonl"), "--task.columns.prompt", "question"
     )
     assert "line 3: the file is cut in the middle of this line" in line
 
 
 def test_unreadable_model(tmp_path: Path) -> None:
-    assert "model.path" in error_line("check", "--model.path", str(tmp_path))
+    assert "model.path" in error_here("check", "--model.path", str(tmp_path))
 
 
 def test_not_enough_cpus() -> None:
@@ -147,7 +170,7 @@ def test_resume_of_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_recipe_checks_offline(recipe: Path) -> None:
-    result = launch("check", "--config", str(recipe), "--offline")
+    result = here("check", "--config", str(recipe), "--offline")
     assert result.returncode == 0, result.stderr
     asks_for_gpus = load_config(recipe).cluster.device == "cuda"
     assert ("placement on cuda" in result.stdout and "GPUs in total" in result.stdout) == asks_for_gpus
