@@ -54,8 +54,9 @@ class BufferTransfer(WeightTransferEngine[NoInit, Update]):
         """Load all tensors. Raises WeightError when a parameter of the model is not among them."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is only read
-            pairs = [(name, tensor.to(self.device)) for name, tensor in unpack(update_info.weights)]
-        loaded = self.model.load_weights(iter(pairs))
+            # one by one, as the layers take them: never a second copy of the whole model on the engine's device
+            pairs = ((name, tensor.to(self.device)) for name, tensor in unpack(update_info.weights))
+            loaded = self.model.load_weights(pairs)
         missing = self._expected - set(loaded)
         if missing:
             version = update_info.weights.manifest.version
