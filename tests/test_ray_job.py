@@ -2,17 +2,21 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.test_end_to_end import assert_ended, descendants
 
 ROOT = Path(__file__).parents[1]
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -34,22 +38,41 @@ def dashboard() -> Iterator[str]:
     # The agent that takes jobs has a fixed port by default: where another Ray of this machine has it, it takes none.
     ports.append(f"--dashboard-agent-listen-port={free_port()}")
     subprocess.run([RAY, "get-auth-token", "--generate"], env=environment, check=True, capture_output=True)
-    head = subprocess.Popen(
-        [RAY, *arguments, *ports],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    address = f"http://127.0.0.1:{dash}"
+    # A folder of its own: in the usual one it would record itself as the cluster of this machine.
+    with tempfile.TemporaryDirectory(prefix="head", ignore_cleanup_errors=True) as folder:
+        head = subprocess.Popen(
+            [RAY, *arguments, *ports, f"--temp-dir={folder}"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield ready(f"http://127.0.0.1:{dash}", head)
+        finally:
+            end(head)
+
+
+def ready(address: str, head: "subprocess.Popen[str]") -> str:
+    """The dashboard's address as soon as it answers."""
     deadline = time.monotonic() + 120
     while not answers(address):
         assert head.poll() is None, "the head did not start"
         assert time.monotonic() < deadline, "no dashboard within 120 s"
         time.sleep(0.5)
-    yield address
-    os.killpg(head.pid, signal.SIGTERM)
-    head.wait(180)
+    return address
+
+
+def end(head: "subprocess.Popen[str]") -> None:
+    """Kill a head and all that it has started; asked to end, it would wait half a minute for its workers."""
+    started = [] if head.poll() is not None else descendants(head)
+    head.kill()
+    for one in started:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    head.wait()
+    assert_ended(started)
 
 
 def answers(address: str) -> bool:
