@@ -34,8 +34,9 @@ from core.config import ReplayConfig
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
 from replay.draw import Draw
+from replay.opening import Identity
 from replay.records import Selected, joined
-from replay.server import Extent, Identity, ReplayShard
+from replay.server import Extent, ReplayShard
 from replay.shard import Revaluation, Shard
 from replay.store import ReplayStore
 

@@ -22,8 +22,9 @@ from core.config import ReplayConfig
 from core.records import Candidate
 from replay import snapshot
 from replay.batch import pack
+from replay.opening import Identity
 from replay.ops import Evict
-from replay.server import Identity, ReplayShard
+from replay.server import ReplayShard
 from replay.shard import Shard
 from replay.storage import Folder, write_snapshot
 
@@ -160,7 +161,8 @@ def running(setting: Setting, folder: Path, *, pauses: bool) -> tuple[float, flo
         if 2 * turn * len(candidates) >= setting.trajectories:
             full = min(full, extent.states)
         if extent.states > full:
-            extent = shard.write(extent.sequence + 1, Evict(extent.states - full))
+            ranks, keys = shard.least(extent.states - full)
+            extent = shard.write(extent.sequence + 1, Evict(int(ranks[-1]), int(keys[-1])))
         watch.states, watch.enough = extent.states, full
         if pauses:
             shard._wait_for_compaction()

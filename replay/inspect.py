@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import IntArray, Provenance
+from replay.opening import MANIFEST, Identity, load_shard
 from replay.posterior import bounds
-from replay.server import DIRECTORY, MANIFEST, Identity, load_shard
+from replay.server import DIRECTORY
 from replay.shard import Shard
 from replay.stats import StoreStats
 from replay.storage import Folder, Manifest, explained, find_manifest, shown
 
-ATTEMPTS = 20
-"""How often a shard is read anew because a compaction came between; one takes seconds at least."""
+ATTEMPTS = 100
+"""How often a shard is read anew because a compaction came between; a large one changes its files 8 times."""
 
 
 def read_live(directory: str, config: ReplayConfig) -> list[Shard]:

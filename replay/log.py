@@ -21,13 +21,13 @@ import xxhash
 from core.errors import StoreError
 from replay.storage import Folder, explained
 
-_MAGIC = b"RRL2"
-_OLD = b"RRL1"  # without the checksum of the header
+_MAGIC = b"RRL4"  # two bits from every older one: a wrong bit is damage
+_OLD = b"RRL1", b"RRL2"  # without the checksum of the header; with evictions by their number
 _FIELDS = struct.Struct("<4sIQB3xQ")  # magic, payload bytes, sequence, kind, checksum of all but the magic
 _CHECK = struct.Struct("<I")  # of the fields: the size must be right for a torn end to be told from a damaged one
 _HEADER = _FIELDS.size + _CHECK.size  # 32 bytes
 Owner = Mapping[str, int | str]
-"""Whose files these are: see `replay.server.Identity`."""
+"""Whose files these are: see `replay.opening.Identity`."""
 _IDENTITY = 0
 """Kind of the frame that opens a segment."""
 
@@ -122,19 +122,20 @@ def recover(folder: Folder, identity: Owner, after: int, *, salvage: bool) -> Re
         last = name == names[-1]
         for frame, hole in _frames(data, where, identity, last=last, found=found, name=name):
             if hole is not None:
-                _damage(found, hole, salvage=salvage)
+                damage(found, hole, salvage=salvage)
             if frame is None or frame.kind == _IDENTITY or frame.sequence <= after:
                 continue
             if frame.sequence != expected:
                 gap = f"{where}: operations {expected} to {frame.sequence - 1} before it are missing"
-                _damage(found, gap, salvage=salvage)
+                damage(found, gap, salvage=salvage)
             found.frames.append(frame)
             expected = frame.sequence + 1
         found.nbytes += found.torn.get(name, data.size)
     return found
 
 
-def _damage(found: Recovered, line: str, *, salvage: bool) -> None:
+def damage(found: Recovered, line: str, *, salvage: bool) -> None:
+    """StoreError with this line, or with `salvage` a note of it."""
     if not salvage:
         raise StoreError(f"{line}; start with --salvage to drop what cannot be read, or restore a checkpoint")
     found.dropped.append(line)
@@ -145,9 +146,10 @@ def _frames(
 ) -> Iterator[tuple[Frame | None, str | None]]:
     """Frames of a segment, each with a line about the damage before it, if there was any."""
     offset, hole = 0, None
-    if data.size >= len(_OLD) and data.slice(0, len(_OLD)).to_pybytes() == _OLD:
+    begins = data.slice(0, min(data.size, len(_MAGIC))).to_pybytes()
+    if begins in _OLD:
         raise StoreError(
-            f"{where}: a log of format {_OLD.decode()}, which an older version wrote; this one reads {_MAGIC.decode()} only."
+            f"{where}: a log of format {begins.decode()}, which an older version wrote; this one reads {_MAGIC.decode()} only."
             " Remove the store's folder: --resume fills it anew from the checkpoint"
         )
     opening = frame_at(data, 0)
@@ -157,7 +159,7 @@ def _frames(
         if not last:
             yield None, f"{where}: no readable operation in {data.size} bytes"
             return
-        if data.size >= len(_MAGIC) and data.slice(0, 4).to_pybytes() not in (_MAGIC, b"\0\0\0\0"):
+        if data.size >= len(_MAGIC) and begins not in (_MAGIC, b"\0\0\0\0"):
             raise StoreError(f"{where}: not a log of a replay store; remove the file or name another directory")
     while offset < data.size:
         read = frame_at(data, offset)

@@ -20,7 +20,7 @@ ADD, RECORD, EVICT, REVALUE, TRUST = 1, 2, 3, 4, 5
 _RECORD = pa.schema(
     [("problem_id", pa.string()), ("key", pa.uint64()), ("correct", pa.bool_()), ("version", pa.int32())]
 )
-_EVICT = pa.schema([("count", pa.int64())])
+_EVICT = pa.schema([("standing", pa.uint64()), ("key", pa.uint64())])
 _REVALUE = pa.schema(
     [("problem_id", pa.string()), ("key", pa.uint64()), ("value", pa.float32()), ("version", pa.int32())]
 )
@@ -29,9 +29,10 @@ _TRUST = pa.schema([("gate", pa.float64())])
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Remove the `count` states of the least standing."""
+    """Remove all states up to this one in the order of `Shard.least`: so it too concerns each problem by itself."""
 
-    count: int
+    standing: int
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,38 @@ def apply(shard: Shard, operation: Operation) -> None:
         case Revaluation():
             shard.revalue(operation)
         case Evict():
-            shard.evict(operation.count)
+            shard.evict(operation.standing, operation.key)
         case Trust():
             shard.trust(operation.gate)
+
+
+def restrict(operation: Operation, wanted: Callable[[str], bool]) -> Operation:
+    """What a write means for the problems that are wanted."""
+    if isinstance(operation, Evict | Trust):
+        return operation
+    kept = np.fromiter(map(wanted, operation.problem_ids), np.bool_, len(operation.problem_ids))
+    if kept.all():
+        return operation
+    names = [name for name, keep in zip(operation.problem_ids, kept.tolist(), strict=True) if keep]
+    match operation:
+        case OutcomeBatch():
+            return OutcomeBatch(names, operation.keys[kept], operation.correct[kept], operation.version[kept])
+        case Revaluation():
+            return Revaluation(names, operation.keys[kept], operation.values[kept], operation.version[kept])
+        case Batch():
+            states = np.repeat(kept, operation.counts)
+            return Batch(
+                names,
+                operation.tokens[np.repeat(kept, operation.sizes)],
+                operation.sizes[kept],
+                operation.counts[kept],
+                operation.lengths[states],
+                operation.values[states],
+                operation.provenance[kept],
+                operation.reward[kept],
+                operation.version[kept],
+                operation.parent[kept],
+            )
 
 
 def encode(operation: Operation) -> tuple[int, pa.Buffer]:
@@ -77,7 +107,7 @@ def encode(operation: Operation) -> tuple[int, pa.Buffer]:
             columns = [operation.problem_ids, operation.keys, operation.values, operation.version]
             return REVALUE, _columns(columns, _REVALUE)
         case Evict():
-            return EVICT, _columns([[operation.count]], _EVICT)
+            return EVICT, _columns([[operation.standing], [operation.key]], _EVICT)
         case Trust():
             return TRUST, _columns([[operation.gate]], _TRUST)
 
@@ -153,7 +183,8 @@ def _decode_record(payload: pa.Buffer, vocabulary: int) -> OutcomeBatch:  # noqa
 
 
 def _decode_evict(payload: pa.Buffer, vocabulary: int) -> Evict:  # noqa: ARG001
-    return Evict(pa.ipc.read_record_batch(payload, _EVICT).column("count")[0].as_py())
+    found = pa.ipc.read_record_batch(payload, _EVICT)
+    return Evict(found.column("standing")[0].as_py(), found.column("key")[0].as_py())
 
 
 def _decode_revalue(payload: pa.Buffer, vocabulary: int) -> Revaluation:  # noqa: ARG001

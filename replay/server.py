@@ -10,28 +10,28 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from replay import snapshot
 from replay.keys import Keys, Reals, Rows, owned_groups
-from replay.log import Log, Recovered, check_identity, mend, recover, segments
-from replay.ops import Operation, apply, check, decode, encode
+from replay.log import Log, mend, segments
+from replay.opening import MANIFEST, Identity, Piece, cut, load_shard, pieces_to_json
+from replay.ops import Operation, apply, check, encode
 from replay.records import Granted, Selected, Wish
 from replay.shard import Shard
 from replay.stats import ShardStats, shard_stats
 from replay.storage import Folder, Manifest, find_manifest, read_snapshot, shown, write_manifest, write_snapshot
 
-MANIFEST = "shard.json"
-"""Names the snapshot that a shard's log goes on from."""
 DIRECTORY = "directory.json"
 """Says who uses a live directory: number of shards, vocabulary, fingerprint."""
 COMPACT_BYTES = 16 << 20
 """The log is compacted when it has grown by this much since the last snapshot, ..."""
 COMPACT_SHARE = 0.25
-"""... and by this share of what the shard holds. So the disk holds a snapshot and a log of a quarter of it, and both twice
-while a compaction is under way."""
+"""... and by this share of what the shard holds. So the disk holds a snapshot and a log of a quarter of it; while a compaction is
+under way the log twice, and of the snapshot one piece (of a small shard: all of it) twice."""
+PIECES, PIECES_BYTES = 8, 32 << 20
+"""In how many pieces the snapshot of a shard of at least so many bytes is written, each in the place of its predecessor."""
 COMPACT_FILES = 1024
 """Or by this many files: an object store has one per write, and a restart must read them all."""
 SHARE = 0.02
@@ -48,25 +48,6 @@ class Extent:
     nbytes: int
     masses: Reals  # [pools, GROUPS]
     latest: int  # newest weight version seen
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which shard of which store this is; written into its files and checked when they are read."""
-
-    index: int
-    shards: int
-    vocabulary: int
-    fingerprint: str
-
-    def as_dict(self) -> dict[str, int | str]:
-        """For the files."""
-        return {
-            "index": self.index,
-            "shards": self.shards,
-            "vocabulary": self.vocabulary,
-            "fingerprint": self.fingerprint,
-        }
 
 
 def claim(folder: Folder, shards: int, vocabulary: int, fingerprint: str, *, salvage: bool) -> list[str]:
@@ -102,6 +83,7 @@ class ReplayShard:
         self._folder = Folder(directory).child(f"shard-{identity.index}")
         self._shard: Shard | None = None
         self._log: Log
+        self._pieces: list[Piece] = []  # of the snapshot on disk
         self._compaction: threading.Thread | None = None
         self._failure: str | None = None  # why this object can serve no more
         self._told = False  # whether a caller has heard of it
@@ -144,7 +126,8 @@ class ReplayShard:
                 shard.counters = shard.counters.plus(content.counters)
         self._wait_for_compaction()
         try:
-            self._write_snapshot(shard, self._log.sequence + 1, segments(self._folder))
+            self._write_snapshot(shard, self._log.sequence + 1)
+            self._folder.remove(segments(self._folder))
         except BaseException as error:  # the files hold the one or the other
             self._failure, self._told = f"restoring a checkpoint failed: {first_line(error)}", True
             raise
@@ -215,9 +198,10 @@ class ReplayShard:
         """Open the files; the shard and what was dropped of them."""
         folder = self._folder.make()
         found = load_shard(folder, self._identity, self._config, salvage=salvage)
-        self._log = Log(folder, self._identity.as_dict(), found.sequence)
+        self._log, self._pieces = Log(folder, self._identity.as_dict(), found.sequence), found.pieces
         if found.log.dropped:  # nothing of the log is cut before a snapshot holds all that was read
-            self._write_snapshot(found.shard, found.sequence, segments(folder))
+            self._write_snapshot(found.shard, found.sequence)
+            folder.remove(segments(folder))
         else:
             mend(folder, found.log.torn)
             self._log.nbytes, self._log.segments = found.log.nbytes, found.log.segments
@@ -247,19 +231,42 @@ class ReplayShard:
 
     def _compact(self, frozen: Shard, sequence: int, covered: list[str]) -> None:
         try:
-            self._write_snapshot(frozen, sequence, covered, self._rest)
+            if len(self._pieces) == self._cut(frozen) > 1:
+                prefix = unused_prefix(self._folder, sequence)
+                for number in range(len(self._pieces)):
+                    self._write_piece(frozen, sequence, f"{prefix}-{number}", number)
+            else:
+                self._write_snapshot(frozen, sequence, self._rest)
+            self._folder.remove(covered)
         except BaseException as error:  # handed to the next call, which raises it
             self._failure = f"compaction failed: {error}"
 
-    def _write_snapshot(
-        self, shard: Shard, sequence: int, covered: list[str], rest: Callable[[float], object] | None = None
-    ) -> None:
-        """Snapshot, then the manifest that makes it count, then delete the log segments and snapshots before it."""
+    def _cut(self, shard: Shard) -> int:
+        return PIECES if shard.content_bytes >= PIECES_BYTES else 1
+
+    def _write_snapshot(self, shard: Shard, sequence: int, rest: Callable[[float], object] | None = None) -> None:
+        """Write all pieces, and then let them count at once."""
+        prefix, made = unused_prefix(self._folder, sequence), list[Piece]()
+        for number, groups in enumerate(cut(self._cut(shard))):
+            part = write_snapshot(self._folder, f"{prefix}-{number}", snapshot.capture(shard, groups), rest)
+            made.append(Piece(groups, sequence, part))
+        self._commit(made)
+
+    def _write_piece(self, shard: Shard, sequence: int, name: str, number: int) -> None:
+        """Write a piece anew, which counts from then on beside the older ones."""
+        groups = self._pieces[number].groups
+        part = write_snapshot(self._folder, name, snapshot.capture(shard, groups), self._rest)
+        pieces = [*self._pieces]
+        pieces[number] = Piece(groups, sequence, part)
+        self._commit(pieces)
+
+    def _commit(self, pieces: list[Piece]) -> None:
+        """Write the manifest that makes these pieces the snapshot, then delete what others there are."""
         folder = self._folder
-        part = write_snapshot(folder, unused_prefix(folder, sequence), snapshot.capture(shard), rest)
-        write_manifest(folder, MANIFEST, {"identity": self._identity.as_dict(), "sequence": sequence, "part": part})
-        named = {entry["name"] for entry in part["files"].values()}
-        folder.remove([*covered, *(n for n in folder.names() if n.startswith("snapshot-") and n not in named)])
+        write_manifest(folder, MANIFEST, {"identity": self._identity.as_dict(), "pieces": pieces_to_json(pieces)})
+        self._pieces = pieces
+        named = {entry["name"] for piece in pieces for entry in piece.part["files"].values()}
+        folder.remove([name for name in folder.names() if name.startswith("snapshot-") and name not in named])
 
     def _rest(self, busy: float) -> None:
         """Keep compaction to its share of the time, unless somebody waits for it."""
@@ -293,51 +300,3 @@ def unused_prefix(folder: Folder, sequence: int) -> str:
     plain, there = f"snapshot-{sequence:016d}", folder.names()
     prefixes = (f"{plain}-{number}" if number else plain for number in count())
     return next(prefix for prefix in prefixes if not any(name.startswith(f"{prefix}-") for name in there))
-
-
-class Loaded(NamedTuple):
-    """A shard as its files describe it."""
-
-    shard: Shard
-    sequence: int  # last write in it
-    log: Recovered
-
-
-def load_shard(folder: Folder, identity: Identity, config: ReplayConfig, *, salvage: bool) -> Loaded:
-    """Read a shard's snapshot and apply its log; writes nothing."""
-    shard, sequence, dropped = _last_snapshot(folder, identity, config, salvage=salvage)
-    found = recover(folder, identity.as_dict(), sequence, salvage=salvage)
-    found.dropped[:0] = dropped
-    for frame in found.frames:
-        operation = decode(frame.kind, frame.payload, identity.vocabulary)
-        sequence = frame.sequence
-        try:
-            check(shard, operation)
-        except StoreError as error:  # it goes on from something that was dropped
-            if not found.dropped:
-                raise
-            found.dropped.append(f"{folder.named('log')}: operation {sequence}: {error}")
-            continue
-        apply(shard, operation)
-    return Loaded(shard, sequence, found)
-
-
-def _last_snapshot(
-    folder: Folder, identity: Identity, config: ReplayConfig, *, salvage: bool
-) -> tuple[Shard, int, list[str]]:
-    """The shard of the snapshot that the log goes on from, the last write in it, and what salvage dropped of it: all."""
-    name = f"replay-shard-{identity.index}"
-    shard = Shard(config, identity.vocabulary, name)
-    try:
-        manifest = find_manifest(folder, MANIFEST)
-        if manifest is None:
-            return shard, 0, []
-        content = read_snapshot(folder, manifest["part"])
-    except StoreError as error:
-        if not salvage:
-            raise StoreError(f"{error}, or --resume with --salvage to go on without this snapshot") from error
-        return shard, 0, [f"{error}: the whole snapshot"]
-    check_identity(folder.named(MANIFEST), manifest["identity"], identity.as_dict())
-    snapshot.restore(shard, content)
-    shard.counters = content.counters
-    return shard, manifest["sequence"], []

@@ -127,10 +127,12 @@ class Shard(Holdings):
             self.blocks.states.rows[field][members.where] = members.rows[field]
         self._weigh(touched)
 
-    def evict(self, count: int) -> None:
-        """Remove the `count` states of the least standing and rank the rest of their problems anew."""
-        doomed = self._least(count)
+    def evict(self, bar: int, key: int) -> None:
+        """Remove all states up to this standing and key, in the order of `least`, and rank the rest of their problems anew."""
         rows = self.blocks.states.rows
+        ranks = standing(rows["worth"], rows["version"], rows["key"])
+        low = (ranks < np.uint64(bar)) | ((ranks == np.uint64(bar)) & (rows["key"] <= np.uint64(key)))
+        doomed = np.flatnonzero(low & (rows["key"] != 0))
         touched = np.unique(self.trajectories.rows["problem"][rows["trajectory"][doomed]]).astype(np.int64)
         old = self.blocks.gather(touched)
         stays = ~np.isin(old.where, doomed)

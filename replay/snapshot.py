@@ -39,12 +39,15 @@ class Snapshot:
     gate: float  # the shard's trust in the critic
 
 
-def capture(shard: Shard) -> Iterator[Snapshot]:
-    """A shard in parts, to be written one after the other; problems in hash order, states oldest first within one.
+def capture(shard: Shard, groups: range = range(GROUPS)) -> Iterator[Snapshot]:
+    """A shard's problems of `groups` in parts, to be written one after the other; in hash order, states oldest first within one.
 
     Parts are small, so that a thread which rests between them leaves the interpreter to the shard.
     """
-    order = np.argsort(shard.blocks.problems.rows["hash"], kind="stable")
+    hashes = shard.blocks.problems.rows["hash"]
+    order = np.argsort(hashes, kind="stable")
+    group = (hashes[order] >> np.uint64(56)).astype(np.int64)
+    order = order[np.searchsorted(group, groups.start) : np.searchsorted(group, groups.stop)]
     problems, trajectories = 0, 0
     for first in range(0, max(len(order), 1), PART):
         part = _part(shard, order[first : first + PART], problems, trajectories)

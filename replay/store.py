@@ -25,11 +25,12 @@ from core.seeds import derive, generator
 from replay.batch import pack, pack_outcomes
 from replay.draw import Draw
 from replay.keys import GROUPS, group_of, shard_of_group
+from replay.opening import Identity
 from replay.ops import Evict, Operation, Trust
 from replay.posterior import SHORTLIST, belief, critic_gate, thompson
 from replay.ranking import RANKINGS, Ranking
 from replay.records import Selected, joined
-from replay.server import Extent, Identity, ReplayShard, claim
+from replay.server import Extent, ReplayShard, claim
 from replay.shard import Revaluation
 from replay.stats import StoreStats, combine
 from replay.storage import Folder, read_manifest, shown, write_manifest
@@ -249,8 +250,9 @@ class ReplayStore:
         shard = np.repeat(np.arange(self._shards), [len(keys) for _, keys in ranked])
         standings = np.concatenate([standing for standing, _ in ranked])
         keys = np.concatenate([keys for _, keys in ranked])
-        doomed = np.bincount(shard[np.lexsort((keys, standings))[:excess]], minlength=self._shards)
-        self._write({i: Evict(int(count)) for i, count in enumerate(doomed) if count})
+        doomed = np.lexsort((keys, standings))[:excess]
+        bar = Evict(int(standings[doomed[-1]]), int(keys[doomed[-1]]))
+        self._write(dict.fromkeys(np.unique(shard[doomed]).tolist(), bar))
 
     def _remember(self, drawn: Selected) -> None:
         """Note the values of drawn states. Kept beyond an outcome: a state may be drawn again before the first one comes."""

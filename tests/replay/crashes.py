@@ -9,8 +9,9 @@ import numpy as np
 
 from core.config import ReplayConfig
 from replay.log import pack_frame, segment_name, segments
-from replay.ops import Operation, encode
-from replay.server import MANIFEST, Identity, ReplayShard
+from replay.opening import MANIFEST, Identity
+from replay.ops import Evict, Operation, encode
+from replay.server import ReplayShard
 from replay.shard import Shard
 from replay.storage import Folder, find_manifest
 from replay.table import PROBLEM, STATE, TRAJECTORY
@@ -167,8 +168,15 @@ def unfinished(folder: Folder) -> list[str]:
     """Files of a snapshot, or a manifest, that no manifest names (yet)."""
     names = folder.names()
     manifest = find_manifest(folder, MANIFEST)
-    finished = {entry["name"] for entry in manifest["part"]["files"].values()} if manifest else set()
+    pieces = manifest["pieces"] if manifest else []
+    finished = {entry["name"] for piece in pieces for entry in piece["part"]["files"].values()}
     return [n for n in names if (n.startswith("snapshot-") and n not in finished) or n.endswith(".partial")]
+
+
+def least(shard: Shard | ReplayShard, count: int) -> Evict:
+    """The write that removes the states of the least standing."""
+    ranks, keys = shard.least(count)
+    return Evict(int(ranks[-1]), int(keys[-1])) if len(keys) else Evict(0, 0)
 
 
 def content(shard: Shard) -> dict[str, Any]:

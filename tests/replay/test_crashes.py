@@ -16,18 +16,19 @@ from replay import server as service
 from replay import snapshot
 from replay.batch import pack, pack_outcomes
 from replay.log import segments
-from replay.ops import Evict, Operation, Trust, apply
+from replay.opening import Identity
+from replay.ops import Operation, Trust, apply
 from replay.ranking import RANKINGS
-from replay.server import Identity, ReplayShard
+from replay.server import ReplayShard
 from replay.shard import Revaluation, Shard
 from replay.storage import Folder, Manifest
 from replay.store import ReplayStore
-from tests.replay.crashes import VOCABULARY, Dead, Gate, Mortal, content, unfinished
+from tests.replay.crashes import VOCABULARY, Dead, Gate, Mortal, content, least, unfinished
 from tests.replay.test_durability import CONFIG, EMPTY, PROBLEMS, candidate_lists, contents, filled, server
 from tests.replay.test_store import candidates, opened
 
-CHANGES = st.integers(0, 18)
-"""After which a compaction may rest, of 12 to 18: tables opened, parts written, tables flushed, manifest, what it replaces."""
+CHANGES = st.integers(0, 18) | st.integers(0, 60)
+"""After which a compaction may rest, of 12 to 18 per piece: tables opened, parts written, tables flushed, manifest, what it replaces."""
 
 
 class CrashMachine(RuleBasedStateMachine):
@@ -38,6 +39,7 @@ class CrashMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.small_parts = pytest.MonkeyPatch()
         self.small_parts.setattr(snapshot, "PART", 1)  # so that writes come between the parts of a snapshot
+        self.small_parts.setattr(service, "PIECES_BYTES", 0)
 
     def teardown(self) -> None:
         self.small_parts.undo()
@@ -46,8 +48,10 @@ class CrashMachine(RuleBasedStateMachine):
             self.shard.close()
         self.folder.cleanup()
 
-    @initialize(ranking=st.sampled_from(sorted(RANKINGS)))
-    def start(self, ranking: str) -> None:
+    @initialize(ranking=st.sampled_from(sorted(RANKINGS)), pieces=st.sampled_from([1, 4]))
+    def start(self, ranking: str, pieces: int) -> None:
+        """`pieces`: a snapshot in one, or q in another than p and r."""
+        self.small_parts.setattr(service, "PIECES", pieces)
         self.config = ReplayConfig(per_problem=4, ranking=ranking, decay=0.5)  # type: ignore[arg-type]
         self.shard = Mortal(self.folder.name, self.config)
         self.saves = Folder(f"{self.folder.name}/saved").make().uri
@@ -97,7 +101,7 @@ class CrashMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def evict(self, count: int) -> None:
-        self.write(Evict(count))
+        self.write(least(self.twin, count))
 
     @rule(gate=st.sampled_from([0.0, 0.4, 1.0]))
     def trust(self, gate: float) -> None:
@@ -198,7 +202,7 @@ def test_a_compaction_may_die_at_any_time(tmp_path: Path, monkeypatch: pytest.Mo
             empty = Candidate(f"p{turn}", *EMPTY, Provenance.OWN_FAILED, 0.0, turn)
             shard.do(pack([empty], VOCABULARY))
         before = content(shard._opened())
-        whole = shard.die(Evict(100), share)
+        whole = shard.die(least(shard, 100), share)
         again = Mortal(directory, CONFIG)
         assert content(again._opened()) == before or whole
         assert len(contents(again)) == (0 if whole else 6)

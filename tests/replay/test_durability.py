@@ -20,12 +20,13 @@ from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack, pack_outcomes
 from replay.keys import group_of, problem_hash, state_keys
+from replay.opening import MANIFEST, Identity
 from replay.ops import Evict
 from replay.ranking import standing
-from replay.server import MANIFEST, Identity, ReplayShard
+from replay.server import ReplayShard
 from replay.shard import Revaluation
 from replay.storage import Folder
-from tests.replay.crashes import Mortal, unfinished
+from tests.replay.crashes import Mortal, least, unfinished
 
 ROOT = Path(__file__).parents[2]
 QUOTA = 4
@@ -188,7 +189,7 @@ class ShardMachine(RuleBasedStateMachine):
         everything = [
             (self.rank(key, state), problem) for problem, states in self.model.items() for key, state in states.items()
         ]
-        self.shard.do(Evict(count))
+        self.shard.do(least(self.shard, count))
         for (_, key), problem in sorted(everything)[:count]:
             del self.model[problem][key]
 
@@ -249,10 +250,10 @@ def filled(directory: object, writes: int = 5) -> ReplayShard:
 def test_a_repeated_write_counts_once(tmp_path: Path) -> None:
     shard = filled(tmp_path)
     before = contents(shard)
-    shard.write(5, Evict(3))
+    shard.write(5, least(shard, 3))
     assert contents(shard) == before
     with pytest.raises(StoreError, match="asked for write 9 after write 5; another driver uses this store"):
-        shard.write(9, Evict(1))
+        shard.write(9, Evict(0, 0))
 
 
 def test_new_values_for_a_shard_without_states_can_be_read_again(tmp_path: Path) -> None:
@@ -270,11 +271,11 @@ def test_compaction_keeps_everything_and_drops_the_old_log(tmp_path: Path) -> No
     shard = filled(tmp_path)
     before = contents(shard)
     shard.compact()
-    shard.write(6, Evict(1))
+    shard.write(6, least(shard, 1))
     shard.close()
     names = sorted(path.name for path in (tmp_path / "shard-0").iterdir())
     assert [n for n in names if n.startswith("snapshot-")] == [
-        f"snapshot-0000000000000005-{table}.parquet" for table in ("problems", "states", "trajectories")
+        f"snapshot-0000000000000005-0-{table}.parquet" for table in ("problems", "states", "trajectories")
     ]
     after = contents(server(tmp_path))
     assert len(after) == len(before) - 1
@@ -284,13 +285,13 @@ def test_compaction_keeps_everything_and_drops_the_old_log(tmp_path: Path) -> No
 def test_a_snapshot_that_cannot_be_written_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     shard = filled(tmp_path)
     before = contents(shard)
-    (tmp_path / "shard-0" / "snapshot-0000000000000005-states.parquet").mkdir()  # the name is taken
+    (tmp_path / "shard-0" / "snapshot-0000000000000005-0-states.parquet").mkdir()  # the name is taken
     shard.compact()
     shard._wait_for_compaction()
     with pytest.raises(
-        StoreError, match=r"replay-shard-0: compaction failed: cannot write .*snapshot-0000000000000005-\*"
+        StoreError, match=r"replay-shard-0: compaction failed: cannot write .*snapshot-0000000000000005-0-\*"
     ):
-        shard.write(6, Evict(1))
+        shard.write(6, Evict(0, 0))
     assert contents(server(tmp_path)) == before
 
 
@@ -306,18 +307,18 @@ FULL_DISK = """
 import resource, sys
 from tests.replay.test_durability import contents, filled, server
 from core.errors import StoreError
-from replay.ops import Evict
+from tests.replay.crashes import least
 shard = filled(sys.argv[1])
 before = contents(shard)
 used = sum(p.stat().st_size for p in __import__("pathlib").Path(sys.argv[1]).rglob("log-*"))
 resource.setrlimit(resource.RLIMIT_FSIZE, (used + 40, resource.RLIM_INFINITY))  # the next write does not fit
 try:
-    shard.write(6, Evict(3))
+    shard.write(6, least(shard, 3))
 except StoreError as error:
     print(error)
 assert contents(shard) == before
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-shard.write(6, Evict(3))
+shard.write(6, least(shard, 3))
 shard.close()
 assert len(contents(server(sys.argv[1]))) == len(before) - 3
 """

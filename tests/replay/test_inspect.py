@@ -12,7 +12,7 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay import server
+from replay import opening
 from replay.inspect import describe, export, lineage, parents_of, read_live, select, states_table, with_prefixes
 from replay.log import Recovered, recover
 from replay.store import ReplayStore
@@ -107,7 +107,7 @@ def test_a_shard_that_is_compacted_while_it_is_read_is_read_anew(
             store.add([Candidate(p, *EMPTY, Provenance.OWN_FAILED, 0.0, 4) for p in "pq"])
         return recover(*given, **options)
 
-    monkeypatch.setattr(server, "recover", compacted_first)
+    monkeypatch.setattr(opening, "recover", compacted_first)
     assert whole(tmp_path)["prefix"].to_pylist() == expected
     assert held
 

@@ -16,10 +16,12 @@ from core.records import Candidate, Outcome, Provenance
 from replay.batch import pack
 from replay.inspect import read_live
 from replay.log import pack_frame
-from replay.ops import Evict, encode
-from replay.server import Identity, ReplayShard
+from replay.opening import Identity
+from replay.ops import encode
+from replay.server import ReplayShard
 from replay.storage import Folder, find_manifest, joined, read_manifest, shown, write_manifest
 from replay.store import ReplayStore
+from tests.replay.crashes import least
 from tests.replay.test_durability import contents
 
 
@@ -56,7 +58,7 @@ def test_a_storage_that_cannot_append_gets_one_object_per_write() -> None:
     before = contents(shard)
     assert contents(server(uri)) == before  # without a word to the first: it might have been killed
     shard.compact()
-    shard.write(5, Evict(1))
+    shard.write(5, least(shard, 1))
     shard.close()
     assert names(uri, "log-") == ["log-0000000000000005.arrow"]
     assert len(names(uri, "snapshot-")) == 3

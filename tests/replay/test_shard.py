@@ -12,7 +12,9 @@ from core.records import Candidate, Outcome, Provenance
 from replay.arena import Arena
 from replay.batch import pack, pack_outcomes
 from replay.keys import GROUPS, owned_groups, state_keys
+from replay.ops import apply
 from replay.shard import Revaluation, Shard
+from tests.replay.crashes import least
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -76,7 +78,7 @@ def test_the_quota_keeps_the_most_promising_of_a_problem() -> None:
 
 def test_eviction_takes_the_least_promising_and_frees_their_tokens() -> None:
     shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
-    shard.evict(3)
+    apply(shard, least(shard, 3))
     assert list(held(shard).values()) == pytest.approx([0.4])
     assert (shard.states, shard.replayable().tolist(), shard.arena.live) == (1, [1], 10)
 
@@ -247,7 +249,7 @@ def test_prefixes_are_the_same_after_their_tokens_have_moved() -> None:
     shard.arena = Arena(np.dtype(np.uint8), 64)
     made = [candidate(f"p{i}", [i, *range(1, 10)], [3, 7], [(i * 7 % 60) / 60] * 2) for i in range(60)]
     shard.add(pack(made, 100))
-    shard.evict(80)
+    apply(shard, least(shard, 80))
     kept = [c for i, c in enumerate(made) if i * 7 % 60 >= 40]
     assert held(shard) == {
         (c.problem_id, tuple(c.response_ids[:n].tolist())): c.values[0] for c in kept for n in (3, 7)
