@@ -285,18 +285,19 @@ def over_ray(trajectories: int) -> list[Check]:
 
 
 def growth(sizes: list[int], picture: Path) -> list[Check]:
-    """Milliseconds of one sample of 64 states against the number of states held; drawn as `picture`."""
-    checks, costs = [], []
-    shard = Shard(CONFIG, VOCABULARY, "shard")
-    held, made = 0, batches(max(sizes) // STATES)
+    """Milliseconds of one sample of 64 states against the number of states held, by stores of all sizes in turns."""
+    checks, costs, timings = [], [], Timings()
+    shards = {size: Shard(CONFIG, VOCABULARY, "shard") for size in sizes}
+    for candidates in batches(max(sizes) // STATES):
+        batch = pack(candidates, VOCABULARY)
+        for size, shard in shards.items():
+            if shard.states < size:
+                shard.add(batch)
+    for seed in range(300):
+        for size, shard in shards.items():
+            timed(timings, f"{size}", 1, partial(sample, shard, seed))
     for size in sizes:
-        while held < size and (candidates := next(made, None)):
-            shard.add(pack(candidates, VOCABULARY))
-            held += STATES * len(candidates)
-        timings: Timings = {}
-        for seed in range(60):
-            timed(timings, "sample", 1, lambda s=seed: sample(shard, s))  # type: ignore[misc]
-        costs.append(1e3 * median(timings["sample"]))
+        costs.append(1e3 * median(timings[f"{size}"]))
         checks.append(check(f"sample of {DRAWN} from {size:,} states", costs[-1], "ms"))
     plot(sizes, costs, picture)
     allowed = np.log(sizes[-1]) / np.log(sizes[0])
