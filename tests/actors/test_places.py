@@ -97,7 +97,8 @@ def test_what_must_be_there_goes_before_guests(pool: RolloutPool, weights: Weigh
     ray.kill(rank)
     pump_until(pool, lambda: waiting.process is not None)  # the guest has taken its place
     pool.make_room()
-    ray.get(actor(CPUS).pid.remote(), timeout=LONG)
+    successor = actor(CPUS)
+    ray.get(successor.pid.remote(), timeout=LONG)
     assert pool._slots == [serving]
     assert versions(pool) == {1}
     assert pool._slots == [serving]  # no guest before the learner is there again
@@ -112,15 +113,20 @@ def test_weights_lost_with_the_process_that_sent_them_are_no_fault_of_the_engine
 ) -> None:
     caplog.set_level(logging.WARNING)
     pool.make_room()
+    (engine,) = pool._slots
     rank = actor(0.0)
     published = [ray.get(rank.publish.remote(version(weights, number)), timeout=LONG) for number in (3, 4)]
     pool.load_weights(published[0])
     end(rank, published[1])
-    restarts, processes = pool.restarts, pool.pids()
+    restarts, process = pool.restarts, engine.process
     with pytest.raises(ActorError, match="the weights were lost with the process that had published them"):
         pool.load_weights(published[1])
     assert "OwnerDiedError" in caplog.text
-    assert (pool.restarts, pool.pids()) == (restarts, processes)
+    assert (pool.restarts, engine.process, engine.serving) == (
+        restarts,
+        process,
+        True,
+    )  # a guest may have come meanwhile
     with pytest.raises(ActorError, match="no rollout actor has weights"):
         pool.generate(many(4), SAMPLING)
     pool.abandon()
@@ -134,14 +140,18 @@ def test_an_engine_that_comes_back_to_lost_weights_waits_for_others(pool: Rollou
     rank = actor(0.0)
     published = ray.get(rank.publish.remote(version(weights, 6)), timeout=LONG)
     pool.load_weights(published)
-    restarts = pool.restarts
+    pool.make_room()  # a guest that came before the weights are lost would have them, and go on
+    (engine,) = pool._slots
+    restarts, killed = pool.restarts, engine.process
+    assert killed is not None
     with streaming(pool) as stream:
         end(rank, published)
-        os.kill(pool.pids()[0], signal.SIGKILL)
+        os.kill(killed.pid, signal.SIGKILL)
         stream.submit(many(8), SAMPLING)
         with pytest.raises(ActorError, match="no rollout actor has weights"):
             stream.finished()
-        assert pool.restarts == restarts + 1
+        assert (pool.restarts, engine.serving) == (restarts + 1, True)
+        assert engine.process != killed
         stream.make_room()
         stream.abandon()
         stream.load_weights(ray.put(version(weights, 7)))
