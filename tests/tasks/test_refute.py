@@ -118,6 +118,6 @@ def test_math_verify_agrees_on_perturbed_golds(shared_data: Path, whole_data: bo
     pairs = [(gold, changed) for gold in sorted(set(golds)) if (changed := perturbed(gold)) is not None]
     open_pairs = [pair for pair in pairs if None in map(rational, pair)]  # those that get as far
     refuted = [pair for pair in open_pairs[:: 3 if whole_data else 1] if differ(*pair)]
-    assert len(refuted) > (200 if whole_data else 3)
+    assert len(refuted) > (200 if whole_data else 2)
     assert not any(differ(gold, gold) for gold in golds)
     assert {gold for gold, changed in refuted if _same_by_math_verify(gold, changed)} <= {r"\frac{1}{2004!}"}
