@@ -58,7 +58,7 @@ def start(tiny_model: Callable[[bool], Path], engine: str) -> Iterator[dict[bool
         recipe = EngineRecipe(str(tiny_model(tied)), config, "float32", "cpu", seed=0, cpus=0.25)
         actors[tied] = recipe.create(f"{engine}-{tied}")
         ready.append(recipe.start(actors[tied]))
-    ray.get(ready, timeout=300)
+    ray.get(ready, timeout=500)
     yield actors
     for actor in actors.values():
         ray.kill(actor)

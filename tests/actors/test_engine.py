@@ -22,6 +22,7 @@ BUDGET = 24
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_response_tokens=BUDGET)
 RANDOM = Sampling(temperature=1.0, top_p=1.0, max_response_tokens=BUDGET)
 TOLERANCE = 1e-4  # nats; seen: 5e-6
+PATIENT = 500.0  # seconds of a turn that is to end with its samples, on a machine that may be busy
 
 Get = Callable[[bool], Path]
 
@@ -31,7 +32,7 @@ def generate(engine: Any, starts: Sequence[Start], sampling: Sampling = RANDOM) 
     ledger.add(starts, sampling)
     work = ledger.take("engine", ledger.open)
     assert work is not None
-    ledger.accept(ray.get(engine.turn.remote(work.jobs, sampling, 60.0, 0)).batch)
+    ledger.accept(ray.get(engine.turn.remote(work.jobs, sampling, PATIENT, 0)).batch)
     return [one for start in starts for one in ledger.collect(start.id)]
 
 
@@ -146,7 +147,7 @@ def test_samples_in_flight_go_on_with_new_weights(engines: dict[bool, Any], tiny
     assert turn.unfinished > 0
     ledger.accept(turn.batch)
     update(engine, new, 2)
-    ledger.accept(ray.get(engine.turn.remote([], None, 60.0, 0)).batch)
+    ledger.accept(ray.get(engine.turn.remote([], None, PATIENT, 0)).batch)
     found = [one for start in starts for one in ledger.collect(start.id)]
     mixed = [one for one in found if set(one.versions.tolist()) == {1, 2}]
     assert mixed
@@ -163,7 +164,7 @@ def test_what_is_aborted_is_gone_and_may_come_again(engines: dict[bool, Any]) ->
     turn = ray.get(engine.turn.remote([Job(start, (0, 1, 2, 3)) for start in starts], RANDOM, 0.01, 0))
     assert turn.unfinished > 0
     ray.get(engine.abort.remote())
-    assert ray.get(engine.turn.remote([], None, 60.0, 0)).unfinished == 0
+    assert ray.get(engine.turn.remote([], None, PATIENT, 0)).unfinished == 0
     assert [one.tokens.tolist() for one in generate(engine, starts)] == [one.tokens.tolist() for one in expected]
 
 
@@ -193,11 +194,11 @@ def test_an_engine_sleeps_when_it_has_nothing_to_do_and_wakes_for_whatever_comes
         after(lambda: engine.load_weights(weights))
         engine.add(jobs, RANDOM)
         after(lambda: engine.run(0.0))  # a turn that leaves samples in flight
-        batch = after(lambda: engine.run(60.0))
+        batch = after(lambda: engine.run(PATIENT))
         scores = after(lambda: engine.sequence_logprobs(asked))
         after(lambda: engine.run(0.0))
         after(lambda: engine.add(jobs, RANDOM))
-        after(lambda: engine.run(60.0))
+        after(lambda: engine.run(PATIENT))
         engine._sleeps = False
         engine._wake()
         return asleep, batch, scores

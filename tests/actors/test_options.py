@@ -189,7 +189,7 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(
         while max(map(len, drawn(engine))) < 2:
             engine.step()
         engine.load_weights(weights)
-        batch = engine.run(60.0)
+        batch = engine.run(500.0)
         engine._extra |= {"allowed_token_ids": [models.EOS + 1]}  # none of the three letters
         with pytest.raises(RuntimeError) as unfit:
             engine.generate([Job(start, (0,))], Sampling(1.0, 1.0, 12))

@@ -40,7 +40,7 @@ WIDTH = 48  # tokens of a pass: several passes per step
 
 
 def config(**sections: Any) -> Config:
-    learner = {"threads": 1, "micro_batch_tokens": WIDTH, "deadline": 200.0, "max_grad_norm": 0.5}
+    learner = {"threads": 1, "micro_batch_tokens": WIDTH, "deadline": 600.0, "max_grad_norm": 0.5}
     return Config.model_validate({"learner": learner, **sections})
 
 
