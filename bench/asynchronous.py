@@ -3,10 +3,10 @@
 The demo recipe's loop with a hardly trained starter, on two cores, under two loads: as the recipe has it, where the update takes most
 of an iteration, and with an engine that decodes 16 sequences at once instead of 256, so that rollouts take about as long as
 everything else - where asynchrony has the most to gain, and the two sides have the most to share. Each load runs synchronously
-with one thread each for engine and learner (which gives the rollout and the update time), then asynchronously with the same
-threads; the second also synchronously with two threads each (what one would run without asynchrony). All take turns, in two
-rounds, the second in reverse order. Medians of the iterations without the first and last two of a run, in which the pipeline
-fills up and runs dry.
+with one engine and one rank of a thread each (which gives the rollout and the update time), then asynchronously with the same; the
+second also synchronously with two of each (what one would run without asynchrony), which decode as many sequences together. All
+take turns, in two rounds, the second in reverse order. Medians of the iterations without the first and last two of a run, in
+which the pipeline fills up and runs dry.
 """
 
 import sys
@@ -46,7 +46,7 @@ class Lap:
 class Setting(NamedTuple):
     """How a run differs from the others."""
 
-    threads: int  # of engine and learner each
+    processes: int  # engines and learner ranks each, of one thread
     max_running: int
     max_staleness: int
 
@@ -54,13 +54,18 @@ class Setting(NamedTuple):
 def recipe(quick: bool, setting: Setting) -> Config:
     """The demo recipe, with half of its starts; quick: an eighth."""
     config = load_config(RECIPE)
-    rollout = {"starts": config.rollout.starts // (8 if quick else 2), **setting._asdict()}
+    rollout = {
+        "starts": config.rollout.starts // (8 if quick else 2),
+        "actors": setting.processes,
+        "max_running": setting.max_running // setting.processes,
+        "max_staleness": setting.max_staleness,
+    }
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"iterations": 2 * LEFT_OUT + (2 if quick else 3)}),
             "starter": config.starter.model_copy(update={"steps": 20}),
             "rollout": config.rollout.model_copy(update=rollout),
-            "learner": config.learner.model_copy(update={"threads": setting.threads, "critic_warmup": 0}),
+            "learner": config.learner.model_copy(update={"ranks": setting.processes, "critic_warmup": 0}),
         }
     )
 
@@ -85,7 +90,7 @@ def middle(values: Iterable[float]) -> float:
 
 
 def checks_of(load: str, apart: Sequence[Lap], overlapped: Sequence[Lap]) -> list[Check]:
-    """One load, synchronous and asynchronous with one thread each."""
+    """One load, synchronous and asynchronous with one process of one thread each."""
     rollout = middle(lap.seconds.generate for lap in apart)
     rest = middle(lap.seconds.total - lap.seconds.generate for lap in apart)
     wall = middle(lap.seconds.total for lap in overlapped)
@@ -94,13 +99,13 @@ def checks_of(load: str, apart: Sequence[Lap], overlapped: Sequence[Lap]) -> lis
     learner = 1 - sum(lap.seconds.generate for lap in overlapped) / whole
     slower = max(rollout, rest)
     return [
-        check(f"{load}: rollout time, synchronous, 1 thread each", rollout, "s"),
-        check(f"{load}: everything else, synchronous, 1 thread each", rest, "s"),
+        check(f"{load}: rollout time, synchronous, 1 process each", rollout, "s"),
+        check(f"{load}: everything else, synchronous, 1 process each", rest, "s"),
         check(f"{load}: wall time per iteration, asynchronous", wall, "s", baseline=slower),
         check(
             f"{load}: asynchronous / max(rollout, everything else)", wall / slower, "ratio", "<=", GOAL, baseline=1.0
         ),
-        check(f"{load}: speed-up over synchronous, 1 thread each", (rollout + rest) / wall, "x", baseline=1.0),
+        check(f"{load}: speed-up over synchronous, 1 process each", (rollout + rest) / wall, "x", baseline=1.0),
         check(f"{load}: asynchronous, share of time in which the engine works", engine, "share"),
         check(f"{load}: asynchronous, share of time in which the learner does not wait for it", learner, "share"),
     ]
@@ -124,9 +129,9 @@ def main(quick: bool) -> None:
         checks += checks_of(load, laps[Setting(1, running, 0)], laps[Setting(1, running, 1)])
     apart, overlapped = (
         middle(lap.seconds.total for lap in laps[setting])
-        for setting in (wide, wide._replace(threads=1, max_staleness=1))
+        for setting in (wide, wide._replace(processes=1, max_staleness=1))
     )
-    checks.append(check("balanced: speed-up over synchronous, 2 threads each", apart / overlapped, "x", baseline=1.0))
+    checks.append(check("balanced: speed-up over synchronous, 2 processes each", apart / overlapped, "x", baseline=1.0))
     settings: dict[str, str | int | float] = {
         "starts": config.rollout.starts,
         "samples": config.rollout.samples,

@@ -6,7 +6,7 @@ squared error. A Ray actor; never used by the project itself.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from learner.actor_critic import StepPlan
-from learner.batch import MicroBatch
+from learner.batch import MicroBatch, TrainBatch
 from learner.models import attention_kernel, torch_varlen
 from learner.varlen import spans
 
@@ -82,24 +82,41 @@ class BareLoop:
 
     def update(self, steps: Sequence[StepPlan]) -> float:
         """All optimizer steps; returns the seconds they took."""
+        return self._timed(steps, self._policy_step, self._critic_step)
+
+    def update_policy(self, steps: Sequence[StepPlan]) -> float:
+        """The policy's alone."""
+        return self._timed(steps, self._policy_step)
+
+    def update_critic(self, steps: Sequence[StepPlan]) -> float:
+        """The critic's alone."""
+        return self._timed(steps, self._critic_step)
+
+    def _timed(self, steps: Sequence[StepPlan], *parts: Callable[[Sequence[TrainBatch]], None]) -> float:
         begin = time.perf_counter()
         for step in steps:
-            for batch in step.batches:
-                tokens, places, positions, targets = self._inputs(batch.inputs)
-                head = self._policy.module.get_output_embeddings()
-                decoder = self._policy.module.get_decoder()
-                hidden = hidden_states(decoder, tokens, places)
-                logits = head(hidden.flatten(0, 1)[positions])
-                self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
-            self._policy.step()
-            for batch in step.batches:
-                tokens, places, positions, _ = self._inputs(batch.inputs)
-                values = self._value(tokens, places).flatten()[positions]
-                self._value.backward(values.float().square().mean())
-            self._value.step()
+            for part in parts:
+                part(step.batches)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - begin
+
+    def _policy_step(self, batches: Sequence[TrainBatch]) -> None:
+        for batch in batches:
+            tokens, places, positions, targets = self._inputs(batch.inputs)
+            head = self._policy.module.get_output_embeddings()
+            decoder = self._policy.module.get_decoder()
+            hidden = hidden_states(decoder, tokens, places)
+            logits = head(hidden.flatten(0, 1)[positions])
+            self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
+        self._policy.step()
+
+    def _critic_step(self, batches: Sequence[TrainBatch]) -> None:
+        for batch in batches:
+            tokens, places, positions, _ = self._inputs(batch.inputs)
+            values = self._value(tokens, places).flatten()[positions]
+            self._value.backward(values.float().square().mean())
+        self._value.step()
 
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:

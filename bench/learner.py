@@ -115,7 +115,8 @@ def spied(group: LearnerGroup) -> dict[Any, Any]:
     sent, given = group._ranks.begin, {}
 
     def spy(method: Callable[..., Any], *args: Any) -> Callable[[], list[Any]]:
-        given[method] = args[0][0]
+        if args:
+            given[method] = args[0][0]
         return sent(method, *args)
 
     group._ranks.begin = spy  # type: ignore[method-assign]
