@@ -35,7 +35,7 @@ PIECES, PIECES_BYTES = 8, 32 << 20
 COMPACT_FILES = 1024
 """Or by this many files: an object store has one per write, and a restart must read them all."""
 SHARE = 0.02
-"""Of the time that compaction may be busy: it shares the interpreter with writes. When it is due again before its end it hurries."""
+"""Of the time that compaction may be busy: it shares the interpreter with writes. When the next one is half due it hurries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +212,11 @@ class ReplayShard:
         if self._failure is not None:
             return
         allowed = max(COMPACT_BYTES, COMPACT_SHARE * shard.content_bytes)
-        if self._log.nbytes <= allowed and self._log.segments <= COMPACT_FILES:
-            return
+        due = max(self._log.nbytes / allowed, self._log.segments / COMPACT_FILES)
         if self._compaction is not None and self._compaction.is_alive():
-            self._hurry.set()
-        else:
+            if due > 0.5:
+                self._hurry.set()
+        elif due > 1.0:
             self.compact()
 
     def compact(self) -> None:

@@ -323,7 +323,7 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
 
 
 def test_the_log_is_bounded_by_what_the_shard_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while a compaction takes its time: it hurries when the next one is due."""
+    """Also while a compaction takes its time: it hurries when the next one is half due."""
     monkeypatch.setattr(service, "COMPACT_BYTES", 4096)
     monkeypatch.setattr(service, "SHARE", 1e-6)  # a compaction rests for ever between its parts, if nobody hurries it
     monkeypatch.setattr(snapshot, "PART", 16)
@@ -340,6 +340,6 @@ def test_the_log_is_bounded_by_what_the_shard_holds(tmp_path: Path, monkeypatch:
         compactions.add(shard._compaction)
         log = sum(path.stat().st_size for path in (tmp_path / "shard-0").glob("log-*"))
         held = max(4096, shard._opened().content_bytes / 4)
-        assert log < 2 * held + 2048  # what a compaction covers, what came meanwhile, and one write
+        assert log < 1.5 * held + 4096  # what a compaction covers, what came meanwhile, and a write after each
     assert 5 < len(compactions) < 40, len(compactions)
     shard.close()
