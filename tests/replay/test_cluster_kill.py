@@ -59,8 +59,10 @@ def kill_all(driver: psutil.Process) -> dict[int, str]:
     for process in found:  # any of them may end by itself meanwhile
         with suppress(psutil.NoSuchProcess):
             names[process.pid] = process.name()
+    for process in found:  # and ends with the driver, which goes first
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(found, timeout=60)
+    psutil.wait_procs(found, timeout=LIMIT)
     assert not any(alive(process) for process in found)
     return names
 

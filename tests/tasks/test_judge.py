@@ -4,7 +4,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -78,10 +78,12 @@ def test_what_a_verifier_started_ends_with_its_worker(tmp_path: Path) -> None:
     judges = JudgePool(f"{SELF}:child_that_stays", workers=1, limit=60.0, memory_gib=0.0)
     note = tmp_path / "child"
     assert judges.judge([("", str(note))])[0].detail == "judge crashed: exit status 7"
-    child, deadline = int(note.read_text()), time.monotonic() + 60
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "it lives on"
-        time.sleep(0.05)
+    deadline = time.monotonic() + 60
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(note.read_text()))
+        while child.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "it lives on"
+            time.sleep(0.05)
     judges.close()
 
 
