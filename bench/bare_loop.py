@@ -20,6 +20,20 @@ from learner.models import attention_kernel, torch_varlen
 from learner.varlen import spans
 
 
+class Policy(nn.Module):
+    """A causal language model and the log-likelihood of chosen tokens."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
+        """Logits [N, V] at `positions` of [B, T]; `places` as in `learner.batch.MicroBatch`."""
+        hidden = hidden_states(self.model.get_decoder(), tokens, places)
+        logits: Tensor = self.model.get_output_embeddings()(hidden.flatten(0, 1)[positions])
+        return logits
+
+
 class Critic(nn.Module):
     """Trunk and scalar head."""
 
@@ -43,7 +57,7 @@ def hidden_states(decoder: Any, tokens: Tensor, places: Tensor | None) -> Tensor
 class BareLoop:
     """Two DeepSpeed engines and the shortest loop over them."""
 
-    def __init__(self, path: str, device: str, dtype: str, recompute: bool = False) -> None:
+    def __init__(self, path: str, device: str, dtype: str, recompute: bool = False, zero_stage: int = 0) -> None:
         import deepspeed
         from transformers import AutoModel, AutoModelForCausalLM
         from transformers.utils import is_flash_attn_2_available
@@ -56,7 +70,7 @@ class BareLoop:
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,
-            "zero_optimization": {"stage": 2 if bf16 else 0},
+            "zero_optimization": {"stage": zero_stage},
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": 1.0,
             "bf16": {"enabled": bf16},
@@ -65,19 +79,17 @@ class BareLoop:
         self._device = torch.device(device)
         fits = partial(torch_varlen, path, device)
         flash = attention_kernel(device, kind, is_flash_attn_2_available(), fits)
-        models = (
-            AutoModelForCausalLM.from_pretrained(path, dtype=kind, attn_implementation=flash),
-            Critic(AutoModel.from_pretrained(path, dtype=kind, attn_implementation=flash)),
-        )
+        language = AutoModelForCausalLM.from_pretrained(path, dtype=kind, attn_implementation=flash)
+        trunk = AutoModel.from_pretrained(path, dtype=kind, attn_implementation=flash)
         if recompute:
-            for model in (models[0], models[1].trunk):
+            for model in (language, trunk):
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
                 model.train()
         self._policy, self._value = (
             deepspeed.initialize(
                 model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True), config=config
             )[0]
-            for model in models
+            for model in (Policy(language), Critic(trunk))
         )
 
     def update(self, steps: Sequence[StepPlan]) -> float:
@@ -104,10 +116,7 @@ class BareLoop:
     def _policy_step(self, batches: Sequence[TrainBatch]) -> None:
         for batch in batches:
             tokens, places, positions, targets = self._inputs(batch.inputs)
-            head = self._policy.module.get_output_embeddings()
-            decoder = self._policy.module.get_decoder()
-            hidden = hidden_states(decoder, tokens, places)
-            logits = head(hidden.flatten(0, 1)[positions])
+            logits = self._policy(tokens, places, positions)
             self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
         self._policy.step()
 
@@ -124,9 +133,7 @@ class BareLoop:
         out = []
         for batch in batches:
             tokens, places, positions, targets = self._inputs(batch)
-            decoder = self._policy.module.get_decoder()
-            hidden = hidden_states(decoder, tokens, places)
-            logits = self._policy.module.get_output_embeddings()(hidden.flatten(0, 1)[positions])
+            logits = self._policy(tokens, places, positions)
             logprobs = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])
             out.append((logprobs.cpu(), self._value(tokens, places).flatten()[positions].cpu()))
         return out
