@@ -1,7 +1,8 @@
 """How fast and how lean the learner is against a bare DeepSpeed loop: `python -m bench.learner [--quick] [--device cuda]`.
 
 PPO update (driver, Ray and all) and the bare loop of `bench.bare_loop` run in turns over the same packed tokens: random ids
-with the lengths of GSM8K (characters / 3). Then broadcasts to two vLLM engines against memcpy (`bench.learner_broadcast`).
+with the lengths of GSM8K (characters / 3). Then broadcasts to two vLLM engines against memcpy (`bench.learner_broadcast`), and
+the memory of both sides (`bench.learner_memory`).
 """
 
 import json
@@ -20,7 +21,8 @@ import ray
 
 from bench.bare_loop import BareLoop
 from bench.learner_broadcast import broadcast, share_in_the_demo
-from bench.learner_model import Shape, build_model
+from bench.learner_memory import memory_checks
+from bench.learner_model import STARTER, build_model
 from bench.report import Check, check, write
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import RetrospectError
@@ -34,10 +36,6 @@ from learner.worker import RankWorker
 ROOT = Path(__file__).parents[1]
 BESIDE = ROOT.parent / "shared" / "data"
 DATA = Path(os.environ.get("RETROSPECT_DATA", BESIDE if BESIDE.is_dir() else ROOT / "tests" / "data"))
-
-
-STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
-"""The default starter's."""
 
 
 def trajectories(count: int, vocabulary: int) -> list[Judged]:
@@ -59,19 +57,8 @@ def trajectories(count: int, vocabulary: int) -> list[Judged]:
     return out
 
 
-def _reset_peak(pid: int) -> int:
-    """Forget the process's highest resident memory so far; returns the present one in KiB (Linux)."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-    return _status(pid, "VmRSS")
-
-
-def _status(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
-
 def compare(quick: bool, device: Device, threads: int) -> list[Check]:
-    """Update and scoring against the bare loop."""
+    """The update against the bare loop."""
     judged = trajectories(64 if quick else 192, STARTER.vocabulary)
     config = LearnerConfig(micro_batch_tokens=8192, minibatches=2, threads=threads, policy_lr=1e-6)
     with tempfile.TemporaryDirectory() as folder:
@@ -88,23 +75,18 @@ def compare(quick: bool, device: Device, threads: int) -> list[Check]:
         )
         environment = {"env_vars": rank_environment(device, threads)}
         bare = ray.remote(BareLoop).options(runtime_env=environment, num_cpus=0).remote(folder, device, "float32")
-        pids = [group._ranks.pids()[0], ray.get(bare.__ray_call__.remote(lambda _: os.getpid()))]
         given = spied(group)
-        idle = [_reset_peak(pid) for pid in pids]
         scored = group.score(judged)
-        ray.get(bare.score.remote(given[RankWorker.score]))
-        scoring = [_status(pid, "VmHWM") for pid in pids]
         group.update(scored)
         plans = given[RankWorker.update]
         ray.get(bare.update.remote(plans))
         ours, theirs = [], []
-        for _ in range(3):
+        for _ in range(3 if quick else 7):
             begin = time.perf_counter()
             group.update(scored)
             ours.append(time.perf_counter() - begin)
             theirs.append(ray.get(bare.update.remote(plans)))
         checks = _speed_checks(judged, plans, ours, theirs)
-        checks += _memory_checks(idle, scoring, [_status(pid, "VmHWM") for pid in pids])
         group.close()
         ray.kill(bare)
     return checks
@@ -136,19 +118,6 @@ def _speed_checks(judged: list[Judged], plans: list[StepPlan], ours: list[float]
     ]
 
 
-def _memory_checks(idle: list[int], scoring: list[int], updated: list[int]) -> list[Check]:
-    """Highest resident memory above that after loading the models (Adam's moments included), ours and the bare loop's."""
-    (score, bare_score), (update, bare_update) = (
-        [(after - before) / 1024 for after, before in zip(peaks, idle, strict=True)] for peaks in (scoring, updated)
-    )
-    return [
-        check("peak memory of scoring", score, "MiB", baseline=bare_score),
-        check("peak memory of scoring against the bare loop", score / bare_score, "x", "<=", 1.1),
-        check("peak memory of scoring and updates", update, "MiB", baseline=bare_update),
-        check("peak memory of scoring and updates against the bare loop", update / bare_update, "x", "<=", 1.1),
-    ]
-
-
 def main(arguments: list[str]) -> None:
     """Measure and write bench/results/learner.json (learner-cuda.json on a GPU)."""
     quick, threads = "--quick" in arguments, os.cpu_count() or 1
@@ -158,7 +127,7 @@ def main(arguments: list[str]) -> None:
         from bench.learner_gpu import SHAPES, compare_on_gpu, require_gpu
 
         name = require_gpu()
-        settings |= {"device": name, "model": f"random Qwen2 of {' and '.join(SHAPES)}, bf16, ZeRO 2, one rank"}
+        settings |= {"device": name, "model": f"random Qwen2 of {' and '.join(SHAPES)}, bf16, ZeRO 2 and 3, one rank"}
     ray.init(address="local", include_dashboard=False, namespace="retrospect", log_to_driver=False)
     if device == "cuda":
         checks = compare_on_gpu(quick, name)
@@ -166,7 +135,9 @@ def main(arguments: list[str]) -> None:
         checks = compare(quick, device, threads) + broadcast(quick, threads)
         settings["broadcast"] = "a Qwen2 of 35 M parameters in fp32" if quick else "a Qwen2 of 254 M parameters in fp32"
     ray.shutdown()
-    checks += share_in_the_demo(quick) if device == "cpu" else []
+    if device == "cpu":
+        checks += memory_checks(trajectories(64 if quick else 192, STARTER.vocabulary), quick, threads)
+        checks += share_in_the_demo(quick)
     write("learner-cuda" if device == "cuda" else "learner", checks, settings, quick=quick)
 
 

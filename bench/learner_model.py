@@ -18,6 +18,12 @@ class Shape:
     key_value_heads: int
 
 
+STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
+"""The default starter's."""
+WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)
+"""Qwen2's vocabulary on next to nothing: its logits are all the memory."""
+
+
 def build_model(path: Path, shape: Shape, dtype: torch.dtype = torch.float32) -> int:
     """Save a random Qwen2; returns its number of parameters."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
