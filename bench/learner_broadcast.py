@@ -2,7 +2,7 @@
 
 Called by `bench.learner`. A random Qwen2 in fp32 in one learner rank (with a value head on its trunk; nothing is trained) is broadcast
 to two engines of a rollout pool as a run does it: `LearnerGroup.broadcast`. In turns with that, the driver copies the same
-bytes twice (`memcpy`). Then the load of one engine, step by step and alone. Two rounds go before: the first pages of the
+bytes twice (`memcpy`). Then the export of rank 0 and the load of one engine, part by part and alone. Two rounds go before: the first pages of the
 object store and of the engines' memory are the system's time, and a run has them once.
 """
 
@@ -25,8 +25,9 @@ from bench.learner_model import Shape, build_model
 from bench.report import Check, check, median
 from core.config import AlgorithmConfig, Device, LearnerConfig, RolloutConfig
 from core.records import FloatArray, IntArray
-from core.weights import Acknowledgement, Weights, digest
+from core.weights import Acknowledgement, Weights, digest, pack
 from learner.group import LearnerGroup
+from learner.worker import RankWorker
 
 LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)
 """254 M parameters: 1 GB in fp32."""
@@ -61,6 +62,15 @@ class Steps:
     finish: float  # the output layer packed, the prefix cache emptied
 
 
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What rank 0 does for a broadcast, in seconds, with more of it each time."""
+
+    gather: float  # whole tensors under their Hugging Face names
+    gather_and_hash: float
+    gather_and_copy: float  # into the object store, the hash beside: all of it
+
+
 class Watched:
     """The pool, and when it was asked for what."""
 
@@ -93,10 +103,12 @@ def broadcast(quick: bool, threads: int) -> list[Check]:
             pool = pool_starting.result()
         watched = Watched(pool)
         rounds = measured(learner, watched, size, WARM + (3 if quick else 5))
+        rank = ray.get_actor("learner-rank-0")
+        exports = [ray.get(rank.__ray_call__.remote(export_steps)) for _ in range(3)]
         steps = [ray.get(actor(0).__ray_call__.remote(step_by_step, watched.given)) for _ in range(3)]
         learner.close()
         pool.close()
-    return checks_of(size, rounds[WARM:], steps)
+    return checks_of(size, rounds[WARM:], exports, steps)
 
 
 def learner_of(folder: str, device: Device, threads: int) -> LearnerGroup:
@@ -125,6 +137,19 @@ def measured(learner: LearnerGroup, watched: Watched, size: int, count: int) -> 
 def actor(index: int) -> Any:
     """The Ray actor of an engine."""
     return ray.get_actor(f"rollout-{index}")
+
+
+def export_steps(self: RankWorker) -> Export:
+    """`RankWorker.export_weights`, part by part."""
+    clock = [time.perf_counter()]
+    for _ in self._hf_tensors():
+        pass
+    clock.append(time.perf_counter())
+    for publish in (id, self._publish):
+        weights = pack(self._hf_tensors(), 0, publish)
+        clock.append(time.perf_counter())
+        del weights
+    return Export(*(after - before for before, after in pairwise(clock)))
 
 
 def step_by_step(self: RolloutActor, weights: Weights) -> Steps:
@@ -160,10 +185,11 @@ def step_by_step(self: RolloutActor, weights: Weights) -> Steps:
     return Steps(fetch, hashing, start, load, sum(packing), finish)
 
 
-def checks_of(size: int, rounds: Sequence[Round], steps: Sequence[Steps]) -> list[Check]:
+def checks_of(size: int, rounds: Sequence[Round], exports: Sequence[Export], steps: Sequence[Steps]) -> list[Check]:
     """Medians. The probe is no part of what is held against memcpy: it moves no weights."""
     took = median([r.export + r.load for r in rounds])
     share = median([r.memcpy / (r.export + r.load) for r in rounds])
+    rank = {field.name: median([getattr(e, field.name) for e in exports]) for field in fields(Export)}
     alone = {field.name: median([getattr(s, field.name) for s in steps]) for field in fields(Steps)}
     return [
         check(
@@ -176,6 +202,7 @@ def checks_of(size: int, rounds: Sequence[Round], steps: Sequence[Steps]) -> lis
         check("of which: copy into the object store, hash beside", median([r.export for r in rounds]), "s"),
         check("of which: load by both engines, hash beside", median([r.load for r in rounds]), "s"),
         check("probe of 8 x 32 tokens after it", median([r.probe for r in rounds]), "s"),
+        *(check(f"rank 0 alone: {name.replace('_', ' ')}", seconds, "s") for name, seconds in rank.items()),
         *(check(f"one engine alone: {name}", seconds, "s") for name, seconds in alone.items()),
     ]
 
