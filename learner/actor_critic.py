@@ -146,7 +146,7 @@ class SeparateModels:
         values = self._values(batch.inputs)
         loss = value_objective(values, value_targets(batch, self._device), self._losses.value_clip)
         self._value.backward(loss, values)
-        return float(loss)
+        return float(loss.detach())
 
     def _values(self, batch: MicroBatch) -> Tensor:
         tokens, positions, _ = model_inputs(batch, self._device)
@@ -203,7 +203,7 @@ class SharedTrunk:
             surrogate, sums = policy_objective(logprobs, entropy, policy_targets(batch, self._device), c)
             loss = loss + surrogate
         self.policy.backward(loss, values)
-        return sums, float(critic)
+        return sums, float(critic.detach())
 
 
 def model_inputs(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
