@@ -102,11 +102,11 @@ def collect(pool: RolloutPool, count: int) -> dict[str, list[Trajectory]]:
 
 
 @pytest.mark.parametrize(
-    ("number", "victims", "said"),
+    ("seed", "number", "victims", "said"),
     [
-        (signal.SIGKILL, slice(1, 2), "rollout-1: its process died"),
-        (signal.SIGKILL, slice(0, 2), "rollout-0: its process died"),
-        (signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 30 s"),
+        (4, signal.SIGKILL, slice(1, 2), "rollout-1: its process died"),
+        (8, signal.SIGKILL, slice(0, 2), "rollout-0: its process died"),
+        (10, signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 30 s"),
     ],
     ids=["one killed", "all killed at once", "one hangs"],
 )
@@ -114,12 +114,15 @@ def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights
     pool: RolloutPool,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    seed: int,
     number: int,
     victims: slice,
     said: str,
 ) -> None:
+    """With weights by which no two tokens are closer than 8e-5 nats in any draw of these starts: who decodes a sample, and in
+    which company, changes the rounding (seed 5 has two 4e-6 apart)."""
     version = pool.restarts + 4
-    model = models.load(models.build(tmp_path, True, seed=version))
+    model = models.load(models.build(tmp_path, True, seed=seed))
     pool.load_weights(ray.put(models.weights(model, version)))
     starts, before, restarts = many(), pool.pids(), pool.restarts
     expected = pool.generate(starts, SAMPLING)
