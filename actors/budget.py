@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from core.errors import ActorError
 from core.records import Start
 
 TOGETHER = 60.0
@@ -53,6 +54,14 @@ class Budget:
             return False
         self._incidents.append(_Incident(now, [name]))
         return True
+
+    def charge(self, name: str, what: str) -> None:
+        """Count the loss of the engine `name`. Raises ActorError when it is one too many."""
+        if not self.spend(name):
+            raise ActorError(
+                f"{name}: {what}; rollout.max_restarts = {self._allowed} within {self._window:g} s is used up: look into its log, "
+                f"or allow more restarts"
+            )
 
     def forgive(self) -> None:
         """Take back the last loss that was counted: something else is to blame for it."""

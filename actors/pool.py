@@ -35,6 +35,8 @@ from core.weights import Acknowledgement, WeightHandle
 
 TURN_SECONDS = 0.5
 """Longest stretch of engine steps between two looks at the driver: how long new weights or work may have to wait."""
+GUEST_TRIES = 3
+"""How often in a row the process of a guest may die or hang before it can serve: the run needs no guest, and others may load."""
 
 logger = logging.getLogger("retrospect.actors")
 
@@ -220,11 +222,15 @@ class RolloutPool:
                 slot.accept(answer)
         self._let_go()
         for loss in self._doubts.settle(nodes_alive):
-            self._spend(loss.name, loss.what)
+            self._losses.charge(loss.name, loss.what)
 
     def stop(self) -> None:
-        """Let the thread that pumps end with an ActorError; called from another."""
+        """Let the thread that pumps end with an ActorError, until `resume`; called from another."""
         self._stopping = True
+
+    def resume(self) -> None:
+        """After `stop`: another may pump."""
+        self._stopping = False
 
     def close(self) -> None:
         """End all engine processes."""
@@ -259,7 +265,7 @@ class RolloutPool:
             self._rank()
 
         def serve(_: Ready) -> None:
-            slot.serving = True
+            slot.serving, slot.failures = True, 0
             self._rank()
             handle = None if self._orphaned else self._handle
             if handle is not None and not any(duty.loads for duty in slot.duties):
@@ -377,23 +383,16 @@ class RolloutPool:
         if isinstance(error, WeightError):
             raise error
         raised = isinstance(error, RetrospectError | ray.exceptions.RayTaskError)
-        if slot.guest and raised and not serving:
+        slot.failures += not serving and not node_died(error)
+        if slot.guest and not serving and (raised or slot.failures >= GUEST_TRIES):
             self._slots.remove(slot)
             self._places -= 1
             logger.warning("%s cannot join and is given up: %s", slot.name, what)
             return
-        if slot.guest and process is not None and not raised and not excused:
+        if slot.guest and process is not None and serving and not raised and not excused:
             self._doubts.add(slot.name, process.node, what)  # nodes come and go: that is no fault of the engine
-        elif not excused and not (slot.guest and node_died(error)):
-            self._spend(slot.name, what)
+        elif not excused and not (slot.guest and (node_died(error) or not serving)):
+            self._losses.charge(slot.name, what)  # it must be there, or has served; else GUEST_TRIES is the bound
         self.restarts += 1
         logger.warning("%s: %s; restart %d", slot.name, what, self.restarts)
         self._launch(slot)
-
-    def _spend(self, name: str, what: str) -> None:
-        """Count the loss of an engine. Raises ActorError when it is one too many."""
-        if not self._losses.spend(name):
-            raise ActorError(
-                f"{name}: {what}; rollout.max_restarts = {self._config.max_restarts} within "
-                f"{self._config.restart_window:g} s is used up: look into its log, or allow more restarts"
-            )

@@ -94,6 +94,7 @@ class Slot:
         self.call: Any = None  # the object reference of the call under way
         self.accept: Accept = lambda _: None  # what is done with its answer
         self.generating = False  # whether that call is a turn
+        self.failures = 0  # processes in a row that have ended before they could serve
         self.acknowledged: tuple[int, str] | None = None  # version and digest that it said last
         self.duties: deque[Duty] = deque()
         self.patience = 0.0  # seconds that the call under way was given

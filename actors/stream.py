@@ -107,9 +107,10 @@ class RolloutStream:
         return self._pool.queues()
 
     def close(self) -> None:
-        """End the thread; what is in flight is lost."""
+        """End the thread; the pool may be used without it again, and what was not handed out is in its books still."""
         self._pool.stop()
         self._thread.join()
+        self._pool.resume()
 
     def _call(self, function: Callable[[], R]) -> R:
         """Carry out `function` on the thread. Raises what it raises, or what has ended the rounds."""

@@ -5,13 +5,14 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 import ray
 
-from actors.pool import RolloutPool
-from actors.slot import explain
+from actors.pool import GUEST_TRIES, RolloutPool
+from actors.slot import EngineRecipe, explain
 from core.errors import ActorError
 from tests.actors import models
 from tests.actors.conftest import CONFIG
@@ -70,10 +71,33 @@ def test_one_that_cannot_load_the_model_is_given_up(pool: RolloutPool, caplog: p
     assert (pool.restarts, pool._losses.spent) == (0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Deadly(EngineRecipe):
+    """Loading ends the process, as where there is too little memory for the model."""
+
+    def start(self, actor: Any) -> Any:
+        return actor.__ray_call__.remote(lambda _: os._exit(1))
+
+
+def test_one_whose_process_dies_while_loading_is_given_up_and_costs_no_restart(
+    pool: RolloutPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    restarts, good = pool.restarts, pool._recipe
+    pool._recipe = Deadly(**{field.name: getattr(good, field.name) for field in fields(good)})
+    name = pool.add()
+    pool._recipe = good
+    pump_until(pool, lambda: len(pool._slots) == 1)
+    assert f"{name} cannot join and is given up: its process died" in caplog.text
+    assert (pool.restarts - restarts, pool._losses.spent, pool._doubts._losses) == (GUEST_TRIES - 1, 0, [])
+    assert len(pool.generate(many(8), SAMPLING)) == 32
+    assert len(pool._slots) == 1
+
+
 def test_a_slow_engine_is_named_and_left_alone(
     pool: RolloutPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    starts = many(8)
+    starts, restarts = many(8), pool.restarts
     expected = pool.generate(starts, SAMPLING)
     pump_until(pool, lambda: pool.idle)
     monkeypatch.setattr("actors.slot.SLOW", 0.005)  # 3 s of 600
@@ -92,4 +116,4 @@ def test_a_slow_engine_is_named_and_left_alone(
     assert caplog.text.count("is slow") == 1  # once per call
     found = collect(pool, len(starts))
     assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
-    assert (pool.pids(), pool.restarts) == ([process], 0)
+    assert (pool.pids(), pool.restarts) == ([process], restarts)

@@ -35,6 +35,7 @@ def played() -> RolloutPool:
         queues=lambda: Queues(0, 0, 0.0, 1),
     )
     pool.stop = lambda: setattr(pool, "stopping", True)
+    pool.resume = lambda: setattr(pool, "stopping", False)
     return cast(RolloutPool, pool)
 
 
