@@ -15,6 +15,8 @@ TOGETHER = 60.0
 """Seconds within which the losses of several engines are one incident: a lost node, memory that ran out."""
 NODE_SECONDS = 90.0
 """How long the cluster may take to notice that a node is gone (Ray: five health checks, each of up to 13 s, fail)."""
+GUEST_TRIES = 3
+"""How often in a row the process of a guest may die or hang before it can serve: the run needs no guest, and others may load."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,11 @@ AHEAD = 0.25
 """Samples in an engine beyond those it decodes at once, as a share of these: the next ones are there when others finish."""
 REFILL = 8
 """A turn with work waiting ends when one of so many samples has finished."""
+TURN_SECONDS, CALL_SECONDS = 0.1, 0.5
+"""Longest stretch of engine steps between two looks at the driver: new weights may have to wait for two of them. As long as nothing
+is submitted, nobody comes during a call, and fewer looks cost less."""
+LOOKS = 2000
+"""Turns of all engines together that a driver bears per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +263,11 @@ def share(held: int, ledger: Ledger, engines: int, decoded: int) -> int:
     ahead = math.ceil(decoded * AHEAD)
     plenty = ledger.waiting - max(0, decoded - held) >= ahead * engines
     return min(math.ceil(ledger.open / engines), decoded + ahead if plenty else decoded)
+
+
+def stretch(engines: int) -> float:
+    """Seconds of a turn where new weights or work may come at any time."""
+    return min(CALL_SECONDS, max(TURN_SECONDS, engines / LOOKS))
 
 
 def refill_at(held: int, decoded: int) -> int:

@@ -4,13 +4,14 @@ Called by the trainer's loop and, as a `WeightReceiver`, by the learner's broadc
 `actors/stream.py`. Invariants: every start yields each of its samples exactly once, or is quarantined as a whole; an engine
 only ever generates with the current weights, acknowledged; no wait is without a deadline.
 
-    ledger (waiting | out | done)  --jobs-->   turn of rollout-0, rollout-1, ...   stepping for TURN_SECONDS
+    ledger (waiting | out | done)  --jobs-->   turn of rollout-0, rollout-1, ...   stepping for a moment
                  ^                                          |
                  +------ finished samples, flat arrays -----+
 
 An engine holds at most its share of what is open, a quarter more samples than it can decode at once, and
 `rollout.tokens_in_flight` tokens; the rest waits in the ledger for whoever is free first. A turn ends early when an engine has
-room and the ledger has work. Between two turns an engine does its duties: new weights, probes.
+room and the ledger has work. Between two turns an engine does its duties: new weights, probes. Its next call is with it before the
+one under way ends.
 
 `config.actors` engines must be there: those that are furthest, whatever place they have; the others are guests, which wait for
 room as long as it takes and make room for what must be there.
@@ -24,19 +25,14 @@ from typing import Any
 import ray
 
 from actors.actor import Process, Ready, Turn
-from actors.budget import Budget, Doubts, Quarantine
-from actors.ledger import UNBOUNDED, Call, Ledger, Queues, check_room, refill_at, share
+from actors.budget import GUEST_TRIES, Budget, Doubts, Quarantine
+from actors.ledger import CALL_SECONDS, UNBOUNDED, Call, Ledger, Queues, check_room, refill_at, share, stretch
 from actors.slot import Duty, EngineRecipe, Slot, answers, describe, explain, node_died, nodes_alive, rank, weights_lost
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Start, Trajectory
 from core.sampling import Sampling
 from core.weights import Acknowledgement, WeightHandle
-
-TURN_SECONDS = 0.5
-"""Longest stretch of engine steps between two looks at the driver: how long new weights or work may have to wait."""
-GUEST_TRIES = 3
-"""How often in a row the process of a guest may die or hang before it can serve: the run needs no guest, and others may load."""
 
 logger = logging.getLogger("retrospect.actors")
 
@@ -71,7 +67,7 @@ class RolloutPool:
         self._orphaned = False  # the weights are lost with the process that had published them
         self._inviting = True  # whether guests may come
         self._stopping = False
-        self._busy = 0.0
+        self._busy, self._stretch = 0.0, CALL_SECONDS
         self._sharing = 1  # engines that the open samples are divided among
         self._places = max(config.actors, config.max_actors)
         self._ledger = Ledger()
@@ -91,7 +87,7 @@ class RolloutPool:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to pump for, for the time being."""
-        return self._stranded or not (self._ledger.open or any(slot.call or slot.duties for slot in self._slots))
+        return self._stranded or not (self._ledger.open or any(slot.busy for slot in self._slots))
 
     @property
     def _stranded(self) -> bool:
@@ -117,6 +113,7 @@ class RolloutPool:
 
     def submit(self, starts: Sequence[Start], sampling: Sampling) -> None:
         """Queue starts; `pump` generates them and `collect` gives them out. Raises ConfigError when one does not fit."""
+        self._stretch = stretch(len(self._slots))
         self._enter(starts, sampling, urgent=False)
 
     def collect(self) -> list[tuple[str, list[Trajectory]]]:
@@ -169,9 +166,8 @@ class RolloutPool:
             self._slots.remove(slot)
 
     def remove(self, name: str) -> None:
-        """Let an engine finish what it has and end it (in a run, engines leave with their nodes only).
-
-        Raises ActorError if it is the last, or there is none of this name.
+        """Let an engine finish what it has and end it (in a run, engines leave with their nodes only). Raises ActorError if it is the
+        last, or there is none of this name.
         """
         staying = [slot for slot in self._slots if not slot.leaving]
         leaving = [slot for slot in staying if slot.name == name]
@@ -213,9 +209,9 @@ class RolloutPool:
             self._verify(slot)
         self._sharing = max(1, sum(slot.serving and not slot.leaving for slot in self._slots))
         for slot in self._slots:
-            if slot.call is None:
-                self._offer(slot)
-        for slot, answer in answers([slot for slot in self._slots if slot.call is not None], TURN_SECONDS):
+            slot.proceed()
+            self._offer(slot)
+        for slot, answer in answers([slot for slot in self._slots if slot.call is not None], self._stretch / 2):
             if isinstance(answer, BaseException):
                 self._lose(slot, answer)
             else:
@@ -230,7 +226,7 @@ class RolloutPool:
 
     def resume(self) -> None:
         """After `stop`: another may pump."""
-        self._stopping = False
+        self._stopping, self._stretch = False, CALL_SECONDS
 
     def close(self) -> None:
         """End all engine processes."""
@@ -242,7 +238,7 @@ class RolloutPool:
         for slot in self._slots:
             self._launch(slot)
         while busy := [slot for slot in self._slots if slot.call is not None]:
-            for slot, answer in answers(busy, TURN_SECONDS):
+            for slot, answer in answers(busy, CALL_SECONDS):
                 if isinstance(answer, RetrospectError):
                     raise answer
                 if isinstance(answer, BaseException):
@@ -250,8 +246,7 @@ class RolloutPool:
                 slot.accept(answer)
 
     def _enter(self, starts: Sequence[Start], sampling: Sampling, urgent: bool) -> Call:
-        config = self._config
-        check_room(starts, sampling, config.max_prompt_tokens, config.max_response_tokens)
+        check_room(starts, sampling, self._config.max_prompt_tokens, self._config.max_response_tokens)
         call = self._ledger.add(starts, sampling, urgent)
         for start in self._quarantine.again(starts):
             self._ledger.drop(start.id)
@@ -313,8 +308,11 @@ class RolloutPool:
         return [found[index] for index in sorted(found)]
 
     def _offer(self, slot: Slot) -> None:
-        """Give an idle engine its next duty, or else a turn, if there is anything to generate."""
-        if not slot.serving:
+        """Give an engine its next duty, or else a turn, if there is anything to generate: also beside a turn that is half over, so that
+        the engine does not wait for the driver between two (earlier if that turn may be over at once: it brought nothing new).
+        """
+        early = slot.call is not None and time.monotonic() - slot.begun < self._stretch / 2
+        if not slot.free() or (early and not slot.duties and (slot.brought or not self._ledger.waiting)):
             return
         if slot.duties:
             duty = slot.duties[0]
@@ -331,24 +329,24 @@ class RolloutPool:
             return  # its weights are lost: there is no work for it until there are others
         held = self._ledger.held(slot.name)
         room = share(held.samples, self._ledger, self._sharing, self._config.max_running) - held.samples
-        tokens = self._config.tokens_in_flight or UNBOUNDED
-        work = None if slot.leaving else self._ledger.take(slot.name, room, tokens)
-        if held.samples:
+        work = None if slot.leaving else self._ledger.take(slot.name, room, self._config.tokens_in_flight or UNBOUNDED)
+        if work or (held.samples and not early):
             jobs, sampling = (work.jobs, work.sampling) if work else ([], None)
             more = self._ledger.waiting and not slot.leaving
             refill = refill_at(held.samples, self._config.max_running) if more else 0
             slot.begin(
-                lambda actor: actor.turn.remote(jobs, sampling, TURN_SECONDS, refill),
+                lambda actor: actor.turn.remote(jobs, sampling, self._stretch, refill),
                 self._config.deadline,
                 lambda turn: self._accept(slot, turn),
                 generating=True,
+                samples=sum(len(job.samples) for job in jobs),
             )
 
     def _accept(self, slot: Slot, turn: Turn) -> None:
         """Enter what a turn brought."""
         self._busy += time.monotonic() - slot.begun
         self._ledger.accept(turn.batch)
-        held = self._ledger.held(slot.name).samples
+        held = self._ledger.held(slot.name).samples - (slot.queued.samples if slot.queued else 0)
         if turn.unfinished < held:
             self._lose(slot, ActorError(f"its engine has {turn.unfinished} samples of {held} in flight"))
 

@@ -78,6 +78,17 @@ class Duty:
     loads: bool = False  # whether it brings the current weights
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call that an actor has been given."""
+
+    call: Any  # the object reference of its answer
+    accept: Accept  # what is done with the answer
+    seconds: float  # that it may take once it is under way
+    generating: bool  # whether it is a turn
+    samples: int  # new ones that it brings
+
+
 class Slot:
     """Place number `index`, with an actor of the name rollout-`index`.
 
@@ -94,6 +105,8 @@ class Slot:
         self.call: Any = None  # the object reference of the call under way
         self.accept: Accept = lambda _: None  # what is done with its answer
         self.generating = False  # whether that call is a turn
+        self.brought = 0  # samples that it has brought to the engine
+        self.queued: Asked | None = None  # the call that the actor carries out next
         self.failures = 0  # processes in a row that have ended before they could serve
         self.acknowledged: tuple[int, str] | None = None  # version and digest that it said last
         self.duties: deque[Duty] = deque()
@@ -125,14 +138,28 @@ class Slot:
         self.process = process
         self.begin(self._recipe.start, START_SECONDS, accept)
 
-    def begin(self, call: Callable[[Any], Any], seconds: float, accept: Accept, generating: bool = False) -> None:
-        """Start a call on the actor that may take `seconds`."""
-        self.call = call(self._actor)
-        self.accept = accept
-        self.generating = generating
-        self.patience = seconds
-        self.begun = time.monotonic()
-        self.slow = False
+    def begin(
+        self, call: Callable[[Any], Any], seconds: float, accept: Accept, generating: bool = False, samples: int = 0
+    ) -> None:
+        """Give the actor a call that may take `seconds`; beside the one under way it may have one, which follows at once."""
+        self.queued = Asked(call(self._actor), accept, seconds, generating, samples)
+        self.proceed()
+
+    def proceed(self) -> None:
+        """What was queued is under way once the call before it has been answered."""
+        if self.call is None and self.queued is not None:
+            asked, self.queued = self.queued, None
+            self.call, self.accept, self.generating = asked.call, asked.accept, asked.generating
+            self.patience, self.begun, self.slow, self.brought = asked.seconds, time.monotonic(), False, asked.samples
+
+    def free(self) -> bool:
+        """Whether its engine may be given a call: it has none, or just a turn."""
+        return self.serving and self.queued is None and (self.call is None or self.generating)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has anything to do."""
+        return self.call is not None or self.queued is not None or bool(self.duties)
 
     def left(self) -> float:
         """Seconds that the call under way may still take."""
@@ -149,8 +176,8 @@ class Slot:
             return error
 
     def kill(self) -> None:
-        """End the process, also one that is stopped and deaf to Ray, and forget the call."""
-        self.call = None
+        """End the process, also one that is stopped and deaf to Ray, and forget the calls."""
+        self.call = self.queued = None
         self.serving = False
         self.duties.clear()  # the successor gets the current weights by itself
         if self._actor is None:

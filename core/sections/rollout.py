@@ -70,7 +70,7 @@ class RolloutConfig(Section):
     deadline: float = Field(
         600.0,
         gt=0,
-        description="Seconds without an answer (they come twice a second) after which an actor counts as hung; after a quarter it is named as slow.",
+        description="Seconds without an answer (they come several times a second) after which an actor counts as hung; after a quarter it is named as slow.",
     )
     max_restarts: int = Field(
         3,

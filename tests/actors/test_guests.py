@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import ray
 
-from actors.pool import GUEST_TRIES, RolloutPool
+from actors.budget import GUEST_TRIES
+from actors.pool import RolloutPool
 from actors.slot import EngineRecipe, explain
 from core.errors import ActorError
 from tests.actors import models

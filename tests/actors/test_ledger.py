@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.flat import Continuation, FlatBatch, Job, pack, unpack
-from actors.ledger import UNBOUNDED, Ledger, check_room, share
+from actors.ledger import UNBOUNDED, Ledger, check_room, share, stretch
 from core.errors import ConfigError
 from core.records import Finish, Start
 from core.sampling import Sampling
@@ -243,3 +243,7 @@ def test_what_waits_in_an_engine_is_little_and_only_while_there_is_plenty() -> N
     ledger = books([start("a", samples=40)])
     take(ledger, "x", 6)
     assert share(6, ledger, engines=2, decoded=8) == 10  # 34 - (8 - 6) wait
+
+
+def test_turns_are_as_short_as_one_driver_bears() -> None:
+    assert [stretch(engines) for engines in (1, 400, 9000)] == [0.1, 0.2, 0.5]

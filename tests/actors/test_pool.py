@@ -74,6 +74,22 @@ def test_every_engine_acknowledges_and_scores(pool: RolloutPool, tiny_model: Get
             np.testing.assert_allclose(score, models.logprobs(model, sequence), atol=1e-4)
 
 
+def test_new_work_is_with_an_engine_before_its_turn_ends(pool: RolloutPool) -> None:
+    starts, (first, second), restarts = many(8), pool._slots, pool.restarts
+    expected = pool.generate(starts, SAMPLING)
+    pump_until(pool, lambda: pool.idle)
+    for part in (starts[:4], starts[4:]):
+        pool.submit(part, SAMPLING)
+        pool._offer(first)
+        first.begun -= 1.0  # its turn is half over
+    assert (first.call is not None, second.call) == (True, None)
+    assert first.queued is not None
+    assert first.queued.samples == 8  # half of the 32 that are open, less the 8 that it has
+    found = collect(pool, len(starts))
+    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    assert pool.restarts == restarts
+
+
 def disturbed(pool: RolloutPool, starts: Sequence[Start], number: int, victims: Sequence[int]) -> list[Trajectory]:
     """Generate, while signal `number` goes to the processes `victims` in the middle of their first turn.
 
