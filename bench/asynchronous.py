@@ -2,20 +2,21 @@
 
 The demo recipe's loop with a hardly trained starter, on two cores, under two loads: as the recipe has it, where the update takes most
 of an iteration, and with an engine that decodes 16 sequences at once instead of 256, so that rollouts take about as long as
-everything else - where asynchrony has the most to gain, and the two sides have the most to share. Each load runs synchronously
-with one engine and one rank of a thread each (which gives the rollout and the update time), then asynchronously with the same; the
-second also synchronously with two of each (what one would run without asynchrony), which decode as many sequences together. All
-take turns, in two rounds, the second in reverse order. Medians of the iterations without the first and last two of a run, in
-which the pipeline fills up and runs dry.
+everything else - where asynchrony has the most to gain, and the two sides have the most to share. Under each load the same engine,
+rank and store, with one thread each, run synchronously (which gives the rollout and the update time), asynchronously, and
+synchronously again, so that what drifts (the machine, the length of responses) is the same for both. The second load also runs
+synchronously with two engines, which decode as many sequences together, and two ranks: what one would run without asynchrony.
+Medians of the iterations, without those in which caches warm up and the pipeline fills up or runs dry.
 """
 
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bench.report import Check, check, median, write
 from core.config import Config, Device
@@ -24,15 +25,26 @@ from core.plan import batch_plan
 from trainer import asynchronous, build
 from trainer.cluster import connect
 from trainer.commands import Prepared, prepare
-from trainer.loop import iterate
-from trainer.metrics import PhaseClock, PhaseSeconds
+from trainer.loop import Parts, iterate
+from trainer.metrics import PHASES, PhaseClock, PhaseSeconds
 from trainer.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from actors.pool import RolloutPool
 
 RECIPE = Path(__file__).parents[1] / "configs" / "demo.yaml"
 GOAL = 1.10
-LEFT_OUT = 2  # iterations, at the beginning and (the pipeline runs dry) at the end
+WARM, FULL, DRY = 1, 2, 1
+"""Iterations left out: the first of a synchronous stretch, those that fill the pipeline, and the one in which it runs dry."""
 LOADS = {"update-bound": 256, "balanced": 16}
 """Sequences that the engine decodes at once."""
+
+
+class Counted(NamedTuple):
+    """Iterations that count."""
+
+    apart: int  # of each synchronous stretch
+    overlapped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,45 +55,73 @@ class Lap:
     busy: float  # seconds that the engine worked meanwhile
 
 
-class Setting(NamedTuple):
-    """How a run differs from the others."""
+@dataclass(frozen=True, slots=True)
+class Laps:
+    """The iterations of one load that count."""
 
-    processes: int  # engines and learner ranks each, of one thread
-    max_running: int
-    max_staleness: int
+    apart: list[Lap] = field(default_factory=list)
+    overlapped: list[Lap] = field(default_factory=list)
 
 
-def recipe(quick: bool, setting: Setting) -> Config:
-    """The demo recipe, with half of its starts; quick: an eighth."""
+def recipe(quick: bool, processes: int, max_running: int) -> Config:
+    """The demo recipe, with half of its starts (quick: an eighth), and `processes` engines and ranks each, of one thread."""
     config = load_config(RECIPE)
     rollout = {
         "starts": config.rollout.starts // (8 if quick else 2),
-        "actors": setting.processes,
-        "max_running": setting.max_running // setting.processes,
-        "max_staleness": setting.max_staleness,
+        "actors": processes,
+        "max_running": max_running // processes,
     }
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"iterations": 2 * LEFT_OUT + (2 if quick else 3)}),
             "starter": config.starter.model_copy(update={"steps": 20}),
             "rollout": config.rollout.model_copy(update=rollout),
-            "learner": config.learner.model_copy(update={"ranks": setting.processes, "critic_warmup": 0}),
+            "learner": config.learner.model_copy(update={"ranks": processes, "critic_warmup": 0}),
         }
     )
 
 
-def run(config: Config, ready: Prepared, device: Device, folder: Path) -> list[Lap]:
-    """The iterations that count."""
-    plan, laps = batch_plan(config), []
-    directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
-    with build.parts(config, plan, directory, ready.task, ready.model, device) as parts:
-        settings = build.settings(config, plan)
+@dataclass(slots=True)
+class Runner:
+    """The parts of one load and how far they have come."""
+
+    parts: Parts
+    config: Config
+    number: int = 0
+
+    def stretch(self, parts: Parts, count: int) -> list[Lap]:
+        """The next `count` iterations."""
+        settings, laps = build.settings(self.config, batch_plan(self.config)), []
         step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
-        for number in range(1, config.run.iterations + 1):
+        for _ in range(count):
+            self.number += 1
             clock, before = PhaseClock(), parts.actors.queues().busy
-            step(parts, settings, number, clock)
+            step(parts, settings, self.number, clock)
             laps.append(Lap(clock.seconds(), parts.actors.queues().busy - before))
-    return laps[LEFT_OUT:-LEFT_OUT]
+        return laps
+
+    def apart(self, count: int) -> list[Lap]:
+        """Synchronous iterations."""
+        return self.stretch(self.parts, WARM + count)[WARM:]
+
+    def overlapped(self, count: int) -> list[Lap]:
+        """Asynchronous iterations of the same parts."""
+        whole = FULL + count + DRY
+        run = self.config.run.model_copy(update={"iterations": self.number + whole})
+        rollout = self.config.rollout.model_copy(update={"max_staleness": 1})
+        config = self.config.model_copy(update={"run": run, "rollout": rollout})
+        with ExitStack() as stack:
+            pool = cast("RolloutPool", self.parts.actors)
+            stream, pipeline = build.asynchronous(config, pool, stack)
+            pipeline.restore(None, self.number, self.parts.learner.version)
+            return self.stretch(replace(self.parts, actors=stream, pipeline=pipeline), whole)[FULL:-DRY]
+
+
+@contextmanager
+def runner(config: Config, ready: Prepared, device: Device, folder: Path) -> Iterator[Runner]:
+    """Engine, learner and store, started anew."""
+    directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
+    with build.parts(config, batch_plan(config), directory, ready.task, ready.model, device) as parts:
+        yield Runner(parts, config)
 
 
 def middle(values: Iterable[float]) -> float:
@@ -90,13 +130,13 @@ def middle(values: Iterable[float]) -> float:
 
 
 def checks_of(load: str, apart: Sequence[Lap], overlapped: Sequence[Lap]) -> list[Check]:
-    """One load, synchronous and asynchronous with one process of one thread each."""
+    """One load, synchronous and asynchronous with one process each."""
     rollout = middle(lap.seconds.generate for lap in apart)
     rest = middle(lap.seconds.total - lap.seconds.generate for lap in apart)
     wall = middle(lap.seconds.total for lap in overlapped)
     whole = sum(lap.seconds.total for lap in overlapped)
     engine = sum(lap.busy for lap in overlapped) / whole
-    learner = 1 - sum(lap.seconds.generate for lap in overlapped) / whole
+    waits = sum(lap.seconds.generate for lap in overlapped) / whole
     slower = max(rollout, rest)
     return [
         check(f"{load}: rollout time, synchronous, 1 process each", rollout, "s"),
@@ -107,35 +147,50 @@ def checks_of(load: str, apart: Sequence[Lap], overlapped: Sequence[Lap]) -> lis
         ),
         check(f"{load}: speed-up over synchronous, 1 process each", (rollout + rest) / wall, "x", baseline=1.0),
         check(f"{load}: asynchronous, share of time in which the engine works", engine, "share"),
-        check(f"{load}: asynchronous, share of time in which the learner does not wait for it", learner, "share"),
+        check(f"{load}: asynchronous, share of time in which the learner does not wait for it", 1 - waits, "share"),
+        check(
+            f"{load}: asynchronous, rollout time of the engine's own clock",
+            middle(lap.busy for lap in overlapped),
+            "s",
+            baseline=middle(lap.busy for lap in apart),
+        ),
+        *slowed(load, apart, overlapped),
+    ]
+
+
+def slowed(load: str, apart: Sequence[Lap], overlapped: Sequence[Lap]) -> list[Check]:
+    """What the learner's side of an iteration went to, beside a working engine and without."""
+    parts = [phase for phase in (*PHASES, "other") if phase not in ("generate", "evaluate")]
+    spent = [[middle(getattr(lap.seconds, part) for lap in laps) for part in parts] for laps in (overlapped, apart)]
+    return [
+        check(f"{load}: asynchronous, {part} beside a working engine", beside, "s", baseline=alone)
+        for part, beside, alone in zip(parts, *spent, strict=True)
     ]
 
 
 def main(quick: bool) -> None:
     """Measure and write bench/results/asynchronous.json."""
-    wide = Setting(2, LOADS["balanced"], 0)
-    laps: dict[Setting, list[Lap]] = {
-        Setting(1, running, staleness): [] for running in LOADS.values() for staleness in (0, 1)
-    }
-    laps[wide] = []
-    config = recipe(quick, wide)
-    rounds = 1 if quick else 2
+    counted = Counted(1, 2) if quick else Counted(3, 5)
+    found = {load: Laps() for load in LOADS}
+    config = recipe(quick, 2, LOADS["balanced"])
     with tempfile.TemporaryDirectory() as name, connect(config, "bench") as device, prepare(config) as ready:
-        for turn in range(rounds):
-            for setting in list(laps)[:: -1 if turn else 1]:
-                laps[setting] += run(recipe(quick, setting), ready, device, Path(name))
-    checks = []
-    for load, running in LOADS.items():
-        checks += checks_of(load, laps[Setting(1, running, 0)], laps[Setting(1, running, 1)])
-    apart, overlapped = (
-        middle(lap.seconds.total for lap in laps[setting])
-        for setting in (wide, wide._replace(processes=1, max_staleness=1))
+        for load, running in LOADS.items():
+            with runner(recipe(quick, 1, running), ready, device, Path(name)) as one:
+                found[load].apart.extend(one.apart(counted.apart))
+                found[load].overlapped.extend(one.overlapped(counted.overlapped))
+                found[load].apart.extend(one.apart(counted.apart))
+        with runner(config, ready, device, Path(name)) as one:
+            wide = one.apart(counted.overlapped)
+    checks = [item for load, laps in found.items() for item in checks_of(load, laps.apart, laps.overlapped)]
+    whole = [middle(lap.seconds.total for lap in laps) for laps in (wide, found["balanced"].overlapped)]
+    checks.append(
+        check("balanced: speed-up over synchronous, 2 processes each", whole[0] / whole[1], "x", baseline=1.0)
     )
-    checks.append(check("balanced: speed-up over synchronous, 2 processes each", apart / overlapped, "x", baseline=1.0))
     settings: dict[str, str | int | float] = {
         "starts": config.rollout.starts,
         "samples": config.rollout.samples,
-        "iterations counted": rounds * (config.run.iterations - 2 * LEFT_OUT),
+        "iterations counted, synchronous": 2 * counted.apart,
+        "iterations counted, asynchronous": counted.overlapped,
         "max_staleness": 1,
         "device": device,
     }
