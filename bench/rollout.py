@@ -5,8 +5,10 @@ through `vllm.LLM.generate` in a bare process beside it, with the same threads. 
 whose samples share a prefix. Bare vLLM runs in process and without compilation too - the faster setting on CPU - and,
 like ours, without chunked prefill, which crashes seeded requests there, with the block size that ours has (its own, 128, would
 share no prefix as short as these). Every round has starts of its own, so that what is shared is shared within a round, as in
-training. Medians of alternating repeats after one round to warm up; both must produce the same tokens. Both give log-probabilities
-as flat arrays: what is left to see is the cost of pool, Ray and actor.
+training. Medians of alternating rounds after one to warm up, over several processes of each side, because how memory happens to
+lie makes a process faster or slower for as long as it lives; both must produce the same tokens. Both give log-probabilities
+as flat arrays, and both processes have the same environment from their beginning (memory allocation, too): what is left to see is the
+cost of pool, Ray and actor. Where the time goes is measured on both sides: inside vLLM's steps, beside them in the engine, outside.
 
 The launch is that of a user: from the start of the process `python launch.py train` (demo recipe, starter model built before) to
 the file of the first responses, which are generated, judged and written down before training; one held-out problem, so that
@@ -20,11 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -44,6 +48,23 @@ CONFIG = RolloutConfig(
 GOAL = 0.97
 WORKER_NICENESS = 15
 """Ray's default for its workers; bare vLLM gets the same, so that other load on the machine hits both alike."""
+
+
+class Took(NamedTuple):
+    """Seconds of one round."""
+
+    whole: float
+    engine: float  # of these, in the engine's process, from the requests to the results
+    steps: float  # of these, in vLLM's own steps
+
+
+class Found(NamedTuple):
+    """What was measured under one load; ours first, then bare vLLM's."""
+
+    rates: tuple[list[float], list[float]]  # tokens/s of every round
+    took: tuple[list[Took], list[Took]]
+    same: list[float]  # per pair of processes: share of samples with the same tokens
+
 
 Request = tuple[list[int], int, int]
 """Context, seed, budget: one sample as bare vLLM gets it."""
@@ -90,11 +111,47 @@ def requests_of(starts: Sequence[Start], sampling: Sampling) -> list[Request]:
     ]
 
 
-def serve_bare(model: str, connection: Connection) -> None:
-    """The bare process: loads vLLM, then answers lists of requests with (seconds, tokens)."""
-    from actors.engine import CPU_BLOCK, environment, stop_tokens
+def timed(owner: Any, name: str, spent: dict[str, float]) -> None:
+    """From now on, add up in `spent` the seconds inside a method of `owner`."""
+    method = getattr(owner, name)
+    spent[name] = 0.0
 
-    os.environ.update(environment("cpu", CONFIG.threads))
+    def call(*args: Any, **named: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return method(*args, **named)
+        finally:
+            spent[name] += time.perf_counter() - begun
+
+    setattr(owner, name, call)
+
+
+def watch(actor: Any) -> None:
+    """In the rollout actor: time vLLM's steps, and all that our engine does."""
+    actor.spent = {}
+    timed(actor._engine._engine, "step", actor.spent)
+    timed(actor._engine, "add", actor.spent)
+    timed(actor._engine, "run", actor.spent)
+
+
+def read(actor: Any) -> tuple[float, float]:
+    """In the rollout actor: seconds in our engine and in vLLM's steps, since the last call."""
+    spent = dict(actor.spent)
+    actor.spent.update(dict.fromkeys(spent, 0.0))
+    return spent["add"] + spent["run"], spent["step"]
+
+
+def in_actor(function: Callable[[Any], Any]) -> Any:
+    """What `function` of the rollout actor returns there."""
+    import ray
+
+    return ray.get(ray.get_actor("rollout-0").__ray_call__.remote(function))
+
+
+def serve_bare(model: str, connection: Connection) -> None:
+    """The bare process: loads vLLM, then answers lists of requests with (`Took`, tokens)."""
+    from actors.engine import CPU_BLOCK, stop_tokens
+
     os.nice(WORKER_NICENESS)
     from vllm import LLM, SamplingParams, TokensPrompt
 
@@ -111,9 +168,11 @@ def serve_bare(model: str, connection: Connection) -> None:
         block_size=CPU_BLOCK,
         enable_chunked_prefill=False,  # with it a seeded request may crash, see actors/engine.py
     )
-    stop = stop_tokens(model)
+    stop, spent = stop_tokens(model), dict[str, float]()
+    timed(engine.llm_engine, "step", spent)
     connection.send(None)
     while requests := connection.recv():
+        spent["step"] = 0.0
         begun = time.perf_counter()
         prompts = [TokensPrompt(prompt_token_ids=context) for context, _, _ in requests]
         params = [
@@ -124,41 +183,62 @@ def serve_bare(model: str, connection: Connection) -> None:
         ]
         outputs = engine.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - begun
-        connection.send((seconds, [list(output.outputs[0].token_ids) for output in outputs]))
+        took = Took(seconds, seconds, spent["step"])
+        connection.send((took, [list(output.outputs[0].token_ids) for output in outputs]))
 
 
-def ours(pool: Any, starts: Sequence[Start], sampling: Sampling) -> tuple[float, list[list[int]]]:
+def ours(pool: Any, starts: Sequence[Start], sampling: Sampling) -> tuple[Took, list[list[int]]]:
     """Seconds and tokens of the pool."""
+    in_actor(read)
     begun = time.perf_counter()
     trajectories = pool.generate(starts, sampling)
-    return time.perf_counter() - begun, [one.tokens.tolist() for one in trajectories]
+    seconds = time.perf_counter() - begun
+    return Took(seconds, *in_actor(read)), [one.tokens.tolist() for one in trajectories]
 
 
-def theirs(bare: Connection, starts: Sequence[Start], sampling: Sampling) -> tuple[float, list[list[int]]]:
+def theirs(bare: Connection, starts: Sequence[Start], sampling: Sampling) -> tuple[Took, list[list[int]]]:
     """Seconds and tokens of bare vLLM."""
     bare.send(requests_of(starts, sampling))
-    seconds, tokens = bare.recv()
-    return seconds, tokens
+    took, tokens = bare.recv()
+    return took, tokens
 
 
-def compare(pool: Any, bare: Connection, name: str, count: int, prefix: int, repeats: int) -> list[Check]:
+def compare(pool: Any, bare: Connection, prefix: int, count: int, rounds: int, found: Found) -> None:
     """Take turns on one load, who is first alternating; the first round warms up and is checked for equal tokens."""
     sampling = Sampling(1.0, 1.0, prefix + GENERATED)
     sides = (partial(ours, pool), partial(theirs, bare))
-    rates: dict[int, list[float]] = {0: [], 1: []}
-    for round_number in range(repeats + 1):
-        starts, found = starts_of(count, prefix, round_number), {}
-        for side in (0, 1) if round_number % 2 else (1, 0):
-            seconds, found[side] = sides[side](starts, sampling)
-            if round_number:
-                rates[side].append(sum(map(len, found[side])) / seconds)
-        if not round_number:
-            same = sum(a == b for a, b in zip(found[0], found[1], strict=True)) / len(found[1])
-    mine, base = median(rates[0]), median(rates[1])
+    for number in range(rounds + 1):
+        starts, tokens = starts_of(count, prefix, number), {}
+        for side in (0, 1) if number % 2 else (1, 0):
+            took, tokens[side] = sides[side](starts, sampling)
+            if number:
+                found.took[side].append(took)
+                found.rates[side].append(sum(map(len, tokens[side])) / took.whole)
+        if not number:
+            found.same.append(sum(a == b for a, b in zip(tokens[0], tokens[1], strict=True)) / len(tokens[1]))
+
+
+def checks_of(name: str, samples: int, found: Found) -> list[Check]:
+    """One load."""
+    mine, base = map(median, found.rates)
     return [
-        check(f"{name}: pool, {count * SAMPLES} samples", mine, "tokens/s", baseline=base),
+        check(f"{name}: pool, {samples} samples", mine, "tokens/s", baseline=base),
         check(f"{name}: pool / bare vllm.LLM.generate", mine / base, "ratio", ">=", GOAL, baseline=1.0),
-        check(f"{name}: share of samples with the same tokens as bare vLLM", same, "share", ">=", 1.0),
+        check(f"{name}: share of samples with the same tokens as bare vLLM", min(found.same), "share", ">=", 1.0),
+        *where(name, *found.took),
+    ]
+
+
+def where(name: str, mine: Sequence[Took], base: Sequence[Took]) -> list[Check]:
+    """What the seconds of a round went to, on both sides."""
+    parts: dict[str, Callable[[Took], float]] = {
+        "in vLLM's steps": lambda took: took.steps,
+        "in the engine beside them (requests in, results out)": lambda took: took.engine - took.steps,
+        "outside the engine (pool, Ray, waiting for each other)": lambda took: took.whole - took.engine,
+    }
+    return [
+        check(f"{name}: {part}", median(list(map(of, mine))), "s", baseline=median(list(map(of, base))))
+        for part, of in parts.items()
     ]
 
 
@@ -206,39 +286,57 @@ def launch(folder: Path) -> list[Check]:
     ]
 
 
+@contextmanager
+def pair(model: str) -> Iterator[tuple[Any, Connection, float]]:
+    """A pool with one engine, a bare process beside it, and the seconds that the engine took to its first token."""
+    from actors.engine import environment
+    from actors.pool import RolloutPool
+
+    begun = time.perf_counter()
+    with closing(RolloutPool(model, CONFIG, dtype="float32", device="cpu", seed=0, cpus=1.0)) as pool:
+        pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
+        first = time.perf_counter() - begun
+        in_actor(watch)
+        bare, end = multiprocessing.get_context("spawn").Pipe()
+        server = multiprocessing.get_context("spawn").Process(target=serve_bare, args=(model, end), daemon=True)
+        with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as of our engine's process
+            server.start()
+        end.close()  # so that `recv` fails when the process dies
+        bare.recv()
+        yield pool, bare, first
+        bare.send([])
+        server.join()
+
+
 def main(quick: bool) -> None:
     """Measure and write bench/results/rollout.json."""
     import ray
 
-    from actors.pool import RolloutPool
-
-    repeats, count = (3, 32) if quick else (4, 64)
+    pairs, rounds, count = (1, 3, 32) if quick else (3, 3, 64)
+    loads = {"roots": 0, "replayed": PREFIX}
+    found = {name: Found(([], []), ([], []), []) for name in loads}
+    firsts = []
     with tempfile.TemporaryDirectory() as folder:  # first: nothing else runs then
         launched = launch(Path(folder))
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    bare, end = multiprocessing.get_context("spawn").Pipe()
     with tempfile.TemporaryDirectory() as folder:
         model = str(build_model(Path(folder)))
-        begun = time.perf_counter()
-        pool = RolloutPool(model, CONFIG, dtype="float32", device="cpu", seed=0, cpus=1.0)
-        pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
-        first = time.perf_counter() - begun
-        server = multiprocessing.get_context("spawn").Process(target=serve_bare, args=(model, end), daemon=True)
-        server.start()
-        end.close()  # so that `recv` fails when the process dies
-        bare.recv()
-        checks = [
-            *compare(pool, bare, "roots", count, 0, repeats),
-            *compare(pool, bare, "replayed", count, PREFIX, repeats),
-            *launched,
-            check("launch of an engine to its first token", first, "s", "<=", 30.0),
-            check("death of an engine to its successor's first token", restart(pool), "s", "<=", 30.0),
-        ]
-        bare.send([])
-        server.join()
-        pool.close()
+        for number in range(pairs):
+            with pair(model) as (pool, bare, first):
+                firsts.append(first)
+                for name, prefix in loads.items():
+                    compare(pool, bare, prefix, count, rounds, found[name])
+                if number == pairs - 1:
+                    restarted = restart(pool)
     ray.shutdown()
-    write("rollout", checks, {"model": "Qwen2, 0.8 M", "threads": CONFIG.threads, "repeats": repeats}, quick=quick)
+    checks = [
+        *(item for name in loads for item in checks_of(name, count * SAMPLES, found[name])),
+        *launched,
+        check("launch of an engine to its first token", median(firsts), "s", "<=", 30.0),
+        check("death of an engine to its successor's first token", restarted, "s", "<=", 30.0),
+    ]
+    settings: dict[str, str | int | float] = {"model": "Qwen2, 0.8 M", "threads": CONFIG.threads}
+    write("rollout", checks, {**settings, "processes of each side": pairs, "rounds": rounds}, quick=quick)
 
 
 if __name__ == "__main__":
