@@ -173,7 +173,7 @@ def bare(folder: str, work: Work, threads: int) -> Peaks:
 
 
 def long_vocabulary(judged: Sequence[Judged]) -> MicroBatch:
-    """One micro-batch of at most 2,048 tokens, padding included, all of them scored: their logits alone are 1.2 GB."""
+    """One micro-batch of at most 2,048 tokens, padding included, with every token of its rows but the first scored."""
     rows = [Row(j.trajectory.sequence_ids, 1) for j in judged]
     widths = np.maximum.accumulate([len(row.tokens) for row in rows])
     count = int(np.searchsorted(widths * np.arange(1, len(rows) + 1), 2048, side="right"))
