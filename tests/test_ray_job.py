@@ -1,8 +1,8 @@
 """`ray job submit --working-dir . -- python launch.py train ...` against a real Ray head with its dashboard."""
 
+import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,27 +16,22 @@ from pathlib import Path
 import psutil
 import pytest
 
+from learner.worker import free_port
 from tests.test_end_to_end import assert_ended, descendants
 
 ROOT = Path(__file__).parents[1]
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def dashboard() -> Iterator[str]:
     """A head of its own (started as a user does); the address of its dashboard."""
-    port, dash, client = free_port(), free_port(), free_port()
+    port, dash, client, agent = free_ports(4)
     environment = {**os.environ, "RAY_AUTH_MODE": "token"}
     arguments = ["start", "--head", "--block", f"--port={port}", f"--dashboard-port={dash}", "--num-cpus=2"]
     ports = ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}", "--dashboard-host=127.0.0.1"]
     # The agent that takes jobs has a fixed port by default: where another Ray of this machine has it, it takes none.
-    ports.append(f"--dashboard-agent-listen-port={free_port()}")
+    ports.append(f"--dashboard-agent-listen-port={agent}")
     subprocess.run([RAY, "get-auth-token", "--generate"], env=environment, check=True, capture_output=True)
     # A folder of its own: in the usual one it would record itself as the cluster of this machine.
     with tempfile.TemporaryDirectory(prefix="head", ignore_cleanup_errors=True) as folder:
@@ -54,12 +49,20 @@ def dashboard() -> Iterator[str]:
             end(head)
 
 
+def free_ports(count: int) -> set[int]:
+    """Different ones that the kernel gives to nobody by chance before the head has them."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return found
+
+
 def ready(address: str, head: "subprocess.Popen[str]") -> str:
     """The dashboard's address as soon as it answers."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not answers(address):
         assert head.poll() is None, "the head did not start"
-        assert time.monotonic() < deadline, "no dashboard within 120 s"
+        assert time.monotonic() < deadline, "no dashboard within 300 s"
         time.sleep(0.5)
     return address
 
@@ -80,7 +83,7 @@ def answers(address: str) -> bool:
         urllib.request.urlopen(f"{address}/api/version", timeout=2)
     except urllib.error.HTTPError:
         return True  # a dashboard that asks for the token is up
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
     return True
 
