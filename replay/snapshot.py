@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from replay import kernels
 from replay.arena import ends_of
 from replay.keys import GROUPS, Rows, problem_hash
 from replay.records import Counters
@@ -60,7 +61,9 @@ def _part(shard: Shard, chosen: Rows, problem_base: int, trajectory_base: int) -
     problems = shard.blocks.problems.rows.take(chosen)
     names = pa.array([shard.names[i] for i in chosen.tolist()], pa.string())
     members = shard.blocks.gather(chosen)
-    used, first, chain = np.unique(members.rows["trajectory"], return_index=True, return_inverse=True)
+    # in the order of their states: their own numbers are other ones in a shard that was restored
+    used, chain = kernels.distinct(members.rows["trajectory"])
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(chain), prepend=-1))
     trajectories = shard.trajectories.rows.take(used)
     tokens = shard.arena.gather(trajectories["address"], trajectories["size"])
     lists = pa.LargeListArray.from_arrays(ends_of(trajectories["size"]), pa.array(tokens))
