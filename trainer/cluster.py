@@ -65,7 +65,7 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
             log_to_driver=False,
             logging_level="WARNING",
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a bare one, too: when Ray's own processes do not come up in time
         raise ClusterError(
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
             f"fix the address, or use --cluster.address local"
