@@ -4,8 +4,6 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # Where pip looks for the CPU build of torch when it does not find it by itself (see README, "Install").
 TORCH_INDEX ?=
-# Processes of the test suite, each with a Ray of its own: engines spend much of their start on one core.
-TEST_PROCESSES ?= 2
 STAMP := $(VENV)/.installed
 LOCK := requirements/cpu.txt requirements/dev.txt
 
@@ -21,7 +19,7 @@ demo: setup
 	@$(PY) launch.py train --config configs/demo.yaml
 
 test: setup
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --no-loadscope-reorder
+	@$(PY) -m pytest
 
 lint: setup
 	@$(VENV)/bin/ruff check .

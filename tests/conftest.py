@@ -1,11 +1,8 @@
-"""What engine tests share: one Ray cluster for the whole session. And how `make test` deals the files out to two processes."""
+"""What engine tests share: one Ray cluster for the whole session."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,37 +22,6 @@ settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 FEW_ROWS = ROOT / "tests" / "data"
-SHARING = {f"tests/actors/test_{name}.py" for name in ("engine", "hf_engine", "options")}
-"""Files that ask for the engines of the session (tests/actors/conftest.py): one process runs them all."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Before pytest-xdist starts its processes: two Rays that start at once in a new home would each write a token of its own."""
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        ray = Path(sys.executable).with_name("ray")
-        subprocess.run([ray, "get-auth-token", "--generate"], check=True, capture_output=True)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file is run by one process, for the sake of its fixtures."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Files(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "engines" if file in SHARING else file
-
-    return Files(config, log)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a process of pytest-xdist: whole runs of the command line (the files of this folder) take longest and come first, tests
-    without engines last. So all processes end at about the same time.
-    """
-    if hasattr(config, "workerinput"):
-        folders = [ROOT / "tests", *(ROOT / "tests" / name for name in ("actors", "learner", "trainer"))]
-        items.sort(key=lambda item: folders.index(item.path.parent) if item.path.parent in folders else len(folders))
 
 
 @pytest.fixture(scope="session")
