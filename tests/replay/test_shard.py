@@ -14,6 +14,7 @@ from replay.batch import pack, pack_outcomes
 from replay.keys import GROUPS, owned_groups, state_keys
 from replay.ops import apply
 from replay.shard import Revaluation, Shard
+from replay.snapshot import capture, restore
 from tests.replay.crashes import least
 
 TOKENS = np.arange(10, dtype=np.int32)
@@ -81,6 +82,21 @@ def test_eviction_takes_the_least_promising_and_frees_their_tokens() -> None:
     apply(shard, least(shard, 3))
     assert list(held(shard).values()) == pytest.approx([0.4])
     assert (shard.states, shard.replayable().tolist(), shard.arena.live) == (1, [1], 10)
+
+
+def test_a_snapshot_does_not_show_that_its_shard_was_restored() -> None:
+    """The place of a trajectory that has gone is given to the next one, which a restored shard puts at the end."""
+    straight = shard_of(candidate("p", [1, 2, 3], [2], [0.1]), candidate("q", [4, 5, 6], [2], [0.9]), ranking="value")
+    apply(straight, least(straight, 1))
+    resumed = shard_of(ranking="value")
+    for part in capture(straight):
+        restore(resumed, part)
+    for shard in (straight, resumed):
+        shard.add(pack([candidate("q", [4, 7, 8], [2], [0.5])], 100))
+    (left,), (right,) = capture(straight), capture(resumed)
+    assert left.trajectories.num_rows == 2
+    assert left.trajectories.equals(right.trajectories)
+    assert left.states.equals(right.states)
 
 
 def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
