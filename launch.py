@@ -27,6 +27,7 @@ import core
 from core.config import Config
 from core.errors import ConfigError, RetrospectError
 from core.load import load_config, override
+from core.startup import uncollected
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
@@ -137,7 +138,8 @@ def with_engine(engine: str | None, fields: list[str]) -> list[str]:
 
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe, or resume a run."""
-    from trainer import commands
+    with uncollected():
+        from trainer import commands
 
     own = running_options()
     own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")

@@ -22,6 +22,7 @@ from core.errors import ConfigError, ModelError, first_line
 from core.records import Finish, FloatArray, IntArray
 from core.sampling import Sampling
 from core.seeds import derive
+from core.startup import uncollected
 from core.weights import Acknowledgement, Weights, digest
 
 CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
@@ -91,10 +92,11 @@ class VllmEngine:
         name: str = "engine",
     ) -> None:
         os.environ.update(environment(device, config.threads))
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.exceptions import VLLMError
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.llm_engine import LLMEngine
+        with uncollected():
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.exceptions import VLLMError
+            from vllm.usage.usage_lib import UsageContext
+            from vllm.v1.engine.llm_engine import LLMEngine
 
         self.name = name
         self._stop = stop_tokens(model_path)

@@ -15,29 +15,41 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
-from transformers.utils import is_flash_attn_2_available
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError, first_line
 from core.records import FloatArray
-from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
-from learner import randomness
-from learner.actor_critic import ActorCritic, LossSettings, SeparateModels, SharedTrunk, StepPlan, model_inputs, places
-from learner.adapters import Lora, adapters_off, merged
-from learner.batch import MicroBatch
-from learner.engine import join_ranks
-from learner.models import (
-    PolicyModel,
-    attention_kernel,
-    load_policy,
-    load_shared,
-    load_value,
-    recompute_activations,
-    torch_varlen,
-)
-from learner.objective import PolicyCoefficients
-from learner.stats import StepSums
+from core.startup import uncollected
+
+with uncollected():  # a rank's process begins here
+    import torch
+    from transformers.utils import is_flash_attn_2_available
+
+    from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
+    from learner import randomness
+    from learner.actor_critic import (
+        ActorCritic,
+        LossSettings,
+        SeparateModels,
+        SharedTrunk,
+        StepPlan,
+        model_inputs,
+        places,
+    )
+    from learner.adapters import Lora, adapters_off, merged
+    from learner.batch import MicroBatch
+    from learner.engine import join_ranks
+    from learner.models import (
+        PolicyModel,
+        attention_kernel,
+        load_policy,
+        load_shared,
+        load_value,
+        recompute_activations,
+        torch_varlen,
+    )
+    from learner.objective import PolicyCoefficients
+    from learner.stats import StepSums
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",  # engines and learner take turns on the same cores: a thread that waits must not spin
     "TOKENIZERS_PARALLELISM": "false",
+    "RAY_prestart_worker_first_driver": "0",  # idle workers of a local head; none would be used: all of ours have their own environment
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a stray call before or after `connect` must fail, not start a cluster of its own
 }
 os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})

@@ -19,6 +19,7 @@ from core.errors import ConfigError, DivergenceError, LearnerError, StoreError
 from core.load import dump_config, field_names, load_config, override
 from core.plan import BatchPlan, Bundle, batch_plan, placement
 from core.records import Problem
+from core.startup import uncollected
 from trainer import build, checkpoint
 from trainer.checkpoint import Progress
 from trainer.console import open_console
@@ -73,7 +74,8 @@ def prepare(config: Config) -> Iterator[Prepared]:
 
     check_options(config.rollout, config.cluster.device)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
-    task, _ = load_task(config, model)
+    with uncollected():
+        task, _ = load_task(config, model)
     print(describe_data(task))
     try:
         check_canonical(config, task.train)

@@ -1,0 +1,55 @@
+"""What is imported stays out of garbage collection, and collection goes on as it was."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from core.startup import uncollected
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """Nothing is left frozen by a test."""
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+class Node:
+    """Refers to itself: only the collector can free it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_nothing_is_collected_inside_and_what_was_made_there_never_walked_again() -> None:
+    before = gc.get_freeze_count()
+    with uncollected():
+        assert not gc.isenabled()
+        kept = [Node() for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(kept)
+    walked = {id(item) for item in gc.get_objects()}
+    assert not any(id(node) in walked for node in kept)
+
+
+def test_later_garbage_is_collected() -> None:
+    with uncollected():
+        pass
+    gc.collect()
+    Node()
+    assert gc.collect() >= 1
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    with uncollected():
+        pass
+    assert not gc.isenabled()
+
+
+def test_an_error_inside_leaves_the_collector_running() -> None:
+    with pytest.raises(ImportError), uncollected():
+        raise ImportError
+    assert gc.isenabled()
