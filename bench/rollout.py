@@ -5,8 +5,9 @@ through `vllm.LLM.generate` in a bare process beside it, with the same threads. 
 whose samples share a prefix. Bare vLLM runs in process and without compilation too - the faster setting on CPU - and,
 like ours, without chunked prefill, which crashes seeded requests there, with the block size that ours has (its own, 128, would
 share no prefix as short as these). Every round has starts of its own, so that what is shared is shared within a round, as in
-training. Medians of alternating rounds after one to warm up, over several processes of each side, because how memory happens to
-lie makes a process faster or slower for as long as it lives; both must produce the same tokens. Both give log-probabilities
+training. Medians of alternating rounds after one to warm up, their mean over several processes of each side, because how memory happens to
+lie makes a process faster or slower for as long as it lives; they start in turns, because of two alike that live side by side the
+one that was there first is the slower one here (by 4 to 10 %, bare vLLM beside bare vLLM). Both must produce the same tokens. Both give log-probabilities
 as flat arrays, and both processes have the same environment from their beginning (memory allocation, too): what is left to see is the
 cost of pool, Ray and actor. Where the time goes is measured on both sides: inside vLLM's steps, beside them in the engine, outside.
 
@@ -23,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -59,9 +61,9 @@ class Took(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was measured under one load; ours first, then bare vLLM's."""
+    """What was measured under one load, the medians of every process; ours first, then bare vLLM's."""
 
-    rates: tuple[list[float], list[float]]  # tokens/s of every round
+    rates: tuple[list[float], list[float]]  # tokens/s
     took: tuple[list[Took], list[Took]]
     same: list[float]  # per pair of processes: share of samples with the same tokens
 
@@ -207,20 +209,25 @@ def compare(pool: Any, bare: Connection, prefix: int, count: int, rounds: int, f
     """Take turns on one load, who is first alternating; the first round warms up and is checked for equal tokens."""
     sampling = Sampling(1.0, 1.0, prefix + GENERATED)
     sides = (partial(ours, pool), partial(theirs, bare))
+    spent: tuple[list[Took], list[Took]] = ([], [])
+    rates: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
         starts, tokens = starts_of(count, prefix, number), {}
         for side in (0, 1) if number % 2 else (1, 0):
             took, tokens[side] = sides[side](starts, sampling)
             if number:
-                found.took[side].append(took)
-                found.rates[side].append(sum(map(len, tokens[side])) / took.whole)
+                spent[side].append(took)
+                rates[side].append(sum(map(len, tokens[side])) / took.whole)
         if not number:
             found.same.append(sum(a == b for a, b in zip(tokens[0], tokens[1], strict=True)) / len(tokens[1]))
+    for side in (0, 1):
+        found.rates[side].append(median(rates[side]))
+        found.took[side].append(Took(*map(median, zip(*spent[side], strict=True))))
 
 
 def checks_of(name: str, samples: int, found: Found) -> list[Check]:
     """One load."""
-    mine, base = map(median, found.rates)
+    mine, base = map(fmean, found.rates)
     return [
         check(f"{name}: pool, {samples} samples", mine, "tokens/s", baseline=base),
         check(f"{name}: pool / bare vllm.LLM.generate", mine / base, "ratio", ">=", GOAL, baseline=1.0),
@@ -237,8 +244,7 @@ def where(name: str, mine: Sequence[Took], base: Sequence[Took]) -> list[Check]:
         "outside the engine (pool, Ray, waiting for each other)": lambda took: took.whole - took.engine,
     }
     return [
-        check(f"{name}: {part}", median(list(map(of, mine))), "s", baseline=median(list(map(of, base))))
-        for part, of in parts.items()
+        check(f"{name}: {part}", fmean(map(of, mine)), "s", baseline=fmean(map(of, base))) for part, of in parts.items()
     ]
 
 
@@ -287,9 +293,25 @@ def launch(folder: Path) -> list[Check]:
 
 
 @contextmanager
-def pair(model: str) -> Iterator[tuple[Any, Connection, float]]:
-    """A pool with one engine, a bare process beside it, and the seconds that the engine took to its first token."""
+def bare_process(model: str) -> Iterator[Connection]:
+    """Bare vLLM in a process of its own, ready."""
     from actors.engine import environment
+
+    context = multiprocessing.get_context("spawn")
+    connection, end = context.Pipe()
+    server = context.Process(target=serve_bare, args=(model, end), daemon=True)
+    with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as of our engine's process
+        server.start()
+    end.close()  # so that `recv` fails when the process dies
+    connection.recv()
+    yield connection
+    connection.send([])
+    server.join()
+
+
+@contextmanager
+def pool_of(model: str) -> Iterator[tuple[Any, float]]:
+    """A pool with one engine, and the seconds that it took to its first token."""
     from actors.pool import RolloutPool
 
     begun = time.perf_counter()
@@ -297,22 +319,26 @@ def pair(model: str) -> Iterator[tuple[Any, Connection, float]]:
         pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
         first = time.perf_counter() - begun
         in_actor(watch)
-        bare, end = multiprocessing.get_context("spawn").Pipe()
-        server = multiprocessing.get_context("spawn").Process(target=serve_bare, args=(model, end), daemon=True)
-        with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as of our engine's process
-            server.start()
-        end.close()  # so that `recv` fails when the process dies
-        bare.recv()
+        yield pool, first
+
+
+@contextmanager
+def pair(model: str, bare_first: bool) -> Iterator[tuple[Any, Connection, float]]:
+    """A pool with one engine, a bare process beside it, and the seconds that the engine took to its first token."""
+    with ExitStack() as stack:
+        if bare_first:
+            bare = stack.enter_context(bare_process(model))
+        pool, first = stack.enter_context(pool_of(model))
+        if not bare_first:
+            bare = stack.enter_context(bare_process(model))
         yield pool, bare, first
-        bare.send([])
-        server.join()
 
 
 def main(quick: bool) -> None:
     """Measure and write bench/results/rollout.json."""
     import ray
 
-    pairs, rounds, count = (1, 3, 32) if quick else (3, 3, 64)
+    pairs, rounds, count = (2, 3, 32) if quick else (6, 3, 64)
     loads = {"roots": 0, "replayed": PREFIX}
     found = {name: Found(([], []), ([], []), []) for name in loads}
     firsts = []
@@ -322,7 +348,7 @@ def main(quick: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(build_model(Path(folder)))
         for number in range(pairs):
-            with pair(model) as (pool, bare, first):
+            with pair(model, bare_first=number % 2 == 1) as (pool, bare, first):
                 firsts.append(first)
                 for name, prefix in loads.items():
                     compare(pool, bare, prefix, count, rounds, found[name])
