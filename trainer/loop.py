@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from core.errors import ActorError, LearnerError
+from core.errors import ActorError, LearnerError, WeightError
 from core.records import FloatArray, IntArray, Problem, Provenance, ReplayedState, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive
@@ -117,7 +117,9 @@ class Iteration:
     scored: list[Scored]
     stats: "UpdateStats"
     broadcast: "BroadcastReport"
-    failure: ActorError | None = None  # the engines were lost with the new weights on their way; the learner has them
+    failure: ActorError | WeightError | None = (
+        None  # the engines are lost, or do not have the weights that the learner has
+    )
 
 
 def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) -> Iteration:
@@ -174,8 +176,10 @@ def learn(
 
 def broadcast(
     parts: Parts, probe: Sequence[IntArray], clock: PhaseClock
-) -> "tuple[BroadcastReport, ActorError | None]":
-    """Give the engines the new weights; when they are lost for good, what there is to report all the same, and the error."""
+) -> "tuple[BroadcastReport, ActorError | WeightError | None]":
+    """Give the engines the new weights; when they are lost for good, or have others afterwards, what there is to report all the
+    same, and the error: the learner is as good as before.
+    """
     from learner.stats import BroadcastReport
 
     with clock.phase("broadcast"):
@@ -183,7 +187,7 @@ def broadcast(
             return parts.learner.broadcast(parts.actors, probe), None
         except LearnerError:
             raise
-        except ActorError as error:
+        except (ActorError, WeightError) as error:
             return BroadcastReport(parts.learner.version, "", math.nan, 0.0), error
 
 

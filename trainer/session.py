@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from core.errors import ActorError, LearnerError
+from core.errors import ActorError, LearnerError, WeightError
 from core.seeds import derive
 from trainer import asynchronous, checkpoint
 from trainer.checkpoint import Progress
@@ -58,8 +58,8 @@ class Outputs:
 def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs, progress: Progress) -> None:
     """Iterations progress.iteration + 1 .. schedule.iterations.
 
-    When the engines or judges fail for good (ActorError), wherever that is noticed, a checkpoint of the last complete iteration
-    is written before it is raised. After a failure of the learner itself (LearnerError) there is nothing left to save.
+    When the engines or judges fail for good (ActorError), wherever that is noticed, or an engine has other weights than the learner
+    (WeightError), a checkpoint of the last complete iteration is written before it is raised. After a failure of the learner itself (LearnerError) there is nothing left to save.
     """
     step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
     busy = parts.actors.queues().busy
@@ -69,7 +69,7 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
             iteration = step(parts, settings, number, clock)
         except LearnerError:
             raise
-        except ActorError:
+        except (ActorError, WeightError):
             if clock.current in RESCUABLE and progress.iteration:
                 save(parts, schedule, outputs, progress, f"stopped in iteration {number}; ")
             raise

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.config import Config
-from core.errors import ActorError, LearnerError
+from core.errors import ActorError, LearnerError, WeightError
 from core.load import override
 from core.plan import batch_plan
 from core.records import FloatArray, Problem, Provenance, ReplayedState
@@ -114,9 +114,9 @@ def test_engines_lost_in_a_broadcast_do_not_undo_the_update_but_a_lost_learner_d
     def parts(error: Exception) -> Parts:
         return cast(Parts, SimpleNamespace(learner=Learner(error), actors=None))
 
-    error = ActorError("rollout-0 died")
-    report, failure = broadcast(parts(error), [], PhaseClock())
-    assert (report.version, math.isnan(report.logprob_gap), failure) == (5, True, error)
+    for error in (ActorError("rollout-0 died"), WeightError("rollout-0 acknowledged version 3")):
+        report, failure = broadcast(parts(error), [], PhaseClock())
+        assert (report.version, math.isnan(report.logprob_gap), failure) == (5, True, error)
     with pytest.raises(LearnerError):
         broadcast(parts(LearnerError("rank 0 died")), [], PhaseClock())
 

@@ -10,7 +10,7 @@ import pytest
 
 from actors.ledger import Queues
 from core.config import Config
-from core.errors import ActorError, LearnerError
+from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.load import override
 from core.plan import batch_plan
 from core.sampling import Sampling
@@ -119,18 +119,42 @@ def test_what_is_saved(
     assert any("stopped" in note for note in broken.console.notes) == (saves != [])
 
 
+@pytest.mark.parametrize("phase", ["generate", "broadcast"])
+def test_an_engine_with_other_weights_costs_no_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """Found in a broadcast, or (an engine that came late) while generating."""
+    run, wrong = RunDirectory.create(tmp_path, "r", "test"), WeightError("rollout-1 acknowledged version 3")
+
+    def unfit(self: Session, _parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
+        if number == 4 and phase == "generate":
+            with clock.phase("generate"):
+                raise wrong
+        return SimpleNamespace(iteration=number, failure=wrong if number == 3 and phase == "broadcast" else None)
+
+    monkeypatch.setattr(Session, "iterate", unfit)
+    monkeypatch.setattr(Session, "held_out", lambda *_: SimpleNamespace(success=0.0))
+    monkeypatch.setattr(session, "evaluated", lambda *_: SimpleNamespace(success=0.0))
+    monkeypatch.setattr(checkpoint, "is_best", lambda *_: False)
+    broken = Session(run, dies=0, phase=phase)
+    with pytest.raises(WeightError, match="rollout-1 acknowledged"):
+        broken.train(monkeypatch)
+    assert broken.saves == [2, 3]
+
+
 @pytest.mark.parametrize("breaks", ["submit", "finished"])
+@pytest.mark.parametrize("error", [ActorError, WeightError])
 def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_saved(
-    monkeypatch: pytest.MonkeyPatch, breaks: str
+    monkeypatch: pytest.MonkeyPatch, breaks: str, error: type[RetrospectError]
 ) -> None:
     def lost(*_: Any) -> Any:
-        raise ActorError("rollout.max_restarts is used up")
+        raise error("rollout.max_restarts is used up")
 
     stream = SimpleNamespace(**{"submit": lambda *_: None, "finished": lambda: [], breaks: lost})
     pipeline = asynchronous.Pipeline(cast(Any, stream), GREEDY, starts=1, max_staleness=1, iterations=4)
     monkeypatch.setattr(asynchronous, "choose_starts", lambda *_: [])
     parts, clock = cast(Parts, SimpleNamespace(learner=SimpleNamespace(version=0))), PhaseClock()
-    with pytest.raises(ActorError, match="is used up"):
+    with pytest.raises(error, match="is used up"):
         asynchronous.iterate(pipeline, parts, cast(Settings, SimpleNamespace(refresh=0)), 1, clock)
     assert clock.current in session.RESCUABLE
 
