@@ -94,8 +94,10 @@ def paced(job: Job, answers: Any) -> tuple[Any, Any]:
 
         def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
             if state.global_step % job.minibatches == 0:
-                if rank == 0 and not sys.stdin.readline():  # the others wait for its share of the prompts
+                if rank == 0 and not sys.stdin.readline():
                     sys.exit(0)
+                if processes > 1:
+                    torch.distributed.barrier()  # else the others would generate already
                 self.begun, tokens[0] = time.perf_counter(), 0
 
         def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
