@@ -16,6 +16,7 @@ Every field of the configuration is an option; `python launch.py train --help` e
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ import core
 from core.config import Config
 from core.errors import ConfigError, RetrospectError
 from core.load import load_config, override
-from core.startup import uncollected
+from core.startup import uncollected, waiting
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
@@ -138,9 +139,6 @@ def with_engine(engine: str | None, fields: list[str]) -> list[str]:
 
 def train(arguments: Sequence[str]) -> int:
     """Train a recipe, or resume a run."""
-    with uncollected():
-        from trainer import commands
-
     own = running_options()
     own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
     own.add_argument(
@@ -148,6 +146,11 @@ def train(arguments: Sequence[str]) -> int:
     )
     known, fields = parse(own, arguments)
     fields = with_engine(known.engine, fields)
+    if known.local:
+        os.environ |= waiting()  # read with torch's import
+    with uncollected():
+        from trainer import commands
+
     if known.resume is not None:
         if known.config is not None:
             raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")
@@ -163,8 +166,6 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     The configuration is that of --config, or of the run that the checkpoint lies in, or the default recipe.
     """
-    from trainer import evaluation, targets
-
     given = bool(arguments) and not arguments[0].startswith("-")
     target = arguments[0] if given else ""
     own = running_options()
@@ -177,6 +178,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     known, fields = parse(own, arguments[given:])
     if known.checkpoint and target:
         raise ConfigError(f"evaluate: both {target!r} and --checkpoint name what to evaluate; leave one out")
+    if known.local:
+        os.environ |= waiting()  # read with torch's import
+    from trainer import evaluation, targets
+
     target = target or known.checkpoint
     run = targets.run_of(Path(target)) if target else None
     base = known.config or (run.config if run else DEFAULT)

@@ -15,6 +15,7 @@ import ray
 
 from core.config import Device
 from core.errors import CheckpointError, LearnerError, RetrospectError
+from core.startup import waiting
 from learner.worker import RankWorker
 
 R = TypeVar("R")
@@ -151,9 +152,5 @@ def rank_environment(device: Device, threads: int) -> dict[str, str]:
     }
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        # OpenMP threads that spin at barriers on a busy machine cost 40x in small passes (128 against 5,055 tokens/s seen)
-        environment["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
-        # ... and those that go to sleep at once make two threads slower than one (an update of 3.97 s against 2.68 s): so they
-        # spin for some microseconds (2.26 s; with two other busy processes on the two cores 5.9 s against 5.5 s)
-        environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "3000")
+        environment |= waiting()
     return environment

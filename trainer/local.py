@@ -25,7 +25,6 @@ def settle(config: Config) -> Config:
 
     Must be called before torch's compiler and vLLM are imported: they read their environment then.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads it with torch's import below
     from actors.engine import environment
 
     device = choose_device(config)

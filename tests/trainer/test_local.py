@@ -1,6 +1,9 @@
 """What a run in one process changes of its configuration. The run itself: tests/test_end_to_end.py."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +22,20 @@ def test_one_process_has_one_engine_one_rank_and_its_own_judge(monkeypatch: pyte
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     for name in set(Config.model_fields) - set(SINGLE):
         assert getattr(settled, name) == getattr(config, name)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_openmp_is_told_how_its_threads_wait_before_torch_brings_it(command: str) -> None:
+    """What OpenMP itself says when it comes up; a setting of the user's own is kept."""
+    free = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    said = subprocess.run(
+        [sys.executable, "launch.py", command, "--local", "--run.seed", "nonsense"],
+        cwd=Path(__file__).parents[2],
+        env=free | {"OMP_DISPLAY_ENV": "verbose", "GOMP_SPINCOUNT": "77"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 2, said.stderr
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in said.stderr
+    assert "GOMP_SPINCOUNT = '77'" in said.stderr
