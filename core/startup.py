@@ -3,6 +3,7 @@
 Used where such a process begins; no torch here. Invariant: a variable that the user has set stays as it is.
 """
 
+import atexit
 import gc
 import os
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
 cores: threads that spin for long at the barriers of small passes cost 40x on a busy machine (128 against 5,055 tokens/s seen).
 Those that go to sleep at once (passive means a count of 0) make two threads slower than one: an update of 3.97 s against 2.68 s. With
 a short spin it is 2.26 s, and with two other busy processes on the same two cores 5.9 s instead of 5.5 s."""
+
+
+atexit.register(gc.unfreeze)  # the last collection of a process frees everything: Triton complains of what is left
 
 
 def waiting() -> dict[str, str]:

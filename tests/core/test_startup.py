@@ -1,6 +1,8 @@
 """What is imported stays out of garbage collection, and collection goes on as it was."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -53,3 +55,21 @@ def test_an_error_inside_leaves_the_collector_running() -> None:
     with pytest.raises(ImportError), uncollected():
         raise ImportError
     assert gc.isenabled()
+
+
+def test_at_its_end_a_process_frees_what_was_left_out() -> None:
+    """Libraries in C++ report as leaked what is not."""
+    code = """
+from core.startup import uncollected
+
+class Node:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        print("freed")
+
+with uncollected():
+    node = Node()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "freed\n"
