@@ -41,6 +41,9 @@ its pages again: of new weights' way into a layer that was a third of the time. 
 UNREADABLE = ("llvmlite.binding.ffi",)
 """vLLM 0.32 looks through every imported module for Triton kernels and stumbles over this one of numba's, whose `lib` answers any
 attribute, `__dict__` too. Both are in one process with `--local` only."""
+WEIGHTS = "weights"
+SLEEPERS = (WEIGHTS, "kv_cache")
+"""vLLM's names of what sleeps."""
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.REPETITION}
 
 
@@ -102,7 +105,7 @@ class VllmEngine:
         self._stop = stop_tokens(model_path)
         self._extra = sampling_extras(config.sampling_options)
         self._sleeps = config.sleep and device != "cpu"
-        self._asleep = False
+        self._asleep = set[str]()  # what is not on the GPU
         try:
             arguments = EngineArgs(
                 model=model_path,
@@ -139,7 +142,7 @@ class VllmEngine:
         samples of one start share its context through the prefix cache. With temperature 0 tokens are the most likely
         ones and the log-probabilities are the model's at temperature 1.
         """
-        self._wake()
+        self._wake(*SLEEPERS)
         for job in jobs:
             start = job.start
             context = start.context_ids.tolist()
@@ -169,8 +172,7 @@ class VllmEngine:
             self.step()
             if time.monotonic() >= end:
                 break
-        if self._sleeps and not self._asleep and not self.unfinished:
-            self._sleep()
+        self._rest()
         return self.collect()
 
     def generate(self, jobs: Iterable[Job], sampling: Sampling) -> FlatBatch:
@@ -190,7 +192,7 @@ class VllmEngine:
         drawn from exactly the new policy. The prefix cache is emptied (vLLM does not do that by itself). Raises
         WeightError when a parameter is missing.
         """
-        self._wake()
+        self._wake(WEIGHTS)
         with ThreadPoolExecutor(1) as hashing:  # beside the copying
             received = hashing.submit(digest, weights)
             self._engine.collective_rpc("start_weight_update")
@@ -209,7 +211,7 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        self._wake()
+        self._wake(*SLEEPERS)
         for index, sequence in enumerate(sequences):
             ids = sequence.tolist()
             params = SamplingParams(
@@ -226,17 +228,22 @@ class VllmEngine:
             self.step()
         scores = [self._scores[f"score/{index}"] for index in range(len(sequences))]
         self._scores = {}
+        self._rest()
         return scores
 
-    def _sleep(self) -> None:
-        """Move the weights to the host and free the cache until the next call; nothing may be in flight."""
-        self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
-        self._asleep = True
+    def _rest(self) -> None:
+        """Where a learner shares the GPU, move the weights to the host and free the cache until they are needed again, unless
+        something is in flight.
+        """
+        if self._sleeps and not self._asleep and not self.unfinished:
+            self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
+            self._asleep = set(SLEEPERS)
 
-    def _wake(self) -> None:
-        if self._asleep:
-            self._engine.wake_up()
-            self._asleep = False
+    def _wake(self, *sleepers: str) -> None:
+        """Bring these back. New weights need no cache: beside the learner's copy of them there may be no room for it."""
+        for tag in [tag for tag in sleepers if tag in self._asleep]:
+            self._engine.wake_up([tag])
+            self._asleep.remove(tag)
 
     def _request(self, request_id: str, context: list[int], params: Any) -> None:
         from vllm.inputs.engine import tokens_input
