@@ -65,13 +65,14 @@ class Budget:
                 f"or allow more restarts"
             )
 
-    def forgive(self) -> None:
-        """Take back the last loss that was counted: something else is to blame for it."""
-        if not self._incidents:
-            return
-        self._incidents[-1].names.pop()
-        if not self._incidents[-1].names:
-            self._incidents.pop()
+    def forgive(self, names: Sequence[str]) -> None:
+        """Take back the last loss that was counted of each of these engines: something else is to blame for them."""
+        for name in names:
+            for incident in reversed(self._incidents):
+                if name in incident.names:
+                    incident.names.remove(name)
+                    break
+        self._incidents = [incident for incident in self._incidents if incident.names]
 
 
 class Quarantine:

@@ -70,6 +70,14 @@ class Call:
     left: int  # that are not complete
 
 
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """A start that has made engines raise."""
+
+    start: Start
+    before: list[str]  # the engines that raised while they had it, without the last
+
+
 @dataclass(slots=True)
 class _Entry:
     """A start in the books."""
@@ -100,7 +108,7 @@ class Ledger:
         self._out: dict[Key, str] = {}
         self._held: defaultdict[str, Held] = defaultdict(Held)
         self._complete: dict[str, None] = {}  # in the order of completion
-        self._suspects: set[str] = set()  # starts that were in an engine that raised
+        self._suspects = defaultdict[str, list[str]](list)  # starts that were in engines that raised: in which
         self._calls = self._entered = 0
         self.open = 0  # samples that are not done
 
@@ -146,7 +154,8 @@ class Ledger:
         """Jobs for `engine`, as many as fit into `samples` more samples and `tokens` tokens in all; None if there are none.
 
         A start with more samples than fit is divided. An engine that has nothing gets one sample however long it is. A suspect
-        goes to an engine that has nothing, and nothing joins it there: if that engine raises, it is known why.
+        goes to an engine that has nothing, and nothing joins it there: if that engine raises, it is known why. It goes to one
+        engine at a time, so that it costs no second one.
         """
         held, jobs, kept = self._held[engine], list[Job](), []
         sampling: Sampling | None = None
@@ -159,7 +168,7 @@ class Ledger:
             if entry is None or not left:
                 continue  # done meanwhile: by an engine believed dead
             suspect = start_id in self._suspects
-            if suspect and held.keys:
+            if suspect and (held.keys or any(out == start_id for out, _ in self._out)):
                 kept.append((place, start_id, left))
                 continue
             fit = min(len(left), samples, max((tokens - held.tokens) // entry.tokens, 0 if held.keys else 1))
@@ -195,26 +204,27 @@ class Ledger:
                     self._finish(entry)
         return before - self.open
 
-    def give_back(self, engine: str, raised: bool = False) -> Start | None:
+    def give_back(self, engine: str, raised: bool = False) -> Guilty | None:
         """Put everything that is out with a lost `engine` into the queue again, where it was.
 
         `raised`: the engine raised in a step, so that a start that it had may be to blame. All of them become suspects, which
         travel alone; the one that makes an engine raise again is quarantined, and the others are cleared. A process that died
-        proves nothing. Returns the quarantined start.
+        proves nothing. Returns the quarantined start with the engines that it has cost before.
         """
         lost = defaultdict[str, list[int]](list)
         for start_id, number in list(self._held[engine].keys):
             lost[start_id].append(number)
             self._recall(start_id, number)
-        if raised and len(lost) == 1 and lost.keys() <= self._suspects:
+        if raised and len(lost) == 1 and lost.keys() <= self._suspects.keys():
             (guilty,) = lost
+            before = self._suspects[guilty]
             self.drop(guilty)
-            self._suspects = set()
-            return self._entries[guilty].start
+            self._suspects.clear()
+            return Guilty(self._entries[guilty].start, before)
         for start_id, numbers in lost.items():
             heapq.heappush(self._queue, (self._entries[start_id].place, start_id, tuple(sorted(numbers))))
-        if raised:
-            self._suspects |= lost.keys()
+            if raised:
+                self._suspects[start_id].append(engine)
         return None
 
     def drop(self, start_id: str) -> None:
@@ -230,7 +240,7 @@ class Ledger:
         """Take a complete start out of the books: its trajectories by sample; none if it was quarantined."""
         del self._complete[start_id]
         entry = self._entries.pop(start_id)
-        self._suspects.discard(start_id)
+        self._suspects.pop(start_id, None)
         if entry.dropped:
             return []
         return [_trajectory(entry.start, entry.done[number]) for number in range(entry.start.samples)]

@@ -363,12 +363,12 @@ class RolloutPool:
         raised = slot.generating and isinstance(error, ray.exceptions.RayTaskError)
         guilty = self._ledger.give_back(slot.name, raised)
         if guilty is not None:
-            if not self._quarantine.add(guilty, describe(error)):
+            if not self._quarantine.add(guilty.start, describe(error)):
                 raise ActorError(
                     f"{slot.name}: engines raise whatever they are given: {explain(slot, error)}; starts quarantined within "
                     f"{self._config.restart_window:g} s: rollout.max_restarts = {self._config.max_restarts} and this one"
                 ) from None
-            self._losses.forgive()  # the time before was the request's fault too
+            self._losses.forgive(guilty.before)  # these were the request's fault too
         self._replace(slot, error, excused=guilty is not None)
 
     def _replace(self, slot: Slot, error: BaseException, excused: bool) -> None:

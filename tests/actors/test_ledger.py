@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.flat import Continuation, FlatBatch, Job, pack, unpack
-from actors.ledger import UNBOUNDED, Ledger, check_room, share, stretch
+from actors.ledger import UNBOUNDED, Guilty, Ledger, check_room, share, stretch
 from core.errors import ConfigError
 from core.records import Finish, Start
 from core.sampling import Sampling
@@ -118,7 +118,7 @@ def test_the_start_that_makes_engines_raise_is_found_on_its_second_try_and_the_o
     assert len(take(ledger, "x", 99)) == 4
     assert ledger.give_back("x", raised=True) is None  # first try: one of four
     tried: list[str] = []
-    quarantined: Start | None = None
+    quarantined: Guilty | None = None
     while quarantined is None:
         (job,) = take(ledger, "x", 99)  # one suspect at a time
         tried.append(job.start.id)
@@ -126,7 +126,7 @@ def test_the_start_that_makes_engines_raise_is_found_on_its_second_try_and_the_o
             quarantined = ledger.give_back("x", raised=True)
         else:
             ledger.accept(answers([job]))
-    assert (quarantined.id, tried) == ("poison", ["a", "poison"])
+    assert (quarantined.start.id, quarantined.before, tried) == ("poison", ["x"], ["a", "poison"])
     assert [job.start.id for job in take(ledger, "x", 99)] == ["b", "c"]  # cleared: together
     assert ledger.complete == ["a", "poison"]
     assert ledger.collect("poison") == []
@@ -145,7 +145,7 @@ def test_suspects_travel_alone_and_a_death_accuses_nobody() -> None:
     assert ledger.give_back("z") is None
     guilty = ledger.give_back("y", raised=True)
     assert guilty is not None
-    assert guilty.id == "b"
+    assert (guilty.start.id, guilty.before) == ("b", ["x"])
     assert [job.start.id for job in take(ledger, "x", 9)] == ["a", "new"]
 
 
@@ -158,11 +158,25 @@ def test_a_suspect_does_not_join_others_and_is_not_condemned_beside_them() -> No
     assert names(take(ledger, "x", 9)) == [("split", (0,))]
     ledger.add([start("new", samples=1)], SAMPLING)
     assert names(take(ledger, "x", 9)) == []
-    assert names(take(ledger, "y", 9)) == [("split", (1,))]
-    assert names(take(ledger, "z", 9)) == [("poison", (0,))]
-    guilty = ledger.give_back("z", raised=True)
+    assert names(take(ledger, "y", 9)) == [("poison", (0,))]
+    assert names(take(ledger, "z", 9)) == [("new", (0,))]  # the other sample of "split" waits for the first
+    guilty = ledger.give_back("y", raised=True)
     assert guilty is not None
-    assert guilty.id == "poison"
+    assert (guilty.start.id, guilty.before) == ("poison", ["y"])
+
+
+def test_a_poison_start_that_was_divided_costs_each_engine_once_and_all_of_them_are_known() -> None:
+    ledger = books([start("poison", samples=4), start("a", samples=2)])
+    assert names(take(ledger, "x", 3)) == [("poison", (0, 1, 2))]
+    assert names(take(ledger, "y", 3)) == [("poison", (3,)), ("a", (0, 1))]
+    ledger.give_back("x", raised=True)
+    assert names(take(ledger, "x", 9)) == []  # the rest of it is with y, which may raise, too
+    ledger.give_back("y", raised=True)
+    assert names(take(ledger, "x", 9)) == [("poison", (0, 1, 2))]
+    assert names(take(ledger, "y", 9)) == [("a", (0, 1))]
+    guilty = ledger.give_back("x", raised=True)
+    assert guilty is not None
+    assert (guilty.start.id, guilty.before) == ("poison", ["x", "y"])
 
 
 def test_a_suspect_waits_for_an_engine_that_has_nothing() -> None:
@@ -191,7 +205,7 @@ def test_whatever_engines_do_every_sample_is_there_once_and_in_order(
         if dies:
             late = answers(held[engine])  # what it had finished when it was given up; some arrives after all
             guilty = ledger.give_back(engine, raised)
-            quarantined |= {guilty.id} if guilty else set()
+            quarantined |= {guilty.start.id} if guilty else set()
             if room % 2:
                 ledger.accept(late)
             held[engine] = []
