@@ -22,7 +22,7 @@ from core.errors import ConfigError, ModelError, first_line
 from core.records import Finish, FloatArray, IntArray
 from core.sampling import Sampling
 from core.seeds import derive
-from core.startup import uncollected
+from core.startup import uncollected, waiting
 from core.weights import Acknowledgement, Weights, digest
 
 CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
@@ -61,6 +61,7 @@ def environment(device: str, threads: int) -> dict[str, str]:
         return common
     return common | {
         **KEEP_FREED_MEMORY,
+        **waiting(),
         "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -232,9 +233,7 @@ class VllmEngine:
         return scores
 
     def _rest(self) -> None:
-        """Where a learner shares the GPU, move the weights to the host and free the cache until they are needed again, unless
-        something is in flight.
-        """
+        """With nothing in flight, leave the GPU's memory to a learner that shares it, until weights or cache are needed again."""
         if self._sleeps and not self._asleep and not self.unfinished:
             self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
             self._asleep = set(SLEEPERS)

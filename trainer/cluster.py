@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from core.startup import WAITING
+
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray 2.60 demands a token from every client of a cluster that has one
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",  # engines and learner take turns on the same cores: a thread that waits must not spin
+    **WAITING,
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_prestart_worker_first_driver": "0",  # idle workers of a local head; none would be used: all of ours have their own environment
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a stray call before or after `connect` must fail, not start a cluster of its own
