@@ -1,12 +1,21 @@
-"""An asynchronous run as its user runs it: killed in the middle with starts in flight, and resumed."""
+"""An asynchronous run as its user runs it: killed with starts in flight, resumed, stopped by a lost engine, and resumed again."""
 
 import json
 from pathlib import Path
 
-from tests.test_end_to_end import RECIPE, kill_after_a_checkpoint, metrics, run
+from tests.test_end_to_end import (
+    RECIPE,
+    begin,
+    descendants,
+    kill_after_a_checkpoint,
+    metrics,
+    run,
+    title,
+    wait_for_iterations,
+)
 
 STARTS, SAMPLES = 16, 2  # of tests/recipes/tiny.yaml
-ITERATIONS, EVERY, STALENESS = 8, 2, 2
+ITERATIONS, EVERY, STALENESS = 14, 2, 2
 
 
 def options(root: Path) -> list[str]:
@@ -33,6 +42,18 @@ def sampled(folder: Path, iteration: int) -> set[str]:
     return {json.loads(line)["start"] for line in lines}
 
 
+def stop_by_a_lost_engine(folder: Path, after: int) -> int:
+    """Go on, let its engine be lost for good once `after` iterations are done, and return the iteration that it has saved."""
+    process = begin("train", "--resume", str(folder), "--rollout.max-restarts", "0")
+    wait_for_iterations(folder, after, process)
+    (engine,) = [one for one in descendants(process) if "rollout" in title(one).lower()]
+    engine.kill()
+    said, errors = process.communicate(timeout=900)
+    assert process.returncode == 2, said + errors
+    assert "rollout.max_restarts = 0" in errors
+    return int((folder / "checkpoints" / "latest").read_text())
+
+
 def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     kill_after_a_checkpoint(folder, *options(tmp_path))
@@ -40,7 +61,11 @@ def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_i
     assert saved < ITERATIONS
     in_flight = {start["id"] for start in progress(folder, saved)["in_flight"]}
     assert len(in_flight) == STALENESS * STARTS
-    run("train", "--resume", str(folder))
+    stopped = stop_by_a_lost_engine(folder, saved + STALENESS)
+    assert saved + STALENESS <= stopped < ITERATIONS
+    assert len(metrics(folder)) == stopped  # the last that was complete, due or not
+    assert len(progress(folder, stopped)["in_flight"]) == STALENESS * STARTS
+    run("train", "--resume", str(folder), "--rollout.max-restarts", "3")
 
     lines = metrics(folder)
     assert [(line["iteration"], line["weight_version"]) for line in lines] == [(n, n) for n in range(1, ITERATIONS + 1)]
