@@ -168,7 +168,7 @@ class Ledger:
             if entry is None or not left:
                 continue  # done meanwhile: by an engine believed dead
             suspect = start_id in self._suspects
-            if suspect and (held.keys or any(out == start_id for out, _ in self._out)):
+            if suspect and (held.keys or any(other == start_id for other, _ in self._out)):
                 kept.append((place, start_id, left))
                 continue
             fit = min(len(left), samples, max((tokens - held.tokens) // entry.tokens, 0 if held.keys else 1))

@@ -191,6 +191,7 @@ def work(together: "Barrier", seconds: float, answers: "Queue[float]") -> None:
     batch = torch.randn(2048, 128)
 
     def rate() -> float:
+        """Of `seconds` from now on."""
         passes, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < seconds:
             network(batch).square().mean().backward()

@@ -33,6 +33,7 @@ from bench.trl_loop import Job, Lap
 from core.config import Config, Device
 from core.load import load_config
 from core.plan import batch_plan
+from core.startup import WAITING
 from learner.actor_critic import StepPlan
 from learner.ranks import rank_environment
 from learner.worker import RankWorker
@@ -47,8 +48,6 @@ from trainer.rundir import RunDirectory
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "demo.yaml"
 GOAL = 2.0
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""How OpenMP's threads wait for each other: `trainer.cluster` sets it for our processes; TRL has what it would have without us."""
 
 Peer = Callable[[], Lap]
 
@@ -120,6 +119,7 @@ def trl(python: Path, job: Job, folder: Path, processes: int) -> Iterator[Peer]:
     folder.mkdir()
     (folder / "job.json").write_text(json.dumps(asdict(job)))
     threads = str(max(1, (os.cpu_count() or 1) // processes))
+    # `trainer.cluster` has set how our threads wait; TRL has what it would have without us
     kept = {name: value for name, value in os.environ.items() if name not in WAITING}
     environment = kept | {"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     with socket.socket() as probe:

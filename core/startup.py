@@ -29,8 +29,9 @@ def waiting() -> dict[str, str]:
 def uncollected() -> Iterator[None]:
     """Leave what has been made until the end of the block, and is to stay (modules, classes, data), out of all garbage collection.
 
-    Inside the block nothing is collected; afterwards the collector runs as before it. torch, DeepSpeed and vLLM make a million such objects; Python's collector would walk them again and again and find nothing, for a
-    tenth to a fifth of the time, and every `gc.collect()` of a library (vLLM starts an engine with five) takes half a second.
+    Inside the block nothing is collected; afterwards the collector runs as before it. torch, DeepSpeed and vLLM make a million
+    such objects. Python's collector would walk them again and again and find nothing, for a tenth to a fourth of the time, and
+    every `gc.collect()` of a library (vLLM starts an engine with five) takes half a second.
     """
     running = gc.isenabled()
     gc.disable()

@@ -117,9 +117,7 @@ class Iteration:
     scored: list[Scored]
     stats: "UpdateStats"
     broadcast: "BroadcastReport"
-    failure: ActorError | WeightError | None = (
-        None  # the engines are lost, or do not have the weights that the learner has
-    )
+    failure: ActorError | WeightError | None = None  # the engines are lost, or have other weights than the learner
 
 
 def iterate(parts: Parts, settings: Settings, number: int, clock: PhaseClock) -> Iteration:

@@ -59,7 +59,8 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
     """Iterations progress.iteration + 1 .. schedule.iterations.
 
     When the engines or judges fail for good (ActorError), wherever that is noticed, or an engine has other weights than the learner
-    (WeightError), a checkpoint of the last complete iteration is written before it is raised. After a failure of the learner itself (LearnerError) there is nothing left to save.
+    (WeightError), a checkpoint of the last complete iteration is written before it is raised. After a failure of the learner
+    itself (LearnerError) there is nothing left to save.
     """
     step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
     busy = parts.actors.queues().busy
@@ -78,7 +79,7 @@ def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs
         if failure is None and schedule.evaluates(number):
             try:
                 evaluation = evaluated(parts, settings, schedule, outputs.run, number, clock)
-            except ActorError as error:  # the engines are lost, the iteration is not
+            except (ActorError, WeightError) as error:  # the engines are lost or unfit, the iteration is not
                 failure = error
         flow, busy = flow_of(parts, busy)
         progress = report(parts, outputs, progress, iteration, clock, flow, evaluation)

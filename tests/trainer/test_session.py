@@ -119,11 +119,11 @@ def test_what_is_saved(
     assert any("stopped" in note for note in broken.console.notes) == (saves != [])
 
 
-@pytest.mark.parametrize("phase", ["generate", "broadcast"])
+@pytest.mark.parametrize("phase", ["generate", "broadcast", "evaluate"])
 def test_an_engine_with_other_weights_costs_no_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
-    """Found in a broadcast, or (an engine that came late) while generating."""
+    """Found in a broadcast, or (an engine that came late) while generating, for training or for the evaluation after iteration 3."""
     run, wrong = RunDirectory.create(tmp_path, "r", "test"), WeightError("rollout-1 acknowledged version 3")
 
     def unfit(self: Session, _parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
@@ -132,9 +132,13 @@ def test_an_engine_with_other_weights_costs_no_iteration(
                 raise wrong
         return SimpleNamespace(iteration=number, failure=wrong if number == 3 and phase == "broadcast" else None)
 
+    def evaluated(*_: Any) -> Any:
+        if phase == "evaluate":
+            raise wrong
+        return SimpleNamespace(success=0.0)
+
     monkeypatch.setattr(Session, "iterate", unfit)
-    monkeypatch.setattr(Session, "held_out", lambda *_: SimpleNamespace(success=0.0))
-    monkeypatch.setattr(session, "evaluated", lambda *_: SimpleNamespace(success=0.0))
+    monkeypatch.setattr(session, "evaluated", evaluated)
     monkeypatch.setattr(checkpoint, "is_best", lambda *_: False)
     broken = Session(run, dies=0, phase=phase)
     with pytest.raises(WeightError, match="rollout-1 acknowledged"):
