@@ -18,7 +18,8 @@ from actors.stream import streaming
 from core.records import Start, Trajectory
 from tests.actors import models
 from tests.actors.conftest import CONFIG
-from tests.actors.test_pool import LONG, SAMPLING, Get, collect, ends, keys, many, pump_until, tokens
+from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
+from tests.processes import LONG, ends
 
 QUARANTINED: list[tuple[str, str]] = []
 

@@ -17,7 +17,8 @@ from actors.slot import EngineRecipe, explain
 from core.errors import ActorError
 from tests.actors import models
 from tests.actors.conftest import CONFIG
-from tests.actors.test_pool import SAMPLING, Get, collect, ends, keys, many, pump_until, tokens
+from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
+from tests.processes import ends
 
 
 @pytest.fixture(scope="module")

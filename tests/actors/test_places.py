@@ -18,7 +18,8 @@ from core.errors import ActorError
 from core.weights import Weights
 from tests.actors import models
 from tests.actors.conftest import CONFIG
-from tests.actors.test_pool import LONG, SAMPLING, Get, keys, many, pump_until, tokens
+from tests.actors.test_pool import SAMPLING, Get, keys, many, pump_until, tokens
+from tests.processes import LONG
 
 CPUS, FILLED = 1.3, 0.3
 """Of the 4 of the tests' cluster, 0 to 1 are taken by engines of other modules: there is room for two actors of CPUS beside one

@@ -20,9 +20,9 @@ from core.records import Start, Trajectory
 from core.sampling import Sampling
 from tests.actors import models
 from tests.actors.conftest import CONFIG
+from tests.processes import LONG, ends
 
 SAMPLING = Sampling(1.0, 1.0, 40)
-LONG = 400.0  # seconds that anything may take on a busy machine
 Get = Callable[[bool], Path]
 
 
@@ -161,22 +161,6 @@ def pump_until(pool: RolloutPool, condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         pool.pump()
-
-
-def ends(process: int) -> bool:
-    """Whether a process that was killed ends: the kernel may take a moment."""
-    deadline = time.monotonic() + LONG
-    while running(process) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not running(process)
-
-
-def running(process: int) -> bool:
-    """Whether the process still is there (one that has ended and waits for its parent is not)."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(pool: RolloutPool, tiny_model: Get) -> None:

@@ -14,7 +14,7 @@ from actors.slot import EngineRecipe
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_engine import TOLERANCE, Get, generate, largest_gap, update
-from tests.actors.test_pool import LONG, ends
+from tests.processes import LONG, ends
 
 
 @pytest.fixture

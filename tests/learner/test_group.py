@@ -1,10 +1,13 @@
 """The learner on real DeepSpeed ranks under Ray, on a tiny model in fp32."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from core.config import AlgorithmConfig
@@ -28,6 +31,7 @@ from tests.learner.groups import (
     weights_of,
     weights_start,
 )
+from tests.processes import ends
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -244,15 +248,14 @@ def last_values(scored: list[Scored]) -> FloatArray:
 class Cut(Engines):
     """Engines that cannot read the weights, because a rank is lost in the middle of the broadcast."""
 
-    def __init__(self, path: Path, rank: Any) -> None:
+    def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path)
         self.rank = rank
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        import ray
-
         assert handle.manifest.version == 1
-        ray.kill(self.rank)
+        os.kill(self.rank, signal.SIGKILL)
+        assert ends(self.rank)  # or it would still answer
         raise ActorError("the weights were lost")
 
 
@@ -260,9 +263,8 @@ def test_a_dead_rank_is_named_also_where_the_engines_notice_it_first(tiny_model:
     path = tiny_model(True)
     with group(path, ranks=2) as learner:
         assert isinstance(learner._ranks, Ranks)
-        engines = Cut(
-            path, learner._ranks._actors[1]
-        )  # not by name: that of a group closed just now may still be taken
+        rank = learner._ranks._actors[1]  # not by name: that of a group closed just now may still be taken
+        engines = Cut(path, ray.get(rank.__ray_call__.remote(lambda _: os.getpid())))
         with pytest.raises(LearnerError, match=r"learner-rank-1 died during close_channel"):
             learner.broadcast(engines, PROBE)
         with pytest.raises(LearnerError, match="export after its ranks have ended"):
