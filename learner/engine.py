@@ -6,10 +6,8 @@ changes nothing on every rank; the caller weights tokens over the global batch, 
 precede a step (`managed_gradient_accumulation: false`).
 """
 
-import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from core.weights import NamedTensor
+from learner.compiler import sole_compiler
 
-STALE_LOCK = 600.0
 GATHER_BYTES = 2**28
 """ZeRO-3: parameters gathered at once when the weights are read."""
 
@@ -30,25 +28,13 @@ def _always() -> bool:
     return True
 
 
-def drop_stale_locks(extensions: Path, now: float) -> list[Path]:
-    """Remove the locks of compilations that were killed: torch would wait for them for ever.
-
-    A lock counts as stale after STALE_LOCK seconds; DeepSpeed's part compiles in about one minute.
-    """
-    stale = []
-    for folder, _, files in os.walk(extensions):
-        lock = Path(folder, "lock")
-        with contextlib.suppress(FileNotFoundError):  # the compilation, or another rank, has just removed it
-            if lock.name in files and now - lock.stat().st_mtime > STALE_LOCK:
-                lock.unlink()
-                stale.append(lock)
-    return stale
-
-
 def join_ranks(device: str, timeout: float) -> None:
     """Enter DeepSpeed's process group (gloo or nccl) as RANK of WORLD_SIZE."""
-    drop_stale_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]), time.time())
     import deepspeed
+    from deepspeed.comm.torch import build_shm_op
+
+    with sole_compiler(Path(os.environ["TORCH_EXTENSIONS_DIR"])):
+        build_shm_op()  # the process group asks for it again and finds it loaded
 
     backend = "nccl" if device == "cuda" else "gloo"
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))

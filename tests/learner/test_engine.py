@@ -1,23 +1,6 @@
-import os
-import time
-from pathlib import Path
-
 import torch
 
-from learner.engine import GuardedAdamW, drop_stale_locks, engine_config
-
-
-def test_only_old_locks_are_dropped(tmp_path: Path) -> None:
-    old, fresh = tmp_path / "a" / "lock", tmp_path / "b" / "lock"
-    for lock in (old, fresh):
-        lock.parent.mkdir()
-        lock.touch()
-    os.utime(old, (0, time.time() - 3600))
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "lock").symlink_to(tmp_path / "gone")  # to be seen, but no longer there when it is looked at
-    assert drop_stale_locks(tmp_path, time.time()) == [old]
-    assert fresh.exists()
-    assert not old.exists()
+from learner.engine import GuardedAdamW, engine_config
 
 
 def test_guarded_adamw_clips_and_refuses_what_is_not_finite() -> None:
