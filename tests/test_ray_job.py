@@ -28,6 +28,9 @@ def dashboard() -> Iterator[str]:
     """A head of its own (started as a user does); the address of its dashboard."""
     port, dash, client, agent = free_ports(4)
     environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+    environment.setdefault(
+        "TORCH_EXTENSIONS_DIR", str(ROOT / ".cache" / "torch_extensions")
+    )  # compiled once for all tests
     arguments = ["start", "--head", "--block", f"--port={port}", f"--dashboard-port={dash}", "--num-cpus=2"]
     ports = ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}", "--dashboard-host=127.0.0.1"]
     # The agent that takes jobs has a fixed port by default: where another Ray of this machine has it, it takes none.
@@ -99,7 +102,7 @@ def submit(dashboard: str, command: list[str]) -> "subprocess.CompletedProcess[s
             env={**os.environ, "RAY_AUTH_MODE": "token"},
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=900,
             check=False,
         )
         if "No available agent" not in done.stderr + done.stdout or time.monotonic() > deadline:
