@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
+    RAY_gcs_server_port_wait_time_s="300",
+    RAY_DASHBOARD_STARTUP_TIMEOUT_S="300",
 )
 
 settings.register_profile(  # a slow machine is no failure, and what passed once passes again
@@ -29,7 +32,10 @@ def ray_cluster() -> Iterator[None]:
     """A local Ray of 4 logical CPUs (the tests' actors are small), namespace 'retrospect'."""
     import ray
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, namespace="retrospect", log_to_driver=False)
+    from trainer.cluster import bring_up
+
+    local = partial(ray.init, address="local", include_dashboard=False, log_to_driver=False)
+    bring_up(partial(local, num_cpus=4, namespace="retrospect"))
     yield
     ray.shutdown()
 

@@ -3,12 +3,16 @@
 Called by `launch.py`. Invariant: `connect` returns only when the cluster has what the run asks for.
 """
 
+import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+
+import psutil
 
 from core.startup import WAITING
 
@@ -19,6 +23,7 @@ ENVIRONMENT = {
     **WAITING,
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_prestart_worker_first_driver": "0",  # idle workers of a local head; none would be used: all of ours have their own environment
+    "RAY_gcs_server_port_wait_time_s": "120",  # of a local head; Ray's own 30 s are short on a busy machine
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a stray call before or after `connect` must fail, not start a cluster of its own
 }
 os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
@@ -29,6 +34,10 @@ from ray._private.utils import read_ray_address  # noqa: E402
 from core.config import ClusterConfig, Config, Device  # noqa: E402
 from core.errors import ClusterError, first_line  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, placement  # noqa: E402
+
+STARTS = 3
+"""Tries to start a local Ray: it gives its own processes 30 s, and no setting changes that."""
+logger = logging.getLogger("retrospect.cluster")
 
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "TORCH_EXTENSIONS_DIR", "VLLM_CACHE_ROOT")
 
@@ -59,15 +68,18 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
     """Attach to the cluster of `cluster.address`, or start a local one with the dashboard on loopback."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     workers = ENVIRONMENT | {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    address = find() if cluster.address == "auto" else cluster.address
+    init = partial(
+        ray.init,
+        address=address,
+        namespace=namespace,
+        runtime_env={"env_vars": workers},
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level="WARNING",
+    )
     try:
-        ray.init(
-            address=find() if cluster.address == "auto" else cluster.address,
-            namespace=namespace,
-            runtime_env={"env_vars": workers},
-            dashboard_host="127.0.0.1",
-            log_to_driver=False,
-            logging_level="WARNING",
-        )
+        bring_up(init, STARTS if address == "local" else 1)
     except Exception as error:  # a bare one, too: when Ray's own processes do not come up in time
         raise ClusterError(
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
@@ -75,6 +87,25 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
         ) from error
     if on_terminate is not None:
         signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own, which ends the process at once
+
+
+def bring_up(init: Callable[[], object], tries: int = STARTS) -> None:
+    """Call `init`, and again while it fails and there are `tries` left: nothing that a failed one has started stays. Raises what
+    the last one raised.
+    """
+    before = set(psutil.Process().children())
+    for left in reversed(range(tries)):
+        try:
+            init()
+            return
+        except Exception as error:
+            if not left:
+                raise
+            logger.warning("Ray did not start: %s; starting another", first_line(error))
+        ray.shutdown()
+        for process in set(psutil.Process().children()) - before:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def find() -> str | None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,12 +15,14 @@ import pytest
 import ray
 
 from actors.pool import RolloutPool
+from actors.slot import nodes_alive
 from actors.stream import streaming
 from core.records import Start, Trajectory
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
 from tests.processes import LONG, ends
+from trainer.cluster import STARTS
 
 QUARANTINED: list[tuple[str, str]] = []
 
@@ -99,14 +102,19 @@ def second_node(ray_cluster: None) -> Iterator[Callable[[], subprocess.Popen[byt
         def start() -> subprocess.Popen[bytes]:
             address = ray.get_runtime_context().gcs_address
             command = [str(Path(sys.executable).with_name("ray")), "start", f"--address={address}", "--num-cpus=8"]
-            process = subprocess.Popen(
-                [*command, "--block", f"--temp-dir={folder}"],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            started.append(process)
-            return process
+            for _ in range(STARTS):  # Ray gives a node 30 s to come up
+                process = subprocess.Popen(
+                    [*command, "--block", f"--temp-dir={folder}"],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+                started.append(process)
+                while len(nodes_alive()) == 1 and process.poll() is None:
+                    time.sleep(0.1)
+                if process.poll() is None:
+                    return process
+            raise AssertionError("no second node")
 
         yield start
         for process in started:

@@ -24,10 +24,13 @@ PROBLEMS = 8  # per write
 LIMIT = 240.0  # seconds for a Ray to start and for the first writes
 WRITER = """
 import os, sys
+from functools import partial
 import ray
 from replay.store import ReplayStore
 from tests.replay.test_cluster_kill import CONFIG, outcomes, written
-ray.init(address="local", num_cpus=1, include_dashboard=False, namespace="doomed", log_to_driver=False)
+from trainer.cluster import bring_up
+local = partial(ray.init, address="local", include_dashboard=False, log_to_driver=False)
+bring_up(partial(local, num_cpus=1, namespace="doomed"))
 store = ReplayStore(CONFIG, vocabulary=100, directory=sys.argv[1], fingerprint="f")
 print(*ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in store._actors]), flush=True)
 for turn in range(100_000):

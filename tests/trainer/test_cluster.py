@@ -1,6 +1,8 @@
 """What is asked of Ray and when it is given back. (Real clusters: tests/test_ray_job.py and tests/test_end_to_end.py.)"""
 
 import os
+import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -59,6 +61,30 @@ def test_an_error_without_text_is_still_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ray.init", refuse)
     with pytest.raises(ClusterError, match="cannot connect to Ray: ConnectionError; start a head"):
         cluster.start(ClusterConfig(address="10.0.0.1:6379"), namespace="n")
+
+
+def test_a_local_ray_that_does_not_come_up_is_started_anew_and_another_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def time_out(**_: Any) -> None:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        if len(started) < cluster.STARTS:
+            raise Exception("The current node timed out during startup.")  # as bare as Ray's
+
+    monkeypatch.setattr("ray.init", time_out)
+    cluster.start(ClusterConfig(address="local"), namespace="n")
+    *failed, last = started
+    assert [process.wait(60) for process in failed] == [-signal.SIGKILL] * len(failed)
+    assert last.poll() is None
+    assert caplog.text.count("Ray did not start: The current node timed out") == len(failed) == cluster.STARTS - 1
+    last.kill()
+    started.clear()
+    with pytest.raises(ClusterError, match="timed out during startup"):
+        cluster.start(ClusterConfig(address="10.0.0.1:6379"), namespace="n")
+    assert len(started) == 1
+    started[0].kill()
 
 
 def test_check_looks_at_the_configured_cluster(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
