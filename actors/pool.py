@@ -355,7 +355,8 @@ class RolloutPool:
 
         Raises ActorError when too many requests are to blame, and what `_replace` raises.
         """
-        if slot.serving and slot.duties and slot.duties[0].loads and weights_lost(error):
+        loading = slot.serving and not slot.generating and bool(slot.duties) and slot.duties[0].loads
+        if loading and weights_lost(error):
             slot.duties.popleft()  # nothing is wrong with the engine; it keeps what it has
             self._orphaned = True
             logger.warning("%s: %s", slot.name, describe(error))

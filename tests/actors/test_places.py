@@ -13,12 +13,13 @@ import pytest
 import ray
 
 from actors.pool import RolloutPool
+from actors.slot import Duty
 from actors.stream import streaming
 from core.errors import ActorError
 from core.weights import Weights
 from tests.actors import models
 from tests.actors.conftest import CONFIG
-from tests.actors.test_pool import SAMPLING, Get, keys, many, pump_until, tokens
+from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
 from tests.processes import LONG
 
 CPUS, FILLED = 1.3, 0.3
@@ -135,11 +136,30 @@ def test_weights_lost_with_the_process_that_sent_them_are_no_fault_of_the_engine
     assert versions(pool) == {5}
 
 
+def test_a_turn_whose_answer_is_lost_is_the_engines_even_while_weights_wait_behind_it(
+    pool: RolloutPool, weights: Weights
+) -> None:
+    """Its node is gone, and what it said with it: Ray's error is the same as for lost weights."""
+    pool.make_room()
+    (engine,) = pool._slots
+    pool.load_weights(ray.put(version(weights, 6)))
+    starts, restarts = many(8), pool.restarts
+    expected = pool.generate(starts, SAMPLING)
+    pool.submit(starts, SAMPLING)
+    pool._offer(engine)  # a turn
+    engine.duties.append(Duty(lambda actor: actor.process.remote(), lambda _: None, loads=True))
+    pool._lose(engine, ray.exceptions.ObjectLostError("0" * 56, None, ""))
+    assert (pool.restarts, engine.serving) == (restarts + 1, False)
+    found = collect(pool, len(starts))
+    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    assert {number for one in found.values() for each in one for number in each.versions.tolist()} == {6}
+
+
 def test_an_engine_that_comes_back_to_lost_weights_waits_for_others(pool: RolloutPool, weights: Weights) -> None:
     """In asynchronous mode, where the thread must outlive it."""
     pool.make_room()
     rank = actor(0.0)
-    published = ray.get(rank.publish.remote(version(weights, 6)), timeout=LONG)
+    published = ray.get(rank.publish.remote(version(weights, 7)), timeout=LONG)
     pool.load_weights(published)
     pool.make_room()  # a guest that came before the weights are lost would have them, and go on
     (engine,) = pool._slots
@@ -155,6 +175,6 @@ def test_an_engine_that_comes_back_to_lost_weights_waits_for_others(pool: Rollou
         assert engine.process != killed
         stream.make_room()
         stream.abandon()
-        stream.load_weights(ray.put(version(weights, 7)))
+        stream.load_weights(ray.put(version(weights, 8)))
         found = stream.generate(many(8), SAMPLING)
-    assert {number for one in found for number in one.versions.tolist()} == {7}
+    assert {number for one in found for number in one.versions.tolist()} == {8}
