@@ -96,8 +96,10 @@ class Ranks:
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
         end = time.monotonic() + self._deadline
-        while waiting and time.monotonic() < end:
+        while waiting:
             ready, _ = ray.wait(list(waiting), timeout=max(0.0, end - time.monotonic()))
+            if not ready:  # not: it is late. What came while this process stood still is looked at
+                break
             for reference in ready:
                 rank = waiting.pop(reference)
                 try:

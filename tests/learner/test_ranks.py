@@ -19,6 +19,16 @@ def test_a_group_that_has_ended_refuses_every_call() -> None:
         ranks.call_first(RankWorker.address)
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_has_come_counts_however_late_it_is_looked_at() -> None:
+    ranks = Ranks(0, device="cpu", cpus=0, gpus=0, threads=1, deadline=0)  # as after a stall of the whole deadline
+    assert ranks._gather({ray.put("b"): 1, ray.put("a"): 0}, "save") == ["a", "b"]
+    never = ray.remote(num_cpus=1000)(lambda: None).remote()
+    with pytest.raises(LearnerError, match=r"^learner-rank-1: no answer to save within 0 s"):
+        ranks._gather({ray.put("a"): 0, never: 1}, "save")
+    ray.cancel(never)
+
+
 def test_the_port_of_rank_0_is_none_that_the_kernel_gives_to_others_before_it_is_used() -> None:
     first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     allowed = range(20_000, int(first)) or range(1024, 65_536)  # a kernel that keeps none back: any
