@@ -108,10 +108,14 @@ class _Worker:
             return TimeoutError()
         return _WorkerEnded(f"killed by signal {-code}" if code < 0 else f"exit status {code}")
 
-    def kill(self) -> None:
-        """End the process with the children of its group, and close its pipes."""
+    def stop(self) -> None:
+        """End the process with the children of its group; whoever reads from it meets the end."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """The same, waited for, and close its pipes."""
+        self.stop()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(BrokenPipeError):
@@ -142,6 +146,7 @@ class JudgePool:
         self._workers = [self._start() for _ in range(workers)]  # they import side by side, and beside the caller
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
         self.replaced = 0  # workers killed or lost so far
+        self._closed = False
 
     def _start(self) -> _Worker:
         return _Worker(self._command)
@@ -183,6 +188,7 @@ class JudgePool:
             try:
                 worker.send(items[len(done) :], self._limit)
                 while len(done) < len(items):
+                    self._check_open()
                     done.append(worker.receive(self._limit))
             except TimeoutError:
                 done.append(self._failed(f"judge timed out after {self._limit:g} s"))
@@ -196,18 +202,27 @@ class JudgePool:
         try:
             self._workers[slot].wait_until_ready()
         except ConfigError as error:
+            self._check_open()
             if not self.replaced:
                 raise
             raise ActorError(f"a judge was lost and cannot be started anew: {error}") from None
         return self._workers[slot]
 
+    def _check_open(self) -> None:
+        if self._closed:  # a short list of verdicts must not pass for a whole one
+            raise ActorError("the judges were closed while they judged")
+
     def _replace(self, slot: int) -> None:
+        self._check_open()
         self._workers[slot].kill()
         self._workers[slot] = self._start()
         self.replaced += 1
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers at once: a judgement under way, whose caller was interrupted, goes no further."""
+        self._closed = True
+        for worker in self._workers:
+            worker.stop()
         self._threads.shutdown(wait=True)
         for worker in self._workers:
             worker.kill()

@@ -4,6 +4,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -67,6 +68,18 @@ def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monke
     (mute,) = pool.judge([("", "close")])
     assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output and ran on", True)
     assert (hasty.replaced, pool.replaced) == (2, 1)
+
+
+def test_closing_ends_what_is_being_judged(pool: JudgePool) -> None:
+    """Ctrl-C in the middle of thousands of programs."""
+    with ThreadPoolExecutor(1) as other:
+        judging = other.submit(pool.judge, [("", "hang")] * 1000)
+        while not pool._threads._threads:  # it has begun
+            time.sleep(0.01)
+        pool.close()
+        with pytest.raises(ActorError, match="closed while they judged"):
+            judging.result()
+    assert pool.replaced <= 2
 
 
 def test_the_pool_goes_on_after_losing_a_worker(pool: JudgePool) -> None:
