@@ -33,8 +33,8 @@ def launch(model: Path, **changes: object) -> RolloutPool:
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
-    """An engine that a busy machine stalls for longer than the deadline is one more restart, and no failure of a test."""
-    with closing(launch(tiny_model(True), deadline=30.0, max_restarts=100)) as pool:
+    """A busy machine may stall an engine for long; only where one is made to hang is the deadline short."""
+    with closing(launch(tiny_model(True), deadline=600.0, max_restarts=100)) as pool:
         yield pool
 
 
@@ -43,6 +43,10 @@ def keys(trajectories: Sequence[Trajectory]) -> list[tuple[str, int]]:
 
 
 def many(count: int = 96, samples: int = 4) -> list[Start]:
+    """Starts whose draws are no near ties: with the weights of seeds 0, 4, 8 and 10 no two tokens of the first 96 are closer than
+    8e-5 nats, with those of seeds 1 and 2 none of the first 192 than 5e-5. Who decodes a sample, and in which company, changes
+    the rounding (seed 5 has two 4e-6 apart, and they do change places).
+    """
     return [models.start(index, prefix=index % 5, samples=samples) for index in range(count)]
 
 
@@ -122,7 +126,7 @@ def collect(pool: RolloutPool, count: int) -> dict[str, list[Trajectory]]:
     [
         (4, signal.SIGKILL, slice(1, 2), "rollout-1: its process died"),
         (8, signal.SIGKILL, slice(0, 2), "rollout-0: its process died"),
-        (10, signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 30 s"),
+        (10, signal.SIGSTOP, slice(0, 1), "rollout-0: TimeoutError: it hangs: no answer within 15 s"),
     ],
     ids=["one killed", "all killed at once", "one hangs"],
 )
@@ -130,19 +134,21 @@ def test_failing_engines_lose_and_double_nothing_and_return_with_current_weights
     pool: RolloutPool,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     seed: int,
     number: int,
     victims: slice,
     said: str,
 ) -> None:
-    """With weights by which no two tokens are closer than 8e-5 nats in any draw of these starts: who decodes a sample, and in
-    which company, changes the rounding (seed 5 has two 4e-6 apart)."""
     version = pool.restarts + 4
     model = models.load(models.build(tmp_path, True, seed=seed))
     pool.load_weights(ray.put(models.weights(model, version)))
     starts, before, restarts = many(), pool.pids(), pool.restarts
     expected = pool.generate(starts, SAMPLING)
-    found = disturbed(pool, starts, number, before[victims])
+    with monkeypatch.context() as hasty:
+        if number == signal.SIGSTOP:
+            hasty.setattr(pool, "_config", pool._config.model_copy(update={"deadline": 15.0}))
+        found = disturbed(pool, starts, number, before[victims])
     assert pool.restarts - restarts >= len(before[victims])
     assert said in caplog.text
     assert keys(found) == keys(expected)
