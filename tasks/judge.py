@@ -216,6 +216,8 @@ class JudgePool:
         self._check_open()
         self._workers[slot].kill()
         self._workers[slot] = self._start()
+        if self._closed:  # meanwhile: it was not there to be stopped with the others
+            self._workers[slot].stop()
         self.replaced += 1
 
     def close(self) -> None:
