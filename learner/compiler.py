@@ -1,12 +1,10 @@
-"""Who compiles the parts that DeepSpeed brings as source. Used by `learner.engine`; no torch here.
+"""Who compiles the part that DeepSpeed brings as source. Used by `learner.engine`; no torch here.
 
-Invariant: a compilation that was killed keeps nobody waiting. torch marks one that is under way with a file named lock, which a
-killed process leaves behind, and waits for ever until it is gone.
+torch marks a compilation that is under way with a file named lock and waits until it is gone: for ever, if its process was killed.
 """
 
 import contextlib
 import fcntl
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,29 +15,28 @@ takes about one minute."""
 
 
 @contextlib.contextmanager
-def sole_compiler(extensions: Path) -> Iterator[list[Path]]:
-    """Be the only rank that compiles in TORCH_EXTENSIONS_DIR, once those before it are ready or have ended; yields the locks that
-    were left there, which are gone.
+def sole_compiler(build: Path) -> Iterator[bool]:
+    """Be the only rank that compiles in this folder, once those before it are ready or have ended; yields whether one of them had
+    left torch's lock there, which is gone.
 
-    The guard is the kernel's own lock of a file: it is free as soon as its process ends, however that happens.
+    The guard is the kernel's own lock of a file: it is free as soon as its process ends, however that happens. Where the file
+    system has none, torch's lock is removed only when it is STALE. Nodes that share the folder must see each other's locks; where
+    they do not, TORCH_EXTENSIONS_DIR names a folder of each node's own.
     """
-    extensions.mkdir(parents=True, exist_ok=True)
-    with (extensions / ".guard").open("w") as guard:
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / ".guard").open("w") as guard:
         try:
             fcntl.flock(guard, fcntl.LOCK_EX)
-            age = 0.0
         except OSError:  # some network file systems
-            age = STALE
-        yield drop_locks(extensions, time.time() - age)
+            yield remove(build / "lock", older=STALE)
+        else:
+            yield remove(build / "lock")
 
 
-def drop_locks(extensions: Path, before: float) -> list[Path]:
-    """Remove torch's locks that were made before this time."""
-    dropped = []
-    for folder, _, files in os.walk(extensions):
-        lock = Path(folder, "lock")
-        with contextlib.suppress(FileNotFoundError):  # the compilation, or another rank, has just removed it
-            if lock.name in files and lock.stat().st_mtime <= before:
-                lock.unlink()
-                dropped.append(lock)
-    return dropped
+def remove(lock: Path, older: float | None = None) -> bool:
+    """Whether there was a lock (and `older` than so many seconds) to be removed."""
+    with contextlib.suppress(FileNotFoundError):  # another rank has just removed it
+        if older is None or time.time() - lock.stat().st_mtime > older:
+            lock.unlink()
+            return True
+    return False

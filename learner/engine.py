@@ -33,9 +33,9 @@ def join_ranks(device: str, timeout: float) -> None:
     import deepspeed
     from deepspeed.comm.torch import build_shm_op
 
-    with sole_compiler(Path(os.environ["TORCH_EXTENSIONS_DIR"])):
-        build_shm_op()  # the process group asks for it again and finds it loaded
-
+    if device == "cpu":  # there DeepSpeed compiles its way through shared memory
+        with sole_compiler(Path(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")):
+            build_shm_op()  # the process group asks for it again and finds it loaded
     backend = "nccl" if device == "cuda" else "gloo"
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
 

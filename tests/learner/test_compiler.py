@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.compiler import STALE, drop_locks, sole_compiler
+from learner.compiler import STALE, remove, sole_compiler
 from tests.processes import LONG
 
 COMPILES = """
@@ -17,7 +17,7 @@ import sys, time
 from pathlib import Path
 from learner.compiler import sole_compiler
 with sole_compiler(Path(sys.argv[1])):
-    Path(sys.argv[1], "part", "lock").touch()
+    Path(sys.argv[1], "lock").touch()
     print("compiling", flush=True)
     time.sleep(float(sys.argv[2]))
     Path(sys.argv[1], "compiled").touch()
@@ -26,7 +26,6 @@ with sole_compiler(Path(sys.argv[1])):
 
 def compiling(folder: Path, seconds: float) -> "subprocess.Popen[str]":
     """A process that is in the middle of it."""
-    (folder / "part").mkdir(exist_ok=True)
     command = [sys.executable, "-c", COMPILES, str(folder), str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -37,10 +36,12 @@ def compiling(folder: Path, seconds: float) -> "subprocess.Popen[str]":
 def test_one_that_is_killed_leaves_nothing_that_anybody_waits_for(tmp_path: Path) -> None:
     process = compiling(tmp_path, LONG)
     process.kill()
-    with sole_compiler(tmp_path) as dropped:
-        assert dropped == [tmp_path / "part" / "lock"]
-    assert not (tmp_path / "part" / "lock").exists()
+    with sole_compiler(tmp_path) as left_behind:
+        assert left_behind
+    assert not (tmp_path / "lock").exists()
     process.communicate()
+    with sole_compiler(tmp_path) as left_behind:
+        assert not left_behind
 
 
 def test_one_that_lives_is_waited_for(tmp_path: Path) -> None:
@@ -50,24 +51,24 @@ def test_one_that_lives_is_waited_for(tmp_path: Path) -> None:
     process.communicate()
 
 
-def test_where_files_cannot_be_locked_only_old_locks_are_dropped(
+def test_where_files_cannot_be_locked_only_an_old_lock_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    old, fresh = tmp_path / "a" / "lock", tmp_path / "b" / "lock"
-    for lock in (old, fresh):
-        lock.parent.mkdir()
-        lock.touch()
-    os.utime(old, (0, time.time() - 2 * STALE))
     monkeypatch.setattr("fcntl.flock", refuse)
-    with sole_compiler(tmp_path) as dropped:
-        assert dropped == [old]
-    assert fresh.exists()
-    assert not old.exists()
+    lock = tmp_path / "lock"
+    lock.touch()
+    with sole_compiler(tmp_path) as left_behind:
+        assert not left_behind
+        assert lock.exists()
+    os.utime(lock, (0, time.time() - 2 * STALE))
+    with sole_compiler(tmp_path) as left_behind:
+        assert left_behind
+        assert not lock.exists()
 
 
 def test_a_lock_that_is_gone_when_it_is_looked_at_is_nobodys(tmp_path: Path) -> None:
-    (tmp_path / "lock").symlink_to(tmp_path / "gone")
-    assert drop_locks(tmp_path, time.time()) == []
+    assert not remove(tmp_path / "lock", older=STALE)
+    assert not remove(tmp_path / "lock")
