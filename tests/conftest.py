@@ -14,7 +14,6 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
-    RAY_gcs_server_port_wait_time_s="300",
     RAY_DASHBOARD_STARTUP_TIMEOUT_S="300",
 )
 

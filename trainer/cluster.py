@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -23,7 +23,6 @@ ENVIRONMENT = {
     **WAITING,
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_prestart_worker_first_driver": "0",  # idle workers of a local head; none would be used: all of ours have their own environment
-    "RAY_gcs_server_port_wait_time_s": "120",  # of a local head; Ray's own 30 s are short on a busy machine
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a stray call before or after `connect` must fail, not start a cluster of its own
 }
 os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
@@ -36,7 +35,9 @@ from core.errors import ClusterError, first_line  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, placement  # noqa: E402
 
 STARTS = 3
-"""Tries to start a local Ray: it gives its own processes 30 s, and no setting changes that."""
+"""Tries to start a local Ray: it waits 30 s for its raylet, and no setting changes that."""
+PORT_WAIT = {"RAY_gcs_server_port_wait_time_s": "120"}
+"""Seconds that a local Ray waits for the port of its GCS, 30 by default. Whoever attaches would try to connect so often."""
 logger = logging.getLogger("retrospect.cluster")
 
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "TORCH_EXTENSIONS_DIR", "VLLM_CACHE_ROOT")
@@ -79,7 +80,10 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
         logging_level="WARNING",
     )
     try:
-        bring_up(init, STARTS if address == "local" else 1)
+        if address == "local":
+            bring_up(init)
+        else:
+            init()
     except Exception as error:  # a bare one, too: when Ray's own processes do not come up in time
         raise ClusterError(
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
@@ -89,23 +93,36 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
         signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own, which ends the process at once
 
 
-def bring_up(init: Callable[[], object], tries: int = STARTS) -> None:
-    """Call `init`, and again while it fails and there are `tries` left: nothing that a failed one has started stays. Raises what
-    the last one raised.
+def bring_up(init: Callable[[], object]) -> None:
+    """Start a local Ray by `init`, and again, STARTS times in all, when its processes are late; those are killed first. Raises what
+    `init` raises.
     """
     before = set(psutil.Process().children())
-    for left in reversed(range(tries)):
+    for left in reversed(range(STARTS)):
         try:
-            init()
+            with defaults(PORT_WAIT):
+                init()
             return
-        except Exception as error:
-            if not left:
+        except Exception as error:  # a bare one
+            if not left or "timed out during startup" not in str(error):
                 raise
             logger.warning("Ray did not start: %s; starting another", first_line(error))
         ray.shutdown()
         for process in set(psutil.Process().children()) - before:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+@contextmanager
+def defaults(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables in the environment for the block, where the user has set none."""
+    ours = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 def find() -> str | None:

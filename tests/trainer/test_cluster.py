@@ -74,6 +74,7 @@ def test_a_local_ray_that_does_not_come_up_is_started_anew_and_another_is_not(
             raise Exception("The current node timed out during startup.")  # as bare as Ray's
 
     monkeypatch.setattr("ray.init", time_out)
+    monkeypatch.setattr("ray.shutdown", lambda: None)  # the tests may have one
     cluster.start(ClusterConfig(address="local"), namespace="n")
     *failed, last = started
     assert [process.wait(60) for process in failed] == [-signal.SIGKILL] * len(failed)
@@ -85,6 +86,14 @@ def test_a_local_ray_that_does_not_come_up_is_started_anew_and_another_is_not(
         cluster.start(ClusterConfig(address="10.0.0.1:6379"), namespace="n")
     assert len(started) == 1
     started[0].kill()
+
+    def refuse(**_: Any) -> None:
+        raise ValueError("no such option")
+
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(ClusterError, match="no such option"):
+        cluster.start(ClusterConfig(address="local"), namespace="n")
+    assert caplog.text.count("Ray did not start") == cluster.STARTS - 1  # as before
 
 
 def test_check_looks_at_the_configured_cluster(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
