@@ -256,10 +256,12 @@ class RolloutPool:
         """Process, then engine, then the current weights; only then work."""
 
         def begin(process: Process) -> None:
+            """It has a place."""
             slot.load(process, serve)
             self._rank()
 
         def serve(_: Ready) -> None:
+            """Its engine is loaded."""
             slot.serving, slot.failures = True, 0
             self._rank()
             handle = None if self._orphaned else self._handle
@@ -318,6 +320,7 @@ class RolloutPool:
             duty = slot.duties[0]
 
             def done(answer: Any) -> None:
+                """The duty is fulfilled."""
                 slot.duties.popleft()
                 if duty.loads:
                     slot.acknowledged = (answer.version, answer.digest)

@@ -93,6 +93,7 @@ def paced(job: Job, answers: Any) -> tuple[Any, Any]:
         begun = 0.0
 
         def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            """Before the first optimizer step of an iteration: all processes begin at once."""
             if state.global_step % job.minibatches == 0:
                 if rank == 0 and not sys.stdin.readline():
                     sys.exit(0)
@@ -101,6 +102,7 @@ def paced(job: Job, answers: Any) -> tuple[Any, Any]:
                 self.begun, tokens[0] = time.perf_counter(), 0
 
         def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            """After the last one: tokens of all processes and the time."""
             if state.global_step % job.minibatches == 0:
                 seconds, count = time.perf_counter() - self.begun, torch.tensor(tokens[0])
                 if processes > 1:

@@ -65,11 +65,11 @@ class Ranks:
     def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
         """The same, begun: what is returned waits for the results. Ranks work on calls in the order in which they came."""
         self._check_alive(method.__name__)
-        waiting = {
+        asked = {
             getattr(actor, method.__name__).remote(*(arg[rank] for arg in args)): rank
             for rank, actor in enumerate(self._actors)
         }
-        return lambda: self._gather(waiting, method.__name__)
+        return lambda: self._gather(asked, method.__name__)
 
     def call_first(self, method: Callable[..., R]) -> R:
         """Call a method of `RankWorker` on rank 0 only."""
@@ -92,16 +92,16 @@ class Ranks:
         if not self._actors:  # a call to no rank would "succeed": a save would write a checkpoint with nothing in it
             raise LearnerError(f"learner: {method} after its ranks have ended; resume from the last checkpoint")
 
-    def _gather(self, waiting: dict[Any, int], method: str) -> list[Any]:
+    def _gather(self, asked: dict[Any, int], method: str) -> list[Any]:
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
         end = time.monotonic() + self._deadline
-        while waiting:
-            ready, _ = ray.wait(list(waiting), timeout=max(0.0, end - time.monotonic()))
-            if not ready:  # not: it is late. What came while this process stood still is looked at
+        while asked:
+            ready, _ = ray.wait(list(asked), timeout=max(0.0, end - time.monotonic()))
+            if not ready:  # the clock alone decides nothing: what has come while this process stood still counts
                 break
             for reference in ready:
-                rank = waiting.pop(reference)
+                rank = asked.pop(reference)
                 try:
                     results[rank] = ray.get(reference)
                 except Exception as error:
@@ -110,9 +110,9 @@ class Ranks:
         if failures:
             self.close()
             raise _explain(failures, method)
-        if waiting:
+        if asked:
             self.close()
-            late = ", ".join(f"learner-rank-{rank}" for rank in waiting.values())
+            late = ", ".join(f"learner-rank-{rank}" for rank in asked.values())
             raise LearnerError(
                 f"{late}: no answer to {method} within {self._deadline:.0f} s; raise learner.deadline or resume the run"
             )

@@ -144,16 +144,20 @@ class _Hashed:
         self.closed = False
 
     def write(self, data: Any) -> int:
+        """Hash and pass on; bytes written."""
         self._hash.update(data)
         return int(self._stream.write(data))
 
     def flush(self) -> None:
+        """Of the stream behind it."""
         self._stream.flush()
 
     def close(self) -> None:
-        self.closed = True  # the stream is closed by whoever opened it
+        """Nothing more comes; the stream is closed by whoever opened it."""
+        self.closed = True
 
     def digest(self) -> str:
+        """Of all that was written, in hexadecimal digits."""
         return str(self._hash.hexdigest())
 
 

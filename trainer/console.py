@@ -139,6 +139,7 @@ class _Progress:
         self._times: deque[float] = deque((m.seconds.total for m in earlier[-ETA_WINDOW:]), maxlen=ETA_WINDOW)
 
     def advance(self, metrics: IterationMetrics) -> None:
+        """One more iteration is done."""
         self.done = metrics.iteration
         self._times.append(metrics.seconds.total)
 
