@@ -149,7 +149,7 @@ def train(arguments: Sequence[str]) -> int:
     if known.local:
         os.environ |= waiting()  # read with torch's import
     with uncollected():
-        from trainer import commands
+        from commands import train as commands
 
     if known.resume is not None:
         if known.config is not None:
@@ -180,7 +180,8 @@ def evaluate(arguments: Sequence[str]) -> int:
         raise ConfigError(f"evaluate: both {target!r} and --checkpoint name what to evaluate; leave one out")
     if known.local:
         os.environ |= waiting()  # read with torch's import
-    from trainer import evaluation, targets
+    from commands import evaluate as evaluation
+    from trainer import targets
 
     target = target or known.checkpoint
     run = targets.run_of(Path(target)) if target else None
@@ -193,7 +194,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def sft(arguments: Sequence[str]) -> int:
     """Fine-tune model.path on canonical solutions or dialogues, or resume such a run."""
-    from trainer import sft as command
+    from commands import sft as command
 
     own = options()
     own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
@@ -205,7 +206,7 @@ def sft(arguments: Sequence[str]) -> int:
 
 def reward_model(arguments: Sequence[str]) -> int:
     """Train a reward model on preference pairs, or resume such a run."""
-    from trainer import reward_model as command
+    from commands import reward_model as command
 
     own = options()
     own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
@@ -217,7 +218,7 @@ def reward_model(arguments: Sequence[str]) -> int:
 
 def check(arguments: Sequence[str]) -> int:
     """Check a recipe without training."""
-    from trainer import commands
+    from commands import train as commands
 
     own = options()
     own.add_argument(
@@ -229,7 +230,7 @@ def check(arguments: Sequence[str]) -> int:
 
 def replay(arguments: Sequence[str]) -> int:
     """Show or export the states of a run's replay store."""
-    from trainer import browse
+    from commands import replay as browse
 
     own = argparse.ArgumentParser(prog="launch.py replay", description=browse.__doc__)
     own.add_argument("run", type=Path, help="run directory, running or not")
@@ -247,7 +248,7 @@ def replay(arguments: Sequence[str]) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """Summarise a run and draw its curves."""
-    from trainer import report as reports
+    from monitor import report as reports
 
     own = argparse.ArgumentParser(prog="launch.py report", description=report.__doc__)
     own.add_argument("run", type=Path, help="run directory, finished, stopped or running")

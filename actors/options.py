@@ -1,6 +1,6 @@
 """vLLM's own options, passed on by name: `rollout.engine_options` and `rollout.sampling_options`.
 
-Checked by `trainer/commands.py` and `launch.py check` before anything starts, read by `actors/engine.py`. vLLM's classes are read
+Checked by `commands/train.py` and `launch.py check` before anything starts, read by `actors/engine.py`. vLLM's classes are read
 as text, since importing them takes ten seconds and alters the process. Invariant: an option that Retrospect sets itself cannot
 be set here too.
 

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bench.report import Check, check, median, write
+from commands.train import Prepared, prepare
 from core.config import Config, Device
 from core.load import load_config
 from core.plan import batch_plan
+from core.run_directory import RunDirectory
 from trainer import asynchronous, build
 from trainer.cluster import connect
-from trainer.commands import Prepared, prepare
 from trainer.loop import Parts, iterate
 from trainer.metrics import PHASES, PhaseClock, PhaseSeconds
-from trainer.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

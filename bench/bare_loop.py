@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.actor_critic import StepPlan
-from learner.batch import MicroBatch, TrainBatch
-from learner.models import attention_kernel, torch_varlen
-from learner.varlen import spans
+from learner.distributed.actor_critic import StepPlan
+from learner.models.policy_value import attention_kernel, torch_varlen
+from learner.models.varlen import spans
+from learner.packing.batch import MicroBatch, TrainBatch
 
 
 class Policy(nn.Module):

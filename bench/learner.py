@@ -27,11 +27,11 @@ from bench.report import Check, check, write
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import RetrospectError
 from core.records import Finish, Judged, Start, Trajectory, Verdict
-from learner.actor_critic import StepPlan
-from learner.batch import Row, padding_share
+from learner.distributed.actor_critic import StepPlan
+from learner.distributed.ranks import rank_environment
+from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
-from learner.ranks import rank_environment
-from learner.worker import RankWorker
+from learner.packing.batch import Row, padding_share
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ROOT.parent / "shared" / "data"

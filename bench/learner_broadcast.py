@@ -26,8 +26,8 @@ from bench.report import Check, check, median
 from core.config import AlgorithmConfig, Device, LearnerConfig, RolloutConfig
 from core.records import FloatArray, IntArray
 from core.weights import Acknowledgement, Weights, digest, pack
+from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
-from learner.worker import RankWorker
 
 LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)
 """254 M parameters: 1 GB in fp32."""
@@ -210,11 +210,11 @@ def checks_of(size: int, rounds: Sequence[Round], exports: Sequence[Export], ste
 def share_in_the_demo(quick: bool) -> list[Check]:
     """The share of an iteration of the demo recipe that the broadcast takes, with its probe. Ray must not be connected."""
     from bench.loop import alternate, recipe
+    from commands.train import prepare
     from core.plan import batch_plan
+    from core.run_directory import RunDirectory
     from trainer import build
     from trainer.cluster import connect
-    from trainer.commands import prepare
-    from trainer.rundir import RunDirectory
 
     config = recipe(quick)
     with tempfile.TemporaryDirectory() as folder, connect(config, "bench") as device, prepare(config) as ready:

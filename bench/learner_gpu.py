@@ -21,9 +21,9 @@ from bench.report import Check, check, median
 from core.config import AlgorithmConfig, LearnerConfig
 from core.errors import ClusterError
 from core.records import Judged
+from learner.distributed.ranks import rank_environment
+from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
-from learner.ranks import rank_environment
-from learner.worker import RankWorker
 
 SHAPES = {
     "0.5 B": Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2),

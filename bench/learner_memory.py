@@ -25,14 +25,14 @@ from bench.learner_model import STARTER, WORDS, build_model
 from bench.report import Check, check, median
 from core.config import AlgorithmConfig, LearnerConfig
 from core.records import FloatArray, Judged, Scored
-from learner.actor_critic import StepPlan
-from learner.batch import MicroBatch, Row
-from learner.cutting import inputs, train_batches
-from learner.models import load_policy
-from learner.packing import GPU_OVERHEAD, plan
+from learner.distributed.actor_critic import StepPlan
+from learner.distributed.ranks import rank_environment
+from learner.distributed.worker import RankWorker, free_port
+from learner.models.policy_value import load_policy
+from learner.packing.batch import MicroBatch, Row
+from learner.packing.cutting import inputs, train_batches
+from learner.packing.plan import GPU_OVERHEAD, plan
 from learner.prepare import prepare
-from learner.ranks import rank_environment
-from learner.worker import RankWorker, free_port
 
 T = TypeVar("T")
 

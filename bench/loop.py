@@ -30,20 +30,20 @@ from bench.bare_loop import BareLoop
 from bench.learner import spied
 from bench.report import Check, check, median, write
 from bench.trl_loop import Job, Lap
+from commands.train import Prepared, prepare
 from core.config import Config, Device
 from core.load import load_config
 from core.plan import batch_plan
+from core.run_directory import RunDirectory
 from core.startup import WAITING
-from learner.actor_critic import StepPlan
-from learner.ranks import rank_environment
-from learner.worker import RankWorker
+from learner.distributed.actor_critic import StepPlan
+from learner.distributed.ranks import rank_environment
+from learner.distributed.worker import RankWorker
 from tasks.task import Task
 from trainer import build
 from trainer.cluster import connect
-from trainer.commands import Prepared, prepare
 from trainer.loop import Parts, iterate
 from trainer.metrics import PHASES, PhaseClock, PhaseSeconds
-from trainer.rundir import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "demo.yaml"

@@ -53,7 +53,7 @@ def machine() -> dict[str, str | int]:
 
 def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | float], *, quick: bool) -> Path:
     """Print the table and write JSON and Markdown; returns the JSON file."""
-    from trainer.rundir import collect_versions
+    from core.run_directory import collect_versions
 
     stem = f"{name}.quick" if quick else name
     record = {

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.report import Check, check, median, write
 from core.config import Columns, SandboxMode, TaskConfig
-from tasks.code import limits_of, read_mbpp, verifier
+from tasks.code.programs import limits_of, read_mbpp, verifier
+from tasks.code.sandbox import Job, Sandbox
 from tasks.judge import JudgePool
-from tasks.sandbox import Job, Sandbox
 
 Pair = tuple[str, str]
 GOAL = 50.0
@@ -37,7 +37,7 @@ def pool(mode: SandboxMode, workers: int) -> JudgePool:
     """Judging processes, started."""
     config = configuration(mode)
     judges = JudgePool(
-        "tasks.code:verifier",
+        "tasks.code.programs:verifier",
         workers=workers,
         limit=60.0,
         memory_gib=8.0,

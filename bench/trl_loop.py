@@ -77,7 +77,7 @@ def paced(job: Job, answers: Any) -> tuple[Any, Any]:
     import torch
     from transformers import TrainerCallback
 
-    from tasks.arithmetic import verify
+    from tasks.synthetic.arithmetic import verify
 
     tokens, asked = [0], [0.0]
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

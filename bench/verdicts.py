@@ -14,10 +14,10 @@ from pathlib import Path
 from bench.report import Check, check, median, write
 from core.config import Columns
 from core.records import Verdict
-from tasks import arithmetic
 from tasks.judge import JudgePool
-from tasks.mathematics import boxed_answer, read_gsm8k, read_math, verify_gsm8k, verify_math
-from tasks.synthetic import items
+from tasks.mathematics.answers import boxed_answer, read_gsm8k, read_math, verify_gsm8k, verify_math
+from tasks.synthetic import arithmetic
+from tasks.synthetic.generated import items
 
 Pair = tuple[str, str]
 GOAL = 2000.0
@@ -65,9 +65,9 @@ def math_pairs(folder: Path) -> list[Pair]:
 
 
 TASKS: dict[str, tuple[str, Callable[[str, str], Verdict], Callable[[Path], list[Pair]]]] = {
-    "arithmetic": ("tasks.arithmetic:verify", arithmetic.verify, arithmetic_pairs),
-    "gsm8k": ("tasks.mathematics:verify_gsm8k", verify_gsm8k, gsm8k_pairs),
-    "math": ("tasks.mathematics:verify_math", verify_math, math_pairs),
+    "arithmetic": ("tasks.synthetic.arithmetic:verify", arithmetic.verify, arithmetic_pairs),
+    "gsm8k": ("tasks.mathematics.answers:verify_gsm8k", verify_gsm8k, gsm8k_pairs),
+    "math": ("tasks.mathematics.answers:verify_math", verify_math, math_pairs),
 }
 
 

@@ -1,6 +1,6 @@
 """Direct ways for weights from learner rank 0 to the engines, beside the copy that every broadcast leaves in the object store.
 
-`learner.worker` owns a `Sender`, gives it every bucket while `core.weights.pack` publishes it, and sends its offer along as
+`learner.distributed.worker` owns a `Sender`, gives it every bucket while `core.weights.pack` publishes it, and sends its offer along as
 `Weights.direct`; `actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched; no wait is
 without a deadline; what is received is told from what was sent by its digest alone, so a receiver never trusts a channel.
 

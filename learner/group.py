@@ -18,19 +18,19 @@ from core.errors import DivergenceError, WeightError
 from core.records import FloatArray, IntArray, Judged, Scored
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
-from learner.actor_critic import StepPlan
-from learner.batch import Row, padding_share
 from learner.calibration import Boundaries, every_token
-from learner.cutting import Cut, inputs, scatter, train_batches
-from learner.local import LocalRanks
+from learner.distributed.actor_critic import StepPlan
+from learner.distributed.local import LocalRanks
+from learner.distributed.ranks import R, Ranks
+from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
-from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan, plan_packed
+from learner.packing.batch import Row, padding_share
+from learner.packing.cutting import Cut, inputs, scatter, train_batches
+from learner.packing.plan import CPU_OVERHEAD, GPU_OVERHEAD, plan, plan_packed
 from learner.prepare import Prepared, blamed, prepare
 from learner.progress import Layout, Progress, read_progress
-from learner.ranks import R, Ranks
 from learner.schedule import learning_rate
 from learner.stats import DROPPED, BroadcastReport, StepSums, UpdateFrame, UpdateStats, add_ranks, summarise
-from learner.worker import RankWorker
 
 
 class LearnerGroup:

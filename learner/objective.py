@@ -1,6 +1,6 @@
 """The PPO objectives of one micro-batch: from model outputs and targets to a loss and its statistics. Plain torch.
 
-Called by `learner.worker` for every micro-batch. Invariant: all results are weighted sums over tokens, so adding them over
+Called by `learner.distributed.worker` for every micro-batch. Invariant: all results are weighted sums over tokens, so adding them over
 micro-batches and ranks gives the mean over the global batch.
 """
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from core.config import AlgorithmConfig
 from core.records import FloatArray, IntArray, Scored
 from learner.advantages import ESTIMATORS, Episodes, adaptive_lambda, gae
-from learner.batch import IndexArray, Row, TokenTargets
 from learner.calibration import Boundaries, auc, beside, brier, every_token, explained_variance, inner_places, varies
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, truncated_importance
+from learner.packing.batch import IndexArray, Row, TokenTargets
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -1,6 +1,6 @@
 """What one update reports: typed numbers for the console and the metrics files. Pure.
 
-`learner.worker` fills a `StepSums` per rank and optimizer step, `learner.group` adds them over ranks and summarises.
+`learner.distributed.worker` fills a `StepSums` per rank and optimizer step, `learner.group` adds them over ranks and summarises.
 """
 
 from collections.abc import Sequence

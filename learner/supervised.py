@@ -18,12 +18,12 @@ from core.config import Device, LearnerConfig
 from core.errors import CheckpointError
 from core.records import FloatArray
 from core.weights import NamedTensor
-from learner.engine import TrainEngine
-from learner.examples import PairBatch, TokenBatch
-from learner.models import load_policy
-from learner.ranks import Ranks
-from learner.reward import load_reward
-from learner.worker import RankWorker
+from learner.distributed.engine import TrainEngine
+from learner.distributed.ranks import Ranks
+from learner.distributed.worker import RankWorker
+from learner.models.policy_value import load_policy
+from learner.models.score import load_reward
+from learner.packing.examples import PairBatch, TokenBatch
 
 
 @dataclass(frozen=True, slots=True)

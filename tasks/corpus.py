@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from core.config import StarterConfig, TaskConfig
 from core.seeds import generator
 from tasks.problems import Item, Tokenizer, check_template, render_item, respond
-from tasks.synthetic import Puzzle, careless, held_out
+from tasks.synthetic.generated import Puzzle, careless, held_out
 
 PAD, END = "<|pad|>", "<|endoftext|>"
 DECAY = 0.6

@@ -1,14 +1,14 @@
 """The evaluation prompts of a task, for whoever learns from other rows than the task's own.
 
-Called by `trainer/sft.py` and `trainer/reward_model.py`. Invariant: a prompt is known by the digest of its text, whether it stands
+Called by `commands/sft.py` and `commands/reward_model.py`. Invariant: a prompt is known by the digest of its text, whether it stands
 alone, in the task's template, or as the turns before a reply.
 """
 
 from collections.abc import Iterator
 
 from core.config import TaskConfig
-from tasks import chat
-from tasks.chat import Messages
+from tasks.dialogue import chat
+from tasks.dialogue.chat import Messages
 from tasks.problems import Item, digest, load_items
 from tasks.task import READERS, UNANSWERED, task_items
 

@@ -1,4 +1,4 @@
-"""Waiting for a pipe. Called by `tasks/judge.py` and `tasks/sandbox.py`."""
+"""Waiting for a pipe. Called by `tasks/judge.py` and `tasks/code/sandbox.py`."""
 
 import select
 import time

@@ -15,7 +15,7 @@ import numpy as np
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import IntArray, Problem
-from tasks.chat import Message, Messages, prompt_ids
+from tasks.dialogue.chat import Message, Messages, prompt_ids
 from tasks.sources import Row, load_rows, require_columns
 
 Tokenizer = Any

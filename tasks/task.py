@@ -14,16 +14,16 @@ from typing import Protocol
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import IntArray, Judged, Problem, Start, Trajectory, Verdict
-from tasks import arithmetic, countdown, lock
-from tasks.code import limits_of, read_mbpp
-from tasks.dialogue import read_dialogue
+from tasks.code.programs import limits_of, read_mbpp
+from tasks.code.sandbox import START_LIMIT, check_sandbox
+from tasks.dialogue.reward_model import RewardJudge, in_an_actor, in_this_process
+from tasks.dialogue.rows import read_dialogue
 from tasks.judge import JudgePool
 from tasks.judge_local import LocalJudge
-from tasks.mathematics import gsm8k_answer, math_answer, read_gsm8k, read_math
+from tasks.mathematics.answers import gsm8k_answer, math_answer, read_gsm8k, read_math
 from tasks.problems import Item, LeftOut, Read, Tokenizer, digest, encode, load_items, split_items
-from tasks.reward_model import RewardJudge, in_an_actor, in_this_process
-from tasks.sandbox import START_LIMIT, check_sandbox
-from tasks.synthetic import Puzzle, items
+from tasks.synthetic import arithmetic, countdown, lock
+from tasks.synthetic.generated import Puzzle, items
 
 PrefixCheck = Callable[[Problem, str], bool]
 """Whether a prefix of a response (text) is still correct: exact, also for prefixes cut inside a line."""
@@ -309,12 +309,15 @@ UNANSWERED = ("dialogue",)
 
 BUILDERS: Mapping[str, Recipe] = {
     "arithmetic": Recipe(
-        _synthetic_items, "tasks.arithmetic:verify", _prefix_check(arithmetic.prefix_correct), arithmetic.answer
+        _synthetic_items,
+        "tasks.synthetic.arithmetic:verify",
+        _prefix_check(arithmetic.prefix_correct),
+        arithmetic.answer,
     ),
-    "lock": Recipe(_synthetic_items, "tasks.lock:verify", _prefix_check(lock.prefix_correct)),
-    "countdown": Recipe(_synthetic_items, "tasks.countdown:verify", _prefix_check(countdown.prefix_correct)),
-    "gsm8k": Recipe(_text_items, "tasks.mathematics:verify_gsm8k", answer=gsm8k_answer),
-    "math": Recipe(_text_items, "tasks.mathematics:verify_math", answer=math_answer),
-    "mbpp": Recipe(_text_items, "tasks.code:verifier", runs_programs=True),
+    "lock": Recipe(_synthetic_items, "tasks.synthetic.lock:verify", _prefix_check(lock.prefix_correct)),
+    "countdown": Recipe(_synthetic_items, "tasks.synthetic.countdown:verify", _prefix_check(countdown.prefix_correct)),
+    "gsm8k": Recipe(_text_items, "tasks.mathematics.answers:verify_gsm8k", answer=gsm8k_answer),
+    "math": Recipe(_text_items, "tasks.mathematics.answers:verify_math", answer=math_answer),
+    "mbpp": Recipe(_text_items, "tasks.code.programs:verifier", runs_programs=True),
     "dialogue": Recipe(_text_items, ""),
 }

@@ -16,6 +16,8 @@ ALLOWED = {
     "replay": {"core"},
     "tasks": {"core"},
     "trainer": {"core", *PARTS},
+    "monitor": {"core", *PARTS, "trainer"},
+    "commands": {"core", *PARTS, "trainer", "monitor"},
 }
 HEAVY = {"ray", "vllm", "deepspeed"}
 """Only these files may import an engine at their top; everything else must start in a second."""
@@ -25,16 +27,16 @@ ADAPTERS = {
     "actors/pool.py",
     "actors/slot.py",
     "actors/transfer.py",
-    "learner/engine.py",
+    "learner/distributed/engine.py",
     "learner/group.py",
-    "learner/local.py",
-    "learner/ranks.py",
+    "learner/distributed/local.py",
+    "learner/distributed/ranks.py",
     "learner/supervised.py",
-    "learner/worker.py",
+    "learner/distributed/worker.py",
     "replay/store.py",
-    "tasks/reward_actor.py",
+    "tasks/dialogue/reward_actor.py",
     "trainer/cluster.py",
-    "trainer/ray_metrics.py",
+    "monitor/ray_metrics.py",
     "launch.py",
 }
 

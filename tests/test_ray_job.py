@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from learner.worker import free_port
+from learner.distributed.worker import free_port
 from tests.test_end_to_end import assert_ended, descendants
 
 ROOT = Path(__file__).parents[1]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, cast
 from core.config import Config, Device
 from core.plan import BatchPlan, transport
 from core.records import Start
+from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
 from core.seeds import derive
-from trainer.evaluate import EvaluationPlan
+from trainer.evaluation import EvaluationPlan
 from trainer.loop import Parts, Rollouts, Settings
 from trainer.preflight import inspect_model
-from trainer.rundir import RunDirectory, quarantine
 
 logger = logging.getLogger("retrospect.build")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import CheckpointError, ConfigError
-from trainer.rundir import RunDirectory, write_atomically
+from core.run_directory import RunDirectory, write_atomically
 
 if TYPE_CHECKING:
     from trainer.loop import Parts

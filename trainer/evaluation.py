@@ -1,162 +1,241 @@
-"""`launch.py evaluate`: one model, or one against another, on the held-out problems of a recipe.
+"""Evaluation on held-out problems, from the root only, through the same rollout pool as training.
 
-Called by `launch.py`. Invariant: both models answer the same problems through the same pool and judge; every response is written
-down with its verdict.
+Called inside training (`trainer/session.py`) and by `launch.py evaluate` (`commands/evaluate.py`). One greedy response per
+problem gives the accuracy; with `evaluation.samples` sampled ones besides, pass@k and maj@k. Invariant: every number is a mean
+over problems of a number per problem, and its interval resamples problems.
 """
 
 import json
-import os
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.config import Config, Device, TaskConfig
-from core.errors import ActorError, ConfigError
-from core.load import load_config
-from core.plan import batch_plan, evaluation_placement
-from core.records import Verdict
+import numpy as np
+
+from core.errors import ActorError
+from core.records import Judged, Problem, Trajectory
+from core.run_directory import write_atomically
+from core.sampling import Sampling
 from core.seeds import derive, generator
-from tasks.estimators import Estimate, bootstrap, paired_difference
-from trainer import build
-from trainer.evaluate import Evaluation, describe, evaluate, percent, record
-from trainer.preflight import inspect_model, load_tokenizer
-from trainer.responses import check_place, response_rows, write_rows
-from trainer.rundir import write_atomically
-from trainer.targets import model_of, run_of
+from tasks.estimators import Estimate, bootstrap, majority, pass_at_k
+from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
-    from tasks.task import Task
+    from tasks.task import Answer, Task
+    from trainer.loop import Rollouts
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One model against another on the problems that both answered, by their greedy responses."""
+class EvaluationPlan:
+    """How responses are drawn."""
 
-    win_rate: Estimate  # share of problems on which the first has the higher reward; equal rewards count half
-    ties: float  # share of problems with equal rewards
-    success: Estimate  # first minus second
+    greedy: Sampling
+    sampled: Sampling
+    samples: int  # sampled responses per problem besides the greedy one
 
 
-def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
-    """The first against the second. Raises ActorError when there is no problem that both answered."""
-    theirs = by_problem(second)
-    pairs = [(mine, theirs[name]) for name, mine in by_problem(first).items() if name in theirs]
-    if not pairs:
-        raise ActorError("no held-out problem was answered by both models; why engines left them out is printed above")
-    rewards = [(mine.reward, other.reward) for mine, other in pairs]
-    wins = [float(mine > other) + 0.5 * float(mine == other) for mine, other in rewards]
-    rng = generator(seed, "comparison")
-    return Comparison(
-        win_rate=bootstrap(wins, rng=rng),
-        ties=sum(mine == other for mine, other in rewards) / len(rewards),
-        success=paired_difference(
-            [float(other.correct) for _, other in pairs], [float(mine.correct) for mine, _ in pairs], rng=rng
+@dataclass(frozen=True, slots=True)
+class PassAt:
+    """Share of problems that one of k sampled responses solves."""
+
+    k: int
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Estimates over problems."""
+
+    success: Estimate  # greedy responses that are correct
+    reward: Estimate  # of the greedy responses
+    passes: tuple[PassAt, ...]  # k = 1, 2, 4, ... and all samples; none without samples
+    majority: (
+        Estimate | None
+    )  # whether the most frequent answer is right; None without samples or without short answers
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a model does on the held-out problems."""
+
+    samples: int  # sampled responses per problem
+    overall: Scores
+    levels: dict[str, Scores]  # by difficulty
+    truncated: float  # share of greedy responses that used up their token budget
+    left_out: int  # problems that no engine could generate: not part of any number here
+    judge_failures: int  # verdicts, of greedy and sampled responses, that the judge failed to give: they count as wrong
+    greedy: list[Judged]  # one per problem
+    sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
+
+    @property
+    def success(self) -> float:
+        """Greedy accuracy."""
+        return self.overall.success.mean
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The numbers of one problem."""
+
+    success: float
+    reward: float
+    correct: int  # of the sampled responses
+    majority: float | None
+
+
+def evaluate(
+    actors: "Rollouts", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
+) -> Evaluation:
+    """Generate, judge and summarise. A problem that no engine can generate (see `RolloutPool`) is left out.
+
+    Raises ActorError when none is left.
+    """
+    greedy = actors.generate(fresh_starts(problems, 1, seed, iteration=0), plan.greedy)
+    sampled: list[Trajectory] = []
+    if plan.samples:
+        starts = fresh_starts(problems, plan.samples, derive(seed, "sampled"), iteration=0)
+        sampled = actors.generate(starts, plan.sampled)
+    parts = (greedy, sampled) if plan.samples else (greedy,)
+    answered = set.intersection(*({item.start.problem_id for item in part} for part in parts))
+    if not answered:
+        raise ActorError(
+            f"evaluation: no engine could generate any of the {len(problems)} held-out problems; why is printed above"
+        )
+    kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
+    judged, judged_samples = (task.judge(part) if part else [] for part in kept)
+    answers = None if task.answer is None else answers_of(judged_samples, task, task.answer)
+    kept_problems = [problem for problem in problems if problem.id in answered]
+    left_out = len(problems) - len(kept_problems)
+    return summarise(kept_problems, judged, judged_samples, answers, seed, left_out=left_out)
+
+
+def answers_of(judged: Sequence[Judged], task: "Task", answer: "Answer") -> list[str | None]:
+    """The final answers, for the vote."""
+    return [answer(task.decode(item.trajectory.response_ids)) for item in judged]
+
+
+def summarise(
+    problems: Sequence[Problem],
+    greedy: list[Judged],
+    sampled: list[Judged],
+    answers: Sequence[str | None] | None,
+    seed: int,
+    *,
+    left_out: int = 0,
+) -> Evaluation:
+    """Estimates over all problems and by level.
+
+    Args:
+        problems: the held-out problems that were answered.
+        greedy: one judged response per problem.
+        sampled: as many for every problem, those of problem 0 first; may be empty.
+        answers: the final answer of every sampled response; None: the task has no short answers.
+        seed: of the bootstrap.
+        left_out: held-out problems that were not answered.
+    """
+    samples = len(sampled) // len(problems)
+    rows = []
+    for i, item in enumerate(greedy):
+        part = slice(i * samples, (i + 1) * samples)
+        correct = [one.verdict.correct for one in sampled[part]]
+        vote = majority(answers[part], correct) if answers is not None and samples else None
+        rows.append(_Row(float(item.verdict.correct), item.verdict.reward, sum(correct), vote))
+    by_level: defaultdict[str, list[_Row]] = defaultdict(list)
+    for problem, row in zip(problems, rows, strict=True):
+        by_level[problem.level].append(row)
+    return Evaluation(
+        samples=samples,
+        overall=_scores(rows, samples, generator(seed, "bootstrap")),
+        levels={level: _scores(by_level[level], samples, generator(seed, level)) for level in sorted(by_level)},
+        truncated=float(np.mean([item.trajectory.finish.truncated for item in greedy])),
+        left_out=left_out,
+        judge_failures=sum(item.verdict.judge_failed for item in (*greedy, *sampled)),
+        greedy=greedy,
+        sampled=sampled,
+    )
+
+
+def _scores(rows: Sequence[_Row], samples: int, rng: np.random.Generator) -> Scores:
+    votes = [row.majority for row in rows if row.majority is not None]
+    return Scores(
+        success=bootstrap([row.success for row in rows], rng=rng),
+        reward=bootstrap([row.reward for row in rows], rng=rng),
+        passes=tuple(
+            PassAt(k, bootstrap([pass_at_k(samples, row.correct, k) for row in rows], rng=rng)) for k in powers(samples)
         ),
+        majority=bootstrap(votes, rng=rng) if votes else None,
     )
 
 
-def by_problem(result: Evaluation) -> dict[str, Verdict]:
-    """The verdict of each problem's greedy response: of a problem that no engine could generate there is none."""
-    return {item.trajectory.start.problem_id: item.verdict for item in result.greedy}
+def powers(samples: int) -> list[int]:
+    """The k of pass@k: powers of two up to the number of samples, and that number.
 
-
-def run(config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False) -> int:
-    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it.
-
-    `local`: in this process, without Ray.
+    >>> powers(6), powers(8), powers(0)
+    ([1, 2, 4, 6], [1, 2, 4, 8], [])
     """
-    from trainer.commands import connected, prepare, settled
-
-    for path in filter(None, (target, against)):
-        check_unseen(config.task, path)
-    if target:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
-    rival = model_of(Path(against)) if against else ""
-    batch_plan(config)
-    where = responses or config.run.root / "evaluations" / f"{name_of(target or config.model.path)}.jsonl"
-    check_place(where)
-    config = settled(config, local)
-    with prepare(config) as ready:
-        if rival:
-            check_rival(ready.model, rival)
-        with connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
-            result = held_out(config, ready.task, ready.model, device, local)
-            rows = list(response_rows(result, ready.task, ready.model))
-            write_rows(where, rows)  # at once: whatever becomes of the other model, these are not generated again
-            other = held_out(config, ready.task, rival, device, local) if rival else None
-        report(ready.model, result)
-        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **record(result)}
-        if other is not None:
-            report(rival, other)
-            write_rows(where, [*rows, *response_rows(other, ready.task, rival)])
-            comparison = compare(result, other, config.run.seed)
-            report_comparison(comparison)
-            numbers |= {"against": {"model": rival, **record(other)}, "comparison": asdict(comparison)}
-    write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
-    print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
-    return 0
+    return sorted({k for k in (2**i for i in range(samples.bit_length())) if k <= samples} | ({samples} - {0}))
 
 
-def held_out(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
-    """A model's evaluation in engines of its own."""
-    with build.rollout_pool(config, model, device, local) as actors:
-        seed = derive(config.run.seed, "evaluation")
-        return evaluate(actors, task, task.evaluation, build.evaluation_plan(config), seed)
+def percent(estimate: Estimate) -> str:
+    """Mean and interval for a person."""
+    return f"{100 * estimate.mean:.1f} % (95 % interval {100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
 
 
-def check_unseen(task: TaskConfig, target: str) -> None:
-    """Raises ConfigError when problems would be evaluated that the run of `target` was trained on.
-
-    A run holds out `task.eval_problems` of its data, or the whole of `task.eval_path`; generated problems are told apart by hash.
-    """
-    run = run_of(Path(target))
-    if run is None or task.eval_path or not task.path:
-        return
-    known = load_config(run.config).task
-    if (task.path, task.split) != (known.path, known.split):
-        return
-    if known.eval_path:
-        raise ConfigError(
-            f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
-        )
-    if task.eval_problems > known.eval_problems:
-        raise ConfigError(
-            f"task.eval_problems = {task.eval_problems}, but {target} held out {known.eval_problems} and was trained on the others; "
-            f"lower it, or name other data in task.eval_path"
-        )
-
-
-def check_rival(model: str, rival: str) -> None:
-    """Raises ConfigError when the two models do not read the same tokens: the problems are tokenized once."""
-    inspect_model(rival)
-    if load_tokenizer(model).get_vocab() != load_tokenizer(rival).get_vocab():
-        raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
-
-
-def report(model: str, result: Evaluation) -> None:
-    """Print the estimates over all and by level."""
-    print(f"{model}: {describe(result)}")
-    print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
-    for one in result.overall.passes:
-        print(f"  pass@{one.k:<15} {percent(one.estimate)}")
+def describe(result: Evaluation) -> str:
+    """The result in one line."""
+    line = f"success {percent(result.overall.success)} on {result.overall.success.problems} held-out problems"
+    parts = [f"pass@{one.k} {100 * one.estimate.mean:.1f} %" for one in result.overall.passes]
     if result.overall.majority is not None:
-        print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
-    for level, scores in result.levels.items():
-        further = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
-        text = ", ".join([percent(scores.success), *further, f"{scores.success.problems} problems"])
-        print(f"  {level or 'all':<20} {text}")
+        parts.append(f"maj@{result.samples} {100 * result.overall.majority.mean:.1f} %")
+    if result.left_out:
+        parts.append(f"{result.left_out} problems left out: no engine could generate them")
+    if result.judge_failures:
+        parts.append(f"{result.judge_failures} verdicts counted as wrong: the judge failed")
+    return ", ".join([line, *parts])
 
 
-def report_comparison(comparison: Comparison) -> None:
-    """Print the win rate."""
-    wins = comparison.win_rate
-    print(
-        f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {100 * comparison.ties:.1f} %"
-    )
-    print(f"  success, first minus second: {percent(comparison.success)}")
+def record(result: Evaluation) -> dict[str, object]:
+    """The numbers as plain data, for JSON."""
+    levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
+    counts = {
+        "truncated": result.truncated,
+        "left_out": result.left_out,
+        "judge_failures": result.judge_failures,
+    }
+    return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels}
 
 
-def name_of(target: str) -> str:
-    """A file name for an evaluation of a model or run, with the date."""
-    return f"{Path(target).name}-{datetime.now():%Y%m%d-%H%M%S}"
+def _plain(scores: Scores) -> dict[str, object]:
+    success = scores.success
+    return {
+        "problems": success.problems,
+        "success": success.mean,
+        "low": success.low,
+        "high": success.high,
+        "reward": asdict(scores.reward),
+        "pass": {str(one.k): asdict(one.estimate) for one in scores.passes},
+        "majority": None if scores.majority is None else asdict(scores.majority),
+    }
+
+
+def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
+    """Add a line to evaluations.jsonl: success, interval and levels after `iteration` (0: before training)."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"iteration": iteration, **record(result)}) + "\n")
+
+
+def drop_evaluations(path: Path, last: int) -> None:
+    """Keep the lines of evaluations.jsonl up to iteration `last`: what a resumed run repeats is written again; torn lines go."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            number = json.loads(line)["iteration"]
+        except json.JSONDecodeError:
+            continue
+        if number <= last:
+            kept.append(line + "\n")
+    write_atomically(path, "".join(kept))

@@ -1,6 +1,6 @@
 """A run in this one process, without Ray: `launch.py train --local`, `launch.py evaluate --local`.
 
-Called by `trainer/commands.py` in place of `trainer/cluster.py`. The same loop, engine classes, learner and store; only nothing
+Called by `commands/train.py` in place of `trainer/cluster.py`. The same loop, engine classes, learner and store; only nothing
 is an actor, so that a breakpoint works anywhere. Invariants: a run gives the same numbers as with one engine and one rank on
 Ray with the same threads (bit for bit on CPU); what a part raises ends the run as itself, for nothing is restarted.
 """
@@ -29,7 +29,7 @@ def settle(config: Config) -> Config:
 
     device = choose_device(config)
     os.environ.update(environment(device, config.rollout.threads))
-    from learner.ranks import rank_environment
+    from learner.distributed.ranks import rank_environment
 
     threads = max(config.rollout.threads, config.learner.threads)  # the rank sets them for the whole process
     os.environ.update(rank_environment(device, threads))

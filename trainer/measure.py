@@ -14,7 +14,7 @@ from trainer.metrics import IterationMetrics, PhaseSeconds
 if TYPE_CHECKING:
     from learner.stats import UpdateStats
     from replay.stats import StoreStats
-    from trainer.evaluate import Evaluation
+    from trainer.evaluation import Evaluation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The numbers of one training iteration: what each means, its unit, and its way into and out of a file.
 
-The loop fills one `IterationMetrics` per iteration and hands it to every `MetricSink` (`trainer/sinks.py`, `trainer/ray_metrics.py`,
-`trainer/console.py`); `trainer/report.py` reads them back. Invariant: this record is the only list of metrics - console
+The loop fills one `IterationMetrics` per iteration and hands it to every `MetricSink` (`monitor/sinks.py`, `monitor/ray_metrics.py`,
+`monitor/console.py`); `monitor/report.py` reads them back. Invariant: this record is the only list of metrics - console
 captions, TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are all derived from or tested against it.
 
 `python -m trainer.metrics` prints docs/metrics.md.

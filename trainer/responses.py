@@ -1,6 +1,6 @@
 """The responses of an evaluation with their verdicts, as JSONL or Parquet, for a person or a notebook.
 
-Called by `trainer/evaluation.py` and, inside training, by `trainer/session.py`.
+Called by `commands/evaluate.py` and, inside training, by `trainer/session.py`.
 """
 
 import json
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
 from core.records import Judged, Problem
-from trainer.rundir import write_atomically
+from core.run_directory import write_atomically
 
 if TYPE_CHECKING:
     from tasks.task import Task
-    from trainer.evaluate import Evaluation
+    from trainer.evaluation import Evaluation
 
 SUFFIXES = (".jsonl", ".parquet")
 

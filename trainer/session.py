@@ -7,18 +7,18 @@ Invariant: metrics of an iteration are on disk before its checkpoint is named th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from core.errors import ActorError, LearnerError, WeightError
+from core.run_directory import RunDirectory, write_samples
 from core.seeds import derive
 from trainer import asynchronous, checkpoint
 from trainer.checkpoint import Progress
-from trainer.console import RunConsole
-from trainer.evaluate import Evaluation, EvaluationPlan, append_evaluation, evaluate
+from trainer.evaluation import Evaluation, EvaluationPlan, append_evaluation, evaluate
 from trainer.loop import Iteration, Parts, Settings, iterate
 from trainer.measure import Flow, measure
-from trainer.metrics import MetricSink, Phase, PhaseClock
+from trainer.metrics import IterationMetrics, MetricSink, Phase, PhaseClock
 from trainer.responses import response_rows, write_rows
-from trainer.rundir import RunDirectory, write_samples
 from trainer.starts import erroneous_share
 
 RESCUABLE: tuple[Phase, ...] = ("replay", "generate", "reward")
@@ -46,12 +46,25 @@ class Schedule:
         return number == self.iterations or number % self.checkpoint_every == 0
 
 
+class Console(Protocol):
+    """What a person sees of a run, as `monitor.console` shows it."""
+
+    def phase(self, text: str) -> None:
+        """A phase of the iteration begins."""
+
+    def note(self, text: str) -> None:
+        """Say one line."""
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """An iteration has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """Whoever is told."""
 
     run: RunDirectory
-    console: RunConsole
+    console: Console
     sinks: Sequence[MetricSink]
 
 
@@ -148,8 +161,9 @@ def report(
         tokens_before=progress.total_tokens,
         evaluation=evaluation,
     )
-    for sink in (*outputs.sinks, outputs.console):
+    for sink in outputs.sinks:
         sink.write(metrics)
+    outputs.console.write(metrics)
     write_samples(outputs.run, iteration.number, [item.judged for item in iteration.scored], parts.task.decode)
     pipeline = None if parts.pipeline is None else parts.pipeline.state()
     return Progress(iteration.number, parts.problems.state(), metrics.total_tokens, pipeline)

@@ -1,7 +1,7 @@
 """A supervised training run: steps over rows, measured on held-out rows, checkpointed and resumed.
 
-Used by `trainer/sft.py` and `trainer/reward_model.py`, which say what a row is and what is measured. The run directory is that of
-`trainer/rundir.py` (config, metrics.jsonl, checkpoints/, and the model in policy/). Invariant: step s reads rows that follow from
+Used by `commands/sft.py` and `commands/reward_model.py`, which say what a row is and what is measured. The run directory is that of
+`core/run_directory.py` (config, metrics.jsonl, checkpoints/, and the model in policy/). Invariant: step s reads rows that follow from
 the seed and s alone, so a resumed run repeats the uninterrupted one.
 """
 
@@ -18,9 +18,9 @@ from core.config import Config, Device, SupervisedConfig
 from core.errors import ConfigError, DivergenceError
 from core.load import dump_config, load_config
 from core.plan import supervised_placement
+from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from core.seeds import generator
 from trainer import checkpoint
-from trainer.rundir import RunDirectory, open_log, write_atomically, write_versions
 
 if TYPE_CHECKING:
     from learner.supervised import NextToken, Preference, SupervisedGroup

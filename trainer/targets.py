@@ -1,13 +1,13 @@
 """What a path on the command line or in a recipe names: a run, a checkpoint of it, or a model.
 
-Called by `launch.py`, `trainer/evaluation.py` and `trainer/preflight.py`.
+Called by `launch.py`, `commands/evaluate.py` and `trainer/preflight.py`.
 """
 
 from pathlib import Path
 
 from core.errors import CheckpointError
+from core.run_directory import RunDirectory
 from trainer import checkpoint
-from trainer.rundir import RunDirectory
 
 
 def run_of(target: Path) -> RunDirectory | None:

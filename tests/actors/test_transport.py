@@ -16,8 +16,8 @@ from actors.pool import RolloutPool
 from core.records import FloatArray, IntArray
 from core.transport import GroupSender, Handles, HandleSender
 from core.weights import Acknowledgement, Weights
+from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
-from learner.worker import RankWorker
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_pool import Get

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.adapters import Lora, adapters_off, merged
-from learner.models import PolicyModel, load_policy, load_value
+from learner.models.adapters import Lora, adapters_off, merged
+from learner.models.policy_value import PolicyModel, load_policy, load_value
 from tests.learner.test_models import ROWS, tensors
 
 LORA = Lora(rank=4, alpha=8)

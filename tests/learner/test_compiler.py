@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from learner.compiler import STALE, remove, sole_compiler
+from learner.distributed.compiler import STALE, remove, sole_compiler
 from tests.processes import LONG
 
 COMPILES = """
 import sys, time
 from pathlib import Path
-from learner.compiler import sole_compiler
+from learner.distributed.compiler import sole_compiler
 with sole_compiler(Path(sys.argv[1])):
     Path(sys.argv[1], "lock").touch()
     print("compiling", flush=True)

@@ -14,12 +14,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from core.config import AlgorithmConfig
 from core.records import Scored
-from learner.batch import Row, TrainBatch, micro_batch
-from learner.cutting import inputs, scatter, train_batches
 from learner.losses import Aggregation
-from learner.models import PolicyModel, ValueModel, load_policy, load_value
+from learner.models.policy_value import PolicyModel, ValueModel, load_policy, load_value
 from learner.objective import PolicyCoefficients, PolicyTargets, ValueTargets, policy_objective, value_objective
-from learner.packing import plan
+from learner.packing.batch import Row, TrainBatch, micro_batch
+from learner.packing.cutting import inputs, scatter, train_batches
+from learner.packing.plan import plan
 from learner.prepare import Prepared, prepare
 from tests.learner.conftest import make_judged
 from tests.learner.test_prepare import as_prompt

@@ -1,6 +1,6 @@
 import torch
 
-from learner.engine import GuardedAdamW, engine_config
+from learner.distributed.engine import GuardedAdamW, engine_config
 
 
 def test_guarded_adamw_clips_and_refuses_what_is_not_finite() -> None:

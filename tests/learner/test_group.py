@@ -14,10 +14,10 @@ from core.config import AlgorithmConfig
 from core.errors import ActorError, CheckpointError, DivergenceError, LearnerError, WeightError
 from core.records import FloatArray, Scored
 from core.weights import Acknowledgement, WeightHandle
+from learner.distributed.ranks import Ranks
+from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
 from learner.prepare import prepare
-from learner.ranks import Ranks
-from learner.worker import RankWorker
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
     PROBE,

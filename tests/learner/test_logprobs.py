@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import learner.logprobs
-from learner.logprobs import token_logprobs
+import learner.models.logprobs
+from learner.models.logprobs import token_logprobs
 
 
 def reference(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def test_two_tokens_by_hand() -> None:
 def test_values_and_gradients_are_those_of_torch(
     monkeypatch: pytest.MonkeyPatch, temperature: float, weights: tuple[float, float]
 ) -> None:
-    monkeypatch.setattr(learner.logprobs, "CPU_BLOCK", 3 * 50)  # blocks of 3, 3 and 1 rows
+    monkeypatch.setattr(learner.models.logprobs, "CPU_BLOCK", 3 * 50)  # blocks of 3, 3 and 1 rows
     outer = torch.randn(2, 7, generator=torch.Generator().manual_seed(1))
     results = []
     for function in (token_logprobs, reference):

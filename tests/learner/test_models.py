@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClassification
 
-import learner.models
+import learner.models.policy_value
 from core.errors import ModelError
-from learner.batch import Row, micro_batch
-from learner.models import load_policy, load_value, recompute_activations
+from learner.models.policy_value import load_policy, load_value, recompute_activations
+from learner.packing.batch import Row, micro_batch
 
 ROWS = [
     Row(np.array([5, 6, 7, 8, 9], dtype=np.int32), 2),

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.batch import Row, micro_batch
-from learner.models import (
+from learner.models.policy_value import (
     Attention,
     attention_kernel,
     load_policy,
@@ -19,8 +18,9 @@ from learner.models import (
     load_value,
     recompute_activations,
 )
-from learner.packing import plan_packed
-from learner.varlen import register, segments, spans, works
+from learner.models.varlen import register, segments, spans, works
+from learner.packing.batch import Row, micro_batch
+from learner.packing.plan import plan_packed
 from tests.learner.test_models import ROWS, tensors
 
 

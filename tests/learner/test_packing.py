@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.records import IntArray
-from learner.packing import CPU_OVERHEAD, GPU_OVERHEAD, plan
+from learner.packing.plan import CPU_OVERHEAD, GPU_OVERHEAD, plan
 
 LENGTHS = st.lists(st.integers(2, 400), min_size=1, max_size=60)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from learner import randomness
+from learner.distributed import randomness
 
 CPU = torch.device("cpu")
 

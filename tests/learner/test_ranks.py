@@ -6,8 +6,8 @@ import pytest
 import ray
 
 from core.errors import ActorError, CheckpointError, LearnerError
-from learner.ranks import Ranks, _explain
-from learner.worker import RankWorker, blamed_on, free_port
+from learner.distributed.ranks import Ranks, _explain
+from learner.distributed.worker import RankWorker, blamed_on, free_port
 
 
 @pytest.mark.usefixtures("ray_cluster")  # else Ray connects by itself to whatever ran here last

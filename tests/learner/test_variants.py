@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from core.config import AlgorithmConfig
-from learner.actor_critic import LossSettings, StepPlan, policy_targets, value_targets
-from learner.batch import TrainBatch
-from learner.cutting import train_batches
+from learner.distributed.actor_critic import LossSettings, StepPlan, policy_targets, value_targets
 from learner.group import LearnerGroup
 from learner.losses import ratio
-from learner.models import load_shared
+from learner.models.policy_value import load_shared
 from learner.objective import PolicyCoefficients
-from learner.packing import plan
+from learner.packing.batch import TrainBatch
+from learner.packing.cutting import train_batches
+from learner.packing.plan import plan
 from learner.prepare import prepare
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
@@ -150,7 +150,7 @@ def engine_gradients(path: Path, step: StepPlan, losses: LossSettings) -> dict[s
     """What `SharedTrunk` accumulates before its step, in a rank of its own."""
     import ray
 
-    from learner.ranks import rank_environment
+    from learner.distributed.ranks import rank_environment
 
     actor = ray.remote(GradientProbe).options(num_cpus=0, runtime_env={"env_vars": rank_environment("cpu", 1)}).remote()
     try:
@@ -164,8 +164,8 @@ class GradientProbe:
     """A process with one engine."""
 
     def gradients(self, path: Path, step: StepPlan, losses: LossSettings) -> dict[str, torch.Tensor]:
-        from learner.actor_critic import SharedTrunk
-        from learner.worker import RankWorker
+        from learner.distributed.actor_critic import SharedTrunk
+        from learner.distributed.worker import RankWorker
 
         worker = RankWorker(publish=id)
         worker.join(0, 1, worker.address(), "cpu", 600.0)

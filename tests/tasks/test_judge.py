@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from core.errors import ActorError, ConfigError
+from tasks.code.sandbox import Job, Limits, Sandbox
 from tasks.judge import JudgePool
-from tasks.sandbox import Job, Limits, Sandbox
 
 SELF = "tests.tasks.verifiers"
 

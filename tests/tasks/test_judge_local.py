@@ -14,7 +14,7 @@ ITEMS = [("3", "so it is 3\n#### 3"), ("3", "#### 4"), ("3", "nothing")]
 
 
 def test_the_verdicts_are_those_of_a_judging_process() -> None:
-    verifier = "tasks.mathematics:verify_gsm8k"
+    verifier = "tasks.mathematics.answers:verify_gsm8k"
     pool = JudgePool(verifier, workers=1, limit=60.0, memory_gib=0.0)
     local = start_judges(TaskConfig(name="gsm8k", judge_workers=0))
     assert isinstance(local, LocalJudge)

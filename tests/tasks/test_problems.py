@@ -9,7 +9,7 @@ import pytest
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
-from tasks.mathematics import read_gsm8k
+from tasks.mathematics.answers import read_gsm8k
 from tasks.problems import Item, encode, load_items, render, split_items
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core.config import Columns, StarterConfig, TaskConfig
 from core.errors import DataError, ModelError
-from tasks import arithmetic
 from tasks.corpus import Example, synthetic_corpus, text_corpus
 from tasks.problems import Item
 from tasks.starter import resolve_model
-from tasks.synthetic import held_out
+from tasks.synthetic import arithmetic
+from tasks.synthetic.generated import held_out
 from tasks.warmstart import batches, tensors
 
 TINY = StarterConfig(hidden_size=32, layers=1, heads=1, vocabulary=300, steps=12, batch_size=8, max_operations=2)

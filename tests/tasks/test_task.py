@@ -10,9 +10,9 @@ import pytest
 from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Finish, Problem, Start, Trajectory
-from tasks import arithmetic
 from tasks.corpus import character_tokenizer
 from tasks.problems import Tokenizer
+from tasks.synthetic import arithmetic
 from tasks.task import Task, build_task, check_judges, fingerprint, task_items
 
 SMALL = TaskConfig(problems=40, eval_problems=14, judge_timeout=60.0)  # the machine may be busy

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.stream import RolloutStream
+from commands.train import prepare
 from core.config import Config
 from core.errors import ConfigError, WeightError
 from core.load import load_config, override
 from core.plan import batch_plan
+from core.run_directory import RunDirectory
 from trainer import asynchronous, build, checkpoint
 from trainer.asynchronous import batch
 from trainer.checkpoint import Progress
-from trainer.commands import prepare
 from trainer.loop import Iteration, Parts
 from trainer.metrics import PhaseClock
-from trainer.rundir import RunDirectory
 from trainer.session import flow_of
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "tiny.yaml"

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from core.errors import CheckpointError
+from core.run_directory import RunDirectory, write_atomically
 from trainer import checkpoint
 from trainer.checkpoint import Progress
 from trainer.loop import Parts
-from trainer.rundir import RunDirectory, write_atomically
 
 
 @dataclass

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from commands import check
 from core.config import ClusterConfig, Config
 from core.errors import ClusterError
 from core.load import override
 from core.plan import Resources, evaluation_placement
-from trainer import check, cluster
+from trainer import cluster
 
 
 @pytest.fixture

@@ -12,15 +12,19 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from commands import evaluate as evaluation
+from commands import train as commands
+from commands.evaluate import check_rival, check_unseen, compare
 from core.config import Config, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import dump_config
 from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
+from core.run_directory import RunDirectory
 from core.sampling import Sampling
 from tasks.task import BUILDERS, Task
 from tests.trainer.test_preflight import save_model, save_tokenizer
-from trainer import build, commands, evaluation
-from trainer.evaluate import (
+from trainer import build
+from trainer.evaluation import (
     Evaluation,
     EvaluationPlan,
     append_evaluation,
@@ -31,9 +35,7 @@ from trainer.evaluate import (
     record,
     summarise,
 )
-from trainer.evaluation import check_rival, check_unseen, compare
 from trainer.responses import check_place, response_rows, write_rows
-from trainer.rundir import RunDirectory
 from trainer.starts import fresh_starts
 
 PROBLEMS = [

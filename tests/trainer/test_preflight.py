@@ -7,11 +7,11 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from commands.check import check_model_and_data, check_supervised
+from commands.train import prepare
 from core.config import Config
 from core.errors import DataError, ModelError
 from tasks.corpus import character_tokenizer
-from trainer.check import check_model_and_data, check_supervised
-from trainer.commands import prepare
 from trainer.preflight import check_value_model, check_vocabulary, inspect_model, load_tokenizer
 
 

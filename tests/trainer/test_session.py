@@ -9,17 +9,18 @@ from typing import Any, cast
 import pytest
 
 from actors.ledger import Queues
+from commands import train as commands
 from core.config import Config
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.load import override
 from core.plan import batch_plan
+from core.run_directory import RunDirectory, write_atomically
 from core.sampling import Sampling
-from trainer import asynchronous, checkpoint, commands, session
+from trainer import asynchronous, checkpoint, session
 from trainer.checkpoint import Progress
-from trainer.evaluate import EvaluationPlan
+from trainer.evaluation import EvaluationPlan
 from trainer.loop import Parts, Settings
 from trainer.metrics import PhaseClock
-from trainer.rundir import RunDirectory, write_atomically
 from trainer.session import Outputs, Schedule
 
 GREEDY = Sampling(0.0, 1.0, 8)

@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from commands import reward_model, sft
 from core.config import Config, RewardModelConfig, SftConfig, StarterConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError, ModelError
 from core.records import Verdict
-from learner.examples import Pair, Text
-from tasks import chat
-from tasks.chat import Message
-from tasks.reward_model import (
+from core.run_directory import RunDirectory
+from learner.packing.examples import Pair, Text
+from tasks.dialogue import chat
+from tasks.dialogue.chat import Message
+from tasks.dialogue.reward_model import (
     RewardJudge,
     RewardScorer,
     Scale,
@@ -32,8 +34,7 @@ from tasks.reward_model import (
 from tasks.starter import resolve_model
 from tasks.task import task_items
 from tests.conftest import FEW_ROWS
-from trainer import reward_model, sft, supervised
-from trainer.rundir import RunDirectory
+from trainer import supervised
 from trainer.supervised import rows_of_step, train
 
 WIDTH = 48  # tokens of a pass: several passes per step

@@ -1,0 +1,1 @@
+"""The subcommands of `launch.py`, one file each."""

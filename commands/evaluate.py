@@ -1,0 +1,162 @@
+"""`launch.py evaluate`: one model, or one against another, on the held-out problems of a recipe.
+
+Called by `launch.py`. Invariant: both models answer the same problems through the same pool and judge; every response is written
+down with its verdict.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.config import Config, Device, TaskConfig
+from core.errors import ActorError, ConfigError
+from core.load import load_config
+from core.plan import batch_plan, evaluation_placement
+from core.records import Verdict
+from core.run_directory import write_atomically
+from core.seeds import derive, generator
+from tasks.estimators import Estimate, bootstrap, paired_difference
+from trainer import build
+from trainer.evaluation import Evaluation, describe, evaluate, percent, record
+from trainer.preflight import inspect_model, load_tokenizer
+from trainer.responses import check_place, response_rows, write_rows
+from trainer.targets import model_of, run_of
+
+if TYPE_CHECKING:
+    from tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One model against another on the problems that both answered, by their greedy responses."""
+
+    win_rate: Estimate  # share of problems on which the first has the higher reward; equal rewards count half
+    ties: float  # share of problems with equal rewards
+    success: Estimate  # first minus second
+
+
+def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
+    """The first against the second. Raises ActorError when there is no problem that both answered."""
+    theirs = by_problem(second)
+    pairs = [(mine, theirs[name]) for name, mine in by_problem(first).items() if name in theirs]
+    if not pairs:
+        raise ActorError("no held-out problem was answered by both models; why engines left them out is printed above")
+    rewards = [(mine.reward, other.reward) for mine, other in pairs]
+    wins = [float(mine > other) + 0.5 * float(mine == other) for mine, other in rewards]
+    rng = generator(seed, "comparison")
+    return Comparison(
+        win_rate=bootstrap(wins, rng=rng),
+        ties=sum(mine == other for mine, other in rewards) / len(rewards),
+        success=paired_difference(
+            [float(other.correct) for _, other in pairs], [float(mine.correct) for mine, _ in pairs], rng=rng
+        ),
+    )
+
+
+def by_problem(result: Evaluation) -> dict[str, Verdict]:
+    """The verdict of each problem's greedy response: of a problem that no engine could generate there is none."""
+    return {item.trajectory.start.problem_id: item.verdict for item in result.greedy}
+
+
+def run(config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False) -> int:
+    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it.
+
+    `local`: in this process, without Ray.
+    """
+    from commands.train import connected, prepare, settled
+
+    for path in filter(None, (target, against)):
+        check_unseen(config.task, path)
+    if target:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
+    rival = model_of(Path(against)) if against else ""
+    batch_plan(config)
+    where = responses or config.run.root / "evaluations" / f"{name_of(target or config.model.path)}.jsonl"
+    check_place(where)
+    config = settled(config, local)
+    with prepare(config) as ready:
+        if rival:
+            check_rival(ready.model, rival)
+        with connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
+            result = held_out(config, ready.task, ready.model, device, local)
+            rows = list(response_rows(result, ready.task, ready.model))
+            write_rows(where, rows)  # at once: whatever becomes of the other model, these are not generated again
+            other = held_out(config, ready.task, rival, device, local) if rival else None
+        report(ready.model, result)
+        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **record(result)}
+        if other is not None:
+            report(rival, other)
+            write_rows(where, [*rows, *response_rows(other, ready.task, rival)])
+            comparison = compare(result, other, config.run.seed)
+            report_comparison(comparison)
+            numbers |= {"against": {"model": rival, **record(other)}, "comparison": asdict(comparison)}
+    write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
+    print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
+    return 0
+
+
+def held_out(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
+    """A model's evaluation in engines of its own."""
+    with build.rollout_pool(config, model, device, local) as actors:
+        seed = derive(config.run.seed, "evaluation")
+        return evaluate(actors, task, task.evaluation, build.evaluation_plan(config), seed)
+
+
+def check_unseen(task: TaskConfig, target: str) -> None:
+    """Raises ConfigError when problems would be evaluated that the run of `target` was trained on.
+
+    A run holds out `task.eval_problems` of its data, or the whole of `task.eval_path`; generated problems are told apart by hash.
+    """
+    run = run_of(Path(target))
+    if run is None or task.eval_path or not task.path:
+        return
+    known = load_config(run.config).task
+    if (task.path, task.split) != (known.path, known.split):
+        return
+    if known.eval_path:
+        raise ConfigError(
+            f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
+        )
+    if task.eval_problems > known.eval_problems:
+        raise ConfigError(
+            f"task.eval_problems = {task.eval_problems}, but {target} held out {known.eval_problems} and was trained on the others; "
+            f"lower it, or name other data in task.eval_path"
+        )
+
+
+def check_rival(model: str, rival: str) -> None:
+    """Raises ConfigError when the two models do not read the same tokens: the problems are tokenized once."""
+    inspect_model(rival)
+    if load_tokenizer(model).get_vocab() != load_tokenizer(rival).get_vocab():
+        raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
+
+
+def report(model: str, result: Evaluation) -> None:
+    """Print the estimates over all and by level."""
+    print(f"{model}: {describe(result)}")
+    print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
+    for one in result.overall.passes:
+        print(f"  pass@{one.k:<15} {percent(one.estimate)}")
+    if result.overall.majority is not None:
+        print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
+    for level, scores in result.levels.items():
+        further = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
+        text = ", ".join([percent(scores.success), *further, f"{scores.success.problems} problems"])
+        print(f"  {level or 'all':<20} {text}")
+
+
+def report_comparison(comparison: Comparison) -> None:
+    """Print the win rate."""
+    wins = comparison.win_rate
+    print(
+        f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {100 * comparison.ties:.1f} %"
+    )
+    print(f"  success, first minus second: {percent(comparison.success)}")
+
+
+def name_of(target: str) -> str:
+    """A file name for an evaluation of a model or run, with the date."""
+    return f"{Path(target).name}-{datetime.now():%Y%m%d-%H%M%S}"

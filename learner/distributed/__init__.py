@@ -1,0 +1,1 @@
+"""DeepSpeed engines and the ranks that run them."""

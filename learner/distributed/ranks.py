@@ -1,0 +1,158 @@
+"""Calls to all ranks of the learner under one deadline, with an error that names the rank. Used by `learner.group`.
+
+Invariant: a call either returns a result from every rank or ends the whole group with a `LearnerError` (or the rank's own
+`RetrospectError`): after a failure the others hang in a collective and are worth nothing.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+
+from core.config import Device
+from core.errors import CheckpointError, LearnerError, RetrospectError
+from core.startup import waiting
+from learner.distributed.worker import RankWorker
+
+R = TypeVar("R")
+
+GRACE = 5.0
+"""Seconds to wait for more failures after the first: the dead rank explains more than its peers' lost connections."""
+
+
+class Ranks:
+    """The Ray actors "learner-rank-I"."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        device: Device,
+        cpus: float,
+        gpus: float,
+        threads: int,
+        deadline: float,
+        worker: type[RankWorker] = RankWorker,
+    ) -> None:
+        self._deadline = deadline
+        taken = set(ray.util.list_named_actors())
+        actor = ray.remote(worker)
+        self._actors = [
+            actor.options(
+                name=_free_name(f"learner-rank-{rank}", taken),
+                num_cpus=cpus,
+                num_gpus=gpus if device == "cuda" else 0,
+                runtime_env={"env_vars": rank_environment(device, threads)},
+            ).remote(ray.put)
+            for rank in range(count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
+        """Call a method of `RankWorker` on every rank, `args[k][rank]` being its k-th argument; results in rank order.
+
+        Raises:
+            LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
+        """
+        return self.begin(method, *args)()
+
+    def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
+        """The same, begun: what is returned waits for the results. Ranks work on calls in the order in which they came."""
+        self._check_alive(method.__name__)
+        asked = {
+            getattr(actor, method.__name__).remote(*(arg[rank] for arg in args)): rank
+            for rank, actor in enumerate(self._actors)
+        }
+        return lambda: self._gather(asked, method.__name__)
+
+    def call_first(self, method: Callable[..., R]) -> R:
+        """Call a method of `RankWorker` on rank 0 only."""
+        self._check_alive(method.__name__)
+        result: R = self._gather({getattr(self._actors[0], method.__name__).remote(): 0}, method.__name__)[0]
+        return result
+
+    def pids(self) -> list[int]:
+        """Process ids, for measurements."""
+        return [ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for actor in self._actors]
+
+    def close(self) -> None:
+        """Kill the ranks."""
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        self._actors = []
+
+    def _check_alive(self, method: str) -> None:
+        if not self._actors:  # a call to no rank would "succeed": a save would write a checkpoint with nothing in it
+            raise LearnerError(f"learner: {method} after its ranks have ended; resume from the last checkpoint")
+
+    def _gather(self, asked: dict[Any, int], method: str) -> list[Any]:
+        results: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        end = time.monotonic() + self._deadline
+        while asked:
+            ready, _ = ray.wait(list(asked), timeout=max(0.0, end - time.monotonic()))
+            if not ready:  # the clock alone decides nothing: what has come while this process stood still counts
+                break
+            for reference in ready:
+                rank = asked.pop(reference)
+                try:
+                    results[rank] = ray.get(reference)
+                except Exception as error:
+                    end = min(end, time.monotonic() + GRACE)
+                    failures[rank] = error
+        if failures:
+            self.close()
+            raise _explain(failures, method)
+        if asked:
+            self.close()
+            late = ", ".join(f"learner-rank-{rank}" for rank in asked.values())
+            raise LearnerError(
+                f"{late}: no answer to {method} within {self._deadline:.0f} s; raise learner.deadline or resume the run"
+            )
+        return [results[rank] for rank in sorted(results)]
+
+
+def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
+    """One error for all: a user's error first, then a death, then what the lowest rank raised.
+
+    A death goes before an error of a checkpoint: to the others a lost connection looks like one.
+    """
+    dead = {rank: error for rank, error in failures.items() if isinstance(error, ray.exceptions.RayActorError)}
+    for error in failures.values():
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, RetrospectError) and not (dead and isinstance(cause, CheckpointError)):
+            return cause
+    rank, error = min((dead or failures).items())
+    what = "died" if dead else "failed"
+    text = str(getattr(error, "cause", None) or error).strip().replace("\n", " ")
+    kind = type(getattr(error, "cause", None) or error).__name__
+    return LearnerError(f"learner-rank-{rank} {what} during {method}: {kind}: {text}; resume from the last checkpoint")
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, or `name-2`, ... if another run in this namespace has it."""
+    if name not in taken:
+        return name
+    return next(f"{name}-{k}" for k in range(2, len(taken) + 3) if f"{name}-{k}" not in taken)
+
+
+def rank_environment(device: Device, threads: int) -> dict[str, str]:
+    """Set before the process starts: thread counts, DeepSpeed's accelerator, and where its compiled parts are kept."""
+    extensions = Path(__file__).parents[2] / ".cache" / "torch_extensions"
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "DS_ACCELERATOR": device,
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(extensions)),
+    }
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment |= waiting()
+    return environment

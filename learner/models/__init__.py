@@ -1,0 +1,1 @@
+"""Policy, critic and reward model around Hugging Face models."""

@@ -1,0 +1,75 @@
+"""LoRA (2106.09685) through peft: adapters into a model, and out of its tensors again.
+
+Used by `learner.models` (in) and `learner.distributed.worker` (out: engines and exports get whole matrices under Hugging Face's names).
+peft is imported only where adapters are asked for. Invariants: base weights are frozen; a new adapter changes nothing
+(B = 0); `merged` of a model without adapters is the identity.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from core.weights import NamedTensor
+
+_BASE = ".base_layer."
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Size of the adapters."""
+
+    rank: int
+    alpha: int
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied with."""
+        return self.alpha / self.rank
+
+
+def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
+    """Freeze the model and put an adapter on every linear layer but the output head, in place."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, bias="none", target_modules="all-linear")
+    inject_adapter_in_model(config, model)  # trainable from here on: the adapters alone
+
+
+def merged(named: Iterable[NamedTensor], scale: float) -> Iterator[NamedTensor]:
+    """Whole parameters under their plain names: W + scale B A for adapted ones, in fp32 and back to W's type.
+
+    Relies on the order of `named_parameters`: a layer's base weight, then A, then B.
+    """
+    bases: dict[str, Tensor] = {}
+    downs: dict[str, Tensor] = {}
+    for name, tensor in named:
+        if name.endswith(_A):
+            downs[name.removesuffix(_A)] = tensor
+        elif name.endswith(_B):
+            layer = name.removesuffix(_B)
+            base = bases.pop(layer)
+            change = tensor.detach().float() @ downs.pop(layer).detach().float()
+            yield f"{layer}.weight", (base.detach().float() + scale * change).to(base.dtype)
+        elif name.endswith(f"{_BASE}weight"):
+            bases[name.removesuffix(f"{_BASE}weight")] = tensor
+        else:
+            yield name.replace(_BASE, "."), tensor
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside the block the model computes what it did before `add_adapters`: the reference policy."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)

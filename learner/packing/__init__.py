@@ -1,0 +1,1 @@
+"""From rows to micro-batches under a token budget."""

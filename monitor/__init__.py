@@ -1,0 +1,1 @@
+"""What a person or a dashboard sees of a run."""

@@ -1,0 +1,86 @@
+"""Where the numbers of an iteration go on disk: JSONL (the record that everything else is made from) and TensorBoard.
+
+Opened by the loop, once per process. Invariant: after a resume at iteration k both hold iterations 1..k exactly once
+before k + 1 is written, whatever a killed process left behind.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from core.run_directory import write_atomically
+from trainer.metrics import IterationMetrics, describe, flatten, unflatten
+
+
+class JsonlSink:
+    """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null.
+
+    `last` is the iteration that the run continues after: later lines are dropped, so are torn ones. 0 begins anew.
+    """
+
+    def __init__(self, path: Path, *, last: int = 0) -> None:
+        kept = [metrics for metrics in read_metrics(path) if metrics.iteration <= last] if path.exists() else []
+        write_atomically(path, "".join(map(_line, kept)))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Append the iteration."""
+        self._file.write(_line(metrics))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _line(metrics: IterationMetrics) -> str:
+    values = {name: value if math.isfinite(value) else None for name, value in flatten(metrics).items()}
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def read_metrics(path: Path) -> list[IterationMetrics]:
+    """The iterations of a metrics.jsonl, in order; a torn last line (the process was killed in the write) is left out.
+
+    An iteration that occurs twice counts as last written. Raises FileNotFoundError.
+    """
+    found: dict[int, IterationMetrics] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            metrics = unflatten(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+        found[metrics.iteration] = metrics
+    return [found[iteration] for iteration in sorted(found)]
+
+
+class TensorBoardSink:
+    """Scalars tagged `group/name`, at step = iteration; NaN is left out. `last` as in `JsonlSink`: later steps are purged."""
+
+    def __init__(self, directory: Path, *, last: int = 0, config: str = "") -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter  # seconds to import: only when a run is written
+
+        self._writer = SummaryWriter(str(directory), purge_step=last + 1 if last else None)
+        self._tags = {info.name: f"{info.group}/{info.name}" for info in describe()}
+        if config and not last:
+            self._writer.add_text("config", f"```yaml\n{config}\n```")
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Add the iteration's scalars and flush them."""
+        for name, value in flatten(metrics).items():
+            if math.isfinite(value):
+                self._writer.add_scalar(self._tags[name], value, metrics.iteration)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()

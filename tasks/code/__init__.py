@@ -1,0 +1,1 @@
+"""Programs judged by unit tests, in a sandbox."""

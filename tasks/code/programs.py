@@ -1,0 +1,307 @@
+"""Programs judged by unit tests: MBPP's rows, and the graded reward of a response.
+
+Called by `tasks/task.py` (rows to items) and, in the judging processes, by `tasks/judge_worker.py` (`verifier`). How a test is
+judged: `tasks/code/unit_tests.py` takes it apart, the program's side is evaluated in a sandbox, and the values that come out are
+compared here. Invariants: the process that runs the program never holds an expected value; what it says is compared as plain
+data of builtin types (an object of the program's own equals nothing), with Python's == and no tolerance but what the test itself
+writes; no code of the program, and none of the data set, runs in this process.
+"""
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from core.config import CodeConfig, Columns, TaskConfig
+from core.errors import ConfigError, DataError
+from core.records import Verdict
+from tasks.code.sandbox import Job, Limits, Report, Sandbox, SandboxError
+from tasks.code.sandbox_driver import DEEPEST
+from tasks.code.unit_tests import TestError, UnitTest, read_setup, split_test, statements
+from tasks.problems import Item, text_of
+from tasks.sources import Row
+
+_DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d+)?|Infinity|NaN)")
+_MOST_DIGITS = 5000
+"""Of a Decimal on the wire: reading one takes time quadratic in its length."""
+_FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
+_DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
+_HEX = re.compile(r"-?0x[0-9a-f]+")
+_SCALARS = (bool, int, float, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a problem's verdict rests on."""
+
+    setup: str
+    imports: str  # those statements of the setup that questions need, too
+    tests: tuple[UnitTest, ...]
+
+    @property
+    def holes(self) -> list[str]:
+        """The expressions that the program answers, of all tests in order."""
+        return [hole for test in self.tests for hole in test.holes]
+
+    @property
+    def spared(self) -> set[int]:
+        """Those of the holes that need no value where the assertion holds without them."""
+        found, at = set[int](), 0
+        for test in self.tests:
+            found |= {at + i for i in test.spared}
+            at += len(test.holes)
+        return found
+
+
+@lru_cache(4096)
+def parse_reference(text: str) -> Reference:
+    """The reference of an item made by `read_mbpp`."""
+    record = json.loads(text)
+    setup = read_setup(record["setup"])
+    return Reference(
+        record["setup"], "\n".join(setup.imports), tuple(split_test(test, setup) for test in record["tests"])
+    )
+
+
+def program_of(response: str) -> str:
+    """The program in a response: its last fenced block (closed or not) that defines something, without a definition the last.
+
+    Without any block the whole text. An example after the program is thus left out. Blocks may be indented, as in a list.
+    """
+    blocks = [textwrap.dedent(block) if indent else block for indent, block in _FENCED.findall(response)]
+    return next((block for block in reversed(blocks) if _DEFINES.search(block)), blocks[-1] if blocks else response)
+
+
+def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
+    """A row with a list of asserts. The prompt shows the first one (it names the function), the others stay hidden.
+
+    Raises DataError, and ConfigError when no column of tests is named.
+    """
+    if columns.tests is None:
+        raise ConfigError("task.columns.tests is empty: task mbpp needs the column of unit tests (MBPP's is test_list)")
+    setup = (
+        _setup(row[columns.setup], f"{where}: column {columns.setup!r} (task.columns.setup)") if columns.setup else ""
+    )
+    tests = _tests(row[columns.tests], setup, f"{where}: column {columns.tests!r} (task.columns.tests)")
+    solution = None
+    if columns.solution is not None:
+        solution = _lines(text_of(row, columns.solution, "solution", where))
+    prompt = f"{text_of(row, columns.prompt, 'prompt', where)}\nFor example: {tests[0]}"
+    level = str(row[columns.level]) if columns.level is not None else ""
+    return Item(prompt, json.dumps({"setup": setup, "tests": tests}), level, solution)
+
+
+def _setup(value: object, where: str) -> str:
+    given = value if isinstance(value, list) else [] if value is None else [value]
+    lines = [line for line in given if isinstance(line, str)]
+    if len(lines) < len(given):
+        raise DataError(f"{where} is neither text nor a list of lines; mend the row")
+    setup = _lines("\n".join(lines))
+    try:
+        read_setup(setup)
+    except TestError as error:
+        raise DataError(f"{where}: {error}; mend or delete the row") from None
+    return setup
+
+
+def _tests(value: object, setup: str, where: str) -> list[str]:
+    try:
+        found: object = statements(value) if isinstance(value, str) else value
+    except TestError as error:
+        raise DataError(f"{where}: {error}; mend or delete the row") from None
+    if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
+        raise DataError(f"{where} holds no list of asserts; mend or delete the row")
+    tests = []
+    for number, test in enumerate(found, 1):
+        try:
+            tests.append(split_test(test, read_setup(setup)).text)
+        except TestError as error:
+            raise DataError(f"{where}: test {number} cannot be used: {error}; mend or delete the row") from None
+    return tests
+
+
+def _lines(text: str) -> str:
+    return text.replace("\r\n", "\n").strip()
+
+
+def equal(expected: object, found: Any) -> bool:
+    """Whether an encoded value (`tasks/code/sandbox_driver.py`) equals a literal, as == says of the values themselves.
+
+    The literal leads: nothing larger than it is built out of what a program says. Malformed encodings equal nothing.
+    """
+    if found is None or isinstance(found, _SCALARS):
+        return isinstance(expected, (*_SCALARS, complex, type(None))) and bool(expected == found)
+    match found:
+        case ["i", str(digits)] if _HEX.fullmatch(digits):
+            return isinstance(expected, int | float | complex) and expected == int(digits, 16)
+        case ["c", float() as real, float() as imaginary]:
+            return isinstance(expected, int | float | complex) and expected == complex(real, imaginary)
+        case ["b", str(digits)]:
+            return isinstance(expected, bytes) and expected.hex() == digits
+        case ["l" | "t" as kind, *items]:
+            return (
+                isinstance(expected, list if kind == "l" else tuple)
+                and len(expected) == len(items)
+                and all(map(equal, expected, items))
+            )
+        case ["m", str(decimal)] if len(decimal) < _MOST_DIGITS and _DECIMAL.fullmatch(decimal):
+            return isinstance(expected, int | float | complex) and expected == Decimal(decimal)
+        case ["q", str(above), str(below)] if _HEX.fullmatch(above) and _HEX.fullmatch(below):
+            return isinstance(expected, int | float) and _is_ratio(expected, int(above, 16), int(below, 16))
+        case ["s" | "z", *items]:
+            return isinstance(expected, set | frozenset) and _same_members(expected, items)
+        case ["d", *pairs]:
+            return isinstance(expected, dict) and _same_items(expected, pairs)
+    return False
+
+
+def _is_ratio(expected: float, above: int, below: int) -> bool:
+    """Whether it is above / below, exactly as Fraction's == has it (which would look for a common divisor first, slowly)."""
+    if below <= 0 or not math.isfinite(expected):
+        return False
+    mine, whole = expected.as_integer_ratio()
+    return mine * below == above * whole
+
+
+def _same_members(expected: set[Any] | frozenset[Any], items: list[Any]) -> bool:
+    """Each literal member once, and nothing else."""
+    left = list(expected)
+    if len(left) != len(items):
+        return False
+    for item in items:
+        at = next((i for i, member in enumerate(left) if equal(member, item)), None)
+        if at is None:
+            return False
+        del left[at]
+    return True
+
+
+def _same_items(expected: dict[Any, Any], pairs: list[Any]) -> bool:
+    left = list(expected.items())
+    if len(left) != len(pairs):
+        return False
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            return False
+        at = next((i for i, (key, _) in enumerate(left) if equal(key, pair[0])), None)
+        if at is None or not equal(left.pop(at)[1], pair[1]):
+            return False
+    return True
+
+
+def plain(found: Any, depth: int = 0) -> bool:
+    """Whether an encoding holds values of builtin types only, all the way down, and no deeper than the driver writes them."""
+    if not isinstance(found, list):
+        return True
+    if depth > DEEPEST:
+        return False
+    match found:
+        case ["l" | "t" | "s" | "z", *items]:
+            return all(plain(item, depth + 1) for item in items)
+        case ["d", *pairs]:
+            return all(
+                isinstance(pair, list) and len(pair) == 2 and all(plain(part, depth + 1) for part in pair)
+                for pair in pairs
+            )
+        case ["q", str(above), str(below)]:
+            return bool(_HEX.fullmatch(above) and _HEX.fullmatch(below))
+        case ["m", str(decimal)]:
+            return len(decimal) < _MOST_DIGITS and bool(_DECIMAL.fullmatch(decimal))
+        case ["i", str(digits)]:
+            return bool(_HEX.fullmatch(digits))
+        case ["b", str()] | ["c", float(), float()]:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question over the values of its holes (by their number), for the test of this number."""
+
+    number: int
+    test: UnitTest
+    values: Mapping[int, Any]
+
+
+class CodeJudge:
+    """Verdicts of programs. One per judging process: it keeps a spare sandbox."""
+
+    def __init__(self, sandbox: Sandbox, rewards: CodeConfig) -> None:
+        self._sandbox = sandbox
+        self._rewards = rewards
+
+    def __call__(self, reference: str, response: str) -> Verdict:
+        """Judge a response against the reference of its item."""
+        known = parse_reference(reference)
+        rewards = self._rewards
+        try:
+            report = self._sandbox.run(Job(program_of(response), known.holes, known.setup))
+            if report.syntax:
+                return Verdict(rewards.compile_error, False, f"does not compile: {report.syntax}")
+            wanting = {i: why for i, why in report.raised.items() if i not in known.spared}
+            problem = report.failed or next(iter(wanting.values()), "") or report.ended
+            if problem or len(report.values) + len(report.raised) < len(known.holes):
+                return Verdict(rewards.runtime_error, False, f"run-time error: {problem or 'no answer'}")
+            passed, why = self._passed(known, report)
+        except SandboxError as error:
+            return Verdict(rewards.worst, False, f"no sandbox: {error}", judge_failed=True)
+        if passed == len(known.tests):
+            return Verdict(rewards.passed, True)
+        share = rewards.fraction * passed / len(known.tests)
+        reward = rewards.failed + share * (rewards.passed - rewards.failed)
+        return Verdict(reward, False, f"passed {passed} of {len(known.tests)} tests; {why}")
+
+    def _passed(self, known: Reference, report: Report) -> tuple[int, str]:
+        """How many tests passed, and what is said of the first that did not."""
+        answers: list[bool | None] = []
+        asked: list[_Asked] = []  # the tests that are more than `hole == literal`
+        at = 0
+        for number, test in enumerate(known.tests):
+            values = {i: report.values[at + i] for i in range(len(test.holes)) if at + i in report.values}
+            at += len(test.holes)
+            if test.literal is not None:
+                answers.append(equal(test.literal[0], values[0]))
+            elif all(map(plain, values.values())):
+                answers.append(None)
+                asked.append(_Asked(number, test, values))
+            else:
+                answers.append(False)
+        for number, answer in self._ask(asked, known.imports).items():
+            answers[number] = answer
+        first = next((test for test, answer in zip(known.tests, answers, strict=True) if not answer), None)
+        return sum(map(bool, answers)), f"failed {first.text[:120]}" if first else ""
+
+    def _ask(self, asked: list[_Asked], imports: str) -> Mapping[int, bool]:
+        """Answer questions over plain values in a sandbox of their own, which the program has never been in.
+
+        Raises SandboxError when it ends early: neither the program nor its answers can be blamed.
+        """
+        if not asked:
+            return {}
+        values = {f"t{one.number}_{i}": value for one in asked for i, value in one.values.items()}
+        # a hole that raised is no parameter: a question that does ask for it raises, too
+        questions = [
+            f"bool((lambda {', '.join(f'h{i}=t{one.number}_{i}' for i in one.values)}: {one.test.question})())"
+            for one in asked
+        ]
+        modules = sorted({name for one in asked for name in one.test.modules})
+        report = self._sandbox.run(Job("", questions, setup=imports, values=values, modules=modules))
+        if stopped := report.syntax or report.failed or report.ended:
+            raise SandboxError(f"the values could not be compared: {stopped}")
+        return {one.number: report.values.get(i) is True for i, one in enumerate(asked)}
+
+
+def limits_of(config: TaskConfig) -> Limits:
+    """What one program may use."""
+    return Limits(config.judge_timeout, config.code.memory_mib)
+
+
+def verifier(settings: str) -> Callable[[str, str], Verdict]:
+    """The judge of a process, from the task's configuration as JSON."""
+    config = TaskConfig.model_validate_json(settings)
+    return CodeJudge(Sandbox(config.sandbox, limits_of(config)), config.code)

@@ -1,0 +1,187 @@
+"""What runs inside a sandbox: one program, then expressions in its namespace; their values go out as plain data.
+
+Started by `tasks/code/sandbox.py` as a script with the limits as arguments (it imports nothing of the project: nothing of it is
+in there). It says `ready`, reads one job as a line of JSON, writes one line of JSON per step, and ends.
+
+Whatever the program does to this process (builtins, frames, the output itself) changes only the values that come out. The
+process knows inputs, never expected values: those are compared outside (`tasks/code/programs.py`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import os
+import resource
+import sys
+import types
+
+TYPE_CHECKING = False  # as typing has it: importing that would be a seventh of a sandbox's cost
+if TYPE_CHECKING:
+    from typing import Any
+
+LARGEST = 1 << 18
+"""Characters of one value on the wire; a larger one is reported as such."""
+DEEPEST = 100
+"""Nesting of a value; a deeper (or cyclic) one is not plain data."""
+NAME = "program"
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """A value as JSON: scalars as they are, containers as [kind, items ...], anything else as ['o', type name].
+
+    Subclasses count as what they derive from, as == does: a Counter as a dict, a named tuple as a tuple, a bool as a bool.
+    """
+    if value is None or isinstance(value, bool):
+        return None if value is None else bool(value)
+    if isinstance(value, int):
+        number = int(value)
+        return number if -(2**53) < number < 2**53 else ["i", hex(number)]
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, complex):
+        return ["c", value.real, value.imag]
+    if isinstance(value, bytes | bytearray):
+        return ["b", value.hex()]
+    if depth >= DEEPEST:
+        return ["o", "too deeply nested"]
+    if isinstance(value, dict):
+        return ["d", *([encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items())]
+    kinds: tuple[tuple[str, Any], ...] = (
+        ("l", list),
+        ("t", tuple),
+        ("s", (set, type({}.keys()), type({}.items()))),
+        ("z", frozenset),
+    )
+    module = sys.modules.get("fractions")  # there if the program has made one
+    if module and isinstance(value, module.Fraction):
+        return ["q", hex(value.numerator), hex(value.denominator)]
+    module = sys.modules.get("decimal")
+    if module and isinstance(value, module.Decimal):
+        return ["m", module.Decimal.__str__(value)]
+    for kind, types_ in kinds:
+        if isinstance(value, types_):
+            return [kind, *(encode(item, depth + 1) for item in value)]
+    return ["o", type(value).__name__]
+
+
+def decode(data: Any) -> Any:
+    """The value of an encoding. Opaque objects become None: an expression over them was refused before.
+
+    Raises whatever a malformed encoding makes of itself.
+    """
+    if not isinstance(data, list):
+        return data
+    kind, *items = data
+    if kind == "d":
+        return {decode(key): decode(item) for key, item in items}
+    if kind in "ltsz":
+        values = [decode(item) for item in items]
+        return (
+            values
+            if kind == "l"
+            else tuple(values)
+            if kind == "t"
+            else set(values)
+            if kind == "s"
+            else frozenset(values)
+        )
+    if kind == "q":
+        return __import__("fractions").Fraction(int(items[0], 16), int(items[1], 16))
+    if kind == "m":
+        return __import__("decimal").Decimal(items[0])
+    if kind == "i":
+        return int(items[0], 16)
+    if kind == "c":
+        return complex(*items)
+    return bytes.fromhex(items[0]) if kind == "b" else None
+
+
+def limit(seconds: float, mebibytes: int, file_mebibytes: int) -> None:
+    """Bound this process for good: processor time, address space, file size, threads, open files, no core files."""
+    cpu = math.ceil(seconds)
+    for kind, soft, hard in (
+        (resource.RLIMIT_CPU, cpu, cpu + 1),
+        (resource.RLIMIT_AS, mebibytes << 20, mebibytes << 20),
+        (resource.RLIMIT_FSIZE, file_mebibytes << 20, file_mebibytes << 20),
+        (resource.RLIMIT_NPROC, 64, 64),
+        (resource.RLIMIT_NOFILE, 64, 64),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        present = resource.getrlimit(kind)[1]  # of whoever started us; it may only be lowered
+        if present != resource.RLIM_INFINITY:
+            soft, hard = min(soft, present), min(hard, present)
+        resource.setrlimit(kind, (soft, hard))
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, whatever its __str__ does."""
+    try:
+        return f"{type(error).__name__}: {error}"[:200]
+    except BaseException:
+        return "an exception that cannot be printed"
+
+
+def serve(job: dict[str, Any], output: int) -> None:
+    """Compile and run the program, run the setup, evaluate every expression; a line for each."""
+
+    def say(*items: Any) -> None:
+        text = json.dumps(items)
+        if len(text) > LARGEST:
+            text = json.dumps([items[0], "large"])
+        data = text.encode() + b"\n"
+        while data:
+            data = data[os.write(output, data) :]
+
+    module = types.ModuleType(NAME)
+    sys.modules[NAME] = module  # where dataclasses and pickle look for it
+    names = module.__dict__
+    try:
+        code = compile(job["program"], "<program>", "exec", dont_inherit=True)
+    except BaseException as error:
+        return say("syntax", reason(error))
+    say("compiled")
+    try:
+        exec(code, names)
+        exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
+    except BaseException as error:
+        return say("failed", reason(error))
+    for name in job["modules"]:
+        names.setdefault(name, __import__(name))
+    for name, value in job["values"].items():
+        try:
+            names[name] = decode(value)
+        except Exception:  # no value of the driver's: the expressions over it raise, the others do not
+            continue
+    for index, expression in enumerate(job["expressions"]):
+        try:
+            say(index, "value", encode(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))
+        except BaseException as error:
+            say(index, "raised", reason(error))
+    return None
+
+
+def main() -> None:
+    """Command line: SECONDS MEBIBYTES FILE_MEBIBYTES."""
+    job_in, output = os.dup(0), os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in (0, 1, 2):  # what a program prints goes nowhere
+        os.dup2(null, standard)
+    os.close(null)
+    # what programs import most, while nobody waits
+    for name in ("collections", "heapq", "itertools", "re", "operator", "bisect"):
+        builtins.__import__(name)
+    limit(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    os.write(output, b"ready\n")
+    with os.fdopen(job_in, "rb") as source:
+        line = source.readline()
+    if line:
+        serve(json.loads(line), output)
+    os._exit(0)  # neither atexit handlers nor threads of the program keep the sandbox
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,383 @@
+"""Unit tests taken apart: what the program computes, and what is then asked of it.
+
+Called by `tasks/code/programs.py`. A test is one `assert` statement. Its **holes** are the largest expressions that begin at a name
+which is neither a builtin nor a module of the standard library nor imported from there by the setup, hence the program's own:
+
+    assert sorted(pairs([1, 2])[0])[1:] == [2]       the hole is    sorted(pairs([1, 2])[0])
+
+Functions of one argument that only look at a value (`_PURE`) belong to the hole: what they return is plain where the value itself
+(a generator, say) is not. Where that leaves no hole, the program must define the one builtin that is called (MBPP has its own
+`sum` and `divmod`). Holes are evaluated beside the program, the rest of the assertion (the **question**) where the program has
+never been, over the plain values of the holes.
+
+Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. What cannot be taken
+apart in this way is refused: values and functions that the setup makes itself, comparisons of one answer with another, questions
+about objects rather than values.
+"""
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+_BUILTINS = frozenset(dir(builtins))
+_MODULES = sys.stdlib_module_names
+_BINDERS = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr)
+_PURE = frozenset(
+    [
+        "all",
+        "any",
+        "bool",
+        "dict",
+        "float",
+        "frozenset",
+        "int",
+        "iter",
+        "len",
+        "list",
+        "max",
+        "min",
+        "next",
+        "repr",
+        "reversed",
+        "set",
+        "sorted",
+        "str",
+        "sum",
+        "tuple",
+    ]
+)
+_ASKING = frozenset({"isinstance", "type"})
+_TYPES = frozenset(
+    [
+        "bool",
+        "bytes",
+        "complex",
+        "decimal",
+        "dict",
+        "float",
+        "fractions",
+        "frozenset",
+        "int",
+        "list",
+        "object",
+        "set",
+        "str",
+        "tuple",
+        "Decimal",
+        "Fraction",
+    ]
+)
+_OF_OBJECTS = frozenset(["callable", "delattr", "dir", "getattr", "hasattr", "id", "issubclass", "setattr", "vars"])
+_OF_VALUES = frozenset(name for kind in (str, bytes, int, float, complex, list, tuple, set, dict) for name in dir(kind))
+
+
+class TestError(ValueError):
+    """A test that cannot be taken apart; the message says why."""
+
+    __test__ = False  # not one of pytest's
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTest:
+    """An assertion apart: `holes` for the program's side; for the other a `question` over h0, h1, ...
+
+    Where the assertion is `hole == literal`, `literal` holds the value (in a tuple) and the question needs no interpreter.
+    """
+
+    text: str
+    holes: tuple[str, ...]
+    question: str
+    modules: tuple[str, ...]  # of the standard library, that the question names
+    literal: tuple[Any] | None
+    spared: frozenset[int]  # the holes that Python evaluates only if what is left of them asks for it
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The names that the statements before the tests bind."""
+
+    imports: tuple[str, ...] = ()  # import statements of the standard library, which questions need, too
+    imported: frozenset[str] = frozenset()
+    derived: frozenset[str] = frozenset()  # what the program made: `root` of `root = Node(1)`
+    own: frozenset[str] = frozenset()  # all others: data, functions, classes
+    objects: frozenset[str] = frozenset()  # those of `derived` that a class made: their methods are the program's
+
+
+@lru_cache(4096)
+def read_setup(text: str) -> Setup:
+    """What a setup binds. Raises TestError when it is not Python, or imports names that it does not name."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise TestError(f"the setup is not Python ({error})") from None
+    imports = [node for node in body if _of_the_library(node)]
+    imported = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
+    if "*" in imported:
+        raise TestError("the setup imports *; write the names that it needs")
+    bound, derived, objects = set[str](), set[str](), set[str]()
+    for node in body:
+        if node in imports:
+            continue
+        names = _bound(node) - bound
+        head = _head(node.value) if isinstance(node, ast.Assign) else None
+        known = Setup((), frozenset(imported), frozenset(derived), frozenset(bound - derived))
+        if head and head[0] not in known.own and _is_programs(*head, known):
+            derived |= names
+            objects |= names if head[0][:1].isupper() or head[0] in objects else set()
+        else:
+            derived -= _bound(node)
+        bound |= names
+    return Setup(
+        tuple(map(ast.unparse, imports)),
+        frozenset(imported - bound),
+        frozenset(derived),
+        frozenset(bound - derived),
+        frozenset(objects & derived),
+    )
+
+
+def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
+    """Take an assertion apart. Raises TestError when it is none or cannot be judged apart from the program."""
+    try:
+        statements = ast.parse(text.strip()).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise TestError(f"it is not Python ({error})") from None
+    if len(statements) != 1 or not isinstance(statements[0], ast.Assert):
+        raise TestError("it is not one assert statement")
+    splitter = _Splitter(setup, frozenset())
+    question = splitter.question(statements[0].test)
+    if not splitter.holes:
+        splitter = _Splitter(setup, _called(question, setup))
+        question = splitter.question(question)
+    if not splitter.holes:
+        raise TestError("it asks nothing of the program")
+    _check_question(question)
+    names = {node.id for node in ast.walk(question) if isinstance(node, ast.Name)}
+    return UnitTest(
+        text.strip(),
+        tuple(splitter.holes),
+        ast.unparse(question),
+        tuple(sorted((names & _MODULES) - setup.imported)),
+        _literal(question),
+        frozenset(splitter.spared),
+    )
+
+
+def statements(text: str) -> list[str]:
+    """The statements of a text with several tests. Raises TestError when it is not Python."""
+    try:
+        return [ast.unparse(statement) for statement in ast.parse(text).body]
+    except (SyntaxError, ValueError) as error:
+        raise TestError(f"it is not Python ({error})") from None
+
+
+class _Splitter(ast.NodeTransformer):
+    """Replaces holes by names. `claimed`: builtins that the program defines itself."""
+
+    def __init__(self, setup: Setup, claimed: Set[str]) -> None:
+        self._setup = setup
+        self._claimed = claimed
+        self._known = (_BUILTINS | _MODULES | setup.imported) - setup.own - setup.derived - claimed
+        self.holes: list[str] = []
+        self.spared: set[int] = set()
+
+    def question(self, node: ast.expr, spared: bool = False) -> ast.expr:
+        """What and, or, not, if join is taken apart one by one; each may have one hole. `spared`: Python may leave it out.
+
+        Several may stand side by side in a list or tuple that is compared with what has none: `(f(1), f(2)) == (3, 4)`.
+        """
+        match node:
+            case ast.BoolOp(op, values):
+                return ast.BoolOp(op, [self.question(each, spared or i > 0) for i, each in enumerate(values)])
+            case ast.UnaryOp(ast.Not() as op, operand):
+                return ast.UnaryOp(op, self.question(operand, spared))
+            case ast.IfExp(test, body, orelse):
+                return ast.IfExp(self.question(test, spared), self.question(body, True), self.question(orelse, True))
+        before = len(self.holes)
+        asked: ast.expr = self.visit(node)
+        if spared:
+            self.spared.update(range(before, len(self.holes)))
+        if len(self.holes) > before + 1 and not _side_by_side(asked):
+            both = " and ".join(self.holes[before:])
+            raise TestError(
+                f"it asks one thing of several that the program makes ({both}); write the expected value out"
+            )
+        return asked
+
+    def visit(self, node: ast.AST) -> Any:
+        """A hole becomes a name; what only contains one is searched further."""
+        if isinstance(node, _BINDERS):
+            if _names(node) - self._known:
+                raise TestError("it asks the program inside a comprehension or lambda; write the calls out")
+            return node
+        if isinstance(node, ast.expr) and self._is_hole(node):
+            self.holes.append(ast.unparse(node))
+            return ast.Name(f"h{len(self.holes) - 1}", ast.Load())
+        match node:
+            case ast.Call(ast.Attribute() as method, arguments, keywords) if self._asks_a_value(node):
+                method.value = self.visit(method.value)  # not the method itself, which would be a hole
+                node.args = [self.visit(each) for each in arguments]
+                node.keywords = [self.generic_visit(each) for each in keywords]  # type: ignore[misc]
+                return node
+        return self.generic_visit(node)
+
+    def _is_hole(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Call(ast.Name(name), [argument], []) if name in _PURE and name in self._known:
+                return self._is_hole(argument)
+        head = _head(node)
+        if head is None or not _is_programs(*head, self._setup, self._claimed):
+            return False
+        return not any(self._asks_a_value(part) for part in _chain(node))
+
+    def _asks_a_value(self, node: ast.expr) -> bool:
+        """Whether it is a method of a builtin type, with arguments: these say what is expected (`f(1).startswith('a')`)."""
+        match node:
+            case ast.Call(ast.Attribute(receiver, name), arguments, keywords) if name in _OF_VALUES:
+                return bool(arguments or keywords) and not self._is_object(receiver)
+        return False
+
+    def _is_object(self, node: ast.expr) -> bool:
+        """Whether it is a class of the program's, or an object that was just made of one: its methods are the program's."""
+        match node:
+            case ast.Call(ast.Name(name), _, _):
+                return name[:1].isupper()
+            case ast.Name(name):
+                return name[:1].isupper() or name in self._setup.objects
+        return False
+
+
+def _chain(node: ast.expr) -> Iterator[ast.expr]:
+    """`name.attribute[index](argument)` and what it begins with, down to the name."""
+    yield node
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+        yield node
+
+
+def _head(node: ast.expr) -> tuple[str, bool] | None:
+    """The name that `name.attribute[index](argument)...` begins with, and whether it is that which is called."""
+    parts = list(_chain(node))
+    first = parts[-1]
+    if not isinstance(first, ast.Name):
+        return None
+    return first.id, len(parts) > 1 and isinstance(parts[-2], ast.Call)
+
+
+def _is_programs(name: str, called: bool, setup: Setup, claimed: Set[str] = frozenset()) -> bool:
+    """Whether a name is one that the program defines. Raises TestError for what the setup makes of its own."""
+    if name in setup.own:
+        raise TestError(
+            f"it rests on {name}, which the setup makes, where the program could read it; write it out in the test"
+        )
+    if name in setup.derived or name in claimed:
+        return True
+    if name in setup.imported or name in _BUILTINS:
+        return False
+    return called or name not in _MODULES  # modules are not called: `trace(f(1))` is a function of the program's
+
+
+def _of_the_library(node: ast.stmt) -> TypeGuard[ast.Import | ast.ImportFrom]:
+    if isinstance(node, ast.ImportFrom):
+        return node.level == 0 and (node.module or "").partition(".")[0] in _MODULES
+    return isinstance(node, ast.Import) and all(name.name.partition(".")[0] in _MODULES for name in node.names)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement binds, also in the functions and classes of its own."""
+    names = set[str]()
+    for part in ast.walk(node):
+        match part:
+            case ast.Name(name, ast.Store() | ast.Del()):
+                names.add(name)
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                names.add(name)
+            case ast.alias(name, asname):
+                names.add((asname or name).partition(".")[0])
+    return names
+
+
+def _names(node: ast.AST) -> set[str]:
+    """The names in a comprehension or lambda that it does not bind itself."""
+    inside = list(ast.walk(node))
+    bound = {name.id for name in inside if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+    bound |= {argument.arg for argument in inside if isinstance(argument, ast.arg)}
+    return {name.id for name in inside if isinstance(name, ast.Name)} - bound
+
+
+def _called(question: ast.expr, setup: Setup) -> frozenset[str]:
+    """The builtin that the program must have defined: the one called first, if possible one that does more than look at a value.
+
+    Raises TestError when its arguments calculate with another call: they may hold what is expected.
+    """
+    calls = [
+        (node.lineno, node.col_offset, node.func.id, node)
+        for node in ast.walk(question)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    calls = [call for call in calls if call[2] in _BUILTINS - _ASKING - _OF_OBJECTS - setup.imported]
+    first = min(calls, key=lambda call: (call[2] in _PURE, *call[:2]), default=None)
+    if first is None:
+        return frozenset()
+    for argument in ast.walk(first[3]):
+        if isinstance(argument, ast.BinOp | ast.Compare) and any(
+            isinstance(part, ast.Call) for part in ast.walk(argument)
+        ):
+            raise TestError("it does not show which of its functions is the program's")
+    return frozenset({first[2]})
+
+
+def _holes_in(*nodes: ast.AST) -> int:
+    inside = [part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return sum(name[:1] == "h" and name[1:].isdigit() for name in inside)
+
+
+def _side_by_side(asked: ast.expr) -> bool:
+    match asked:
+        case ast.Compare(ast.List(answers) | ast.Tuple(answers), [ast.Eq() | ast.NotEq()], [expected]):
+            return not _holes_in(expected) and all(_holes_in(answer) <= 1 for answer in answers)
+    return False
+
+
+def _check_question(question: ast.expr) -> None:
+    """Raises TestError for what is asked of an object: only values leave the program's sandbox."""
+    for node in ast.walk(question):
+        match node:
+            case ast.Name(name) if name in _OF_OBJECTS:
+                raise TestError(f"{name}() asks about an object of the program's; ask about its values")
+            case ast.Call(ast.Name("isinstance"), [_, kinds], []):
+                other = {name.id for name in ast.walk(kinds) if isinstance(name, ast.Name)} - _TYPES
+                if other:
+                    raise TestError(
+                        f"it asks for an instance of {', '.join(sorted(other))}; only values of builtin types can be asked"
+                    )
+            case ast.Compare(left, operators, others) if any(
+                isinstance(each, ast.Is | ast.IsNot) for each in operators
+            ):
+                operands = [left, *others]
+                holes = [
+                    each
+                    for each in operands
+                    if isinstance(each, ast.Name) and each.id[:1] == "h" and each.id[1:].isdigit()
+                ]
+                if holes and not all(each in holes or _is_singleton(each) for each in operands):
+                    raise TestError("it asks whether two objects are the same; ask whether they are equal")
+
+
+def _is_singleton(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
+
+
+def _literal(question: ast.expr) -> tuple[Any] | None:
+    """The value of R in `h0 == R` where R is a literal."""
+    match question:
+        case ast.Compare(left=ast.Name(id="h0"), ops=[ast.Eq()], comparators=[right]):
+            try:
+                return (ast.literal_eval(right),)
+            except (ValueError, TypeError, MemoryError, RecursionError):
+                return None
+    return None

@@ -1,0 +1,1 @@
+"""Dialogues, judged by a reward model."""

@@ -1,0 +1,150 @@
+"""Dialogues: rows of any usual form to messages, and messages to tokens of which the assistant's can be learned.
+
+Called by `tasks/dialogue/rows.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands of `trainer`. Invariant: a
+dialogue is rendered by the tokenizer's own chat template where it has one, else by `PLAIN`, in training as in scoring.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from core.errors import DataError, first_line
+
+ROLES = ("system", "user", "assistant")
+PLAIN = (
+    "{% for message in messages %}"
+    r"{{ '\n\n' + {'system': 'System', 'user': 'Human', 'assistant': 'Assistant'}[message['role']] + ': ' + message['content'] }}"
+    r"{% endfor %}{% if add_generation_prompt %}{{ '\n\nAssistant: ' }}{% endif %}"
+)
+"""Chat template for a tokenizer without one: the turns of Anthropic's HH data."""
+
+_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+_NAMES = {"system": "System", "user": "Human", "assistant": "Assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn."""
+
+    role: str
+    content: str
+
+
+Messages = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTokens:
+    """A tokenized dialogue and the positions of the assistant's tokens."""
+
+    ids: list[int]
+    learned: list[int]
+
+
+def parse(value: object, where: str) -> Messages:
+    r"""Messages of a cell: a list of objects with role and content, or a text of turns (`\n\nHuman: ... \n\nAssistant: ...`).
+
+    A text without turns is one message of the user. `where` opens the error line. Raises DataError.
+    """
+    if isinstance(value, str) and value.strip():
+        return _from_text(value)
+    if isinstance(value, list) and value:
+        return tuple(_from_object(turn, where) for turn in value)
+    found = "empty" if not value else type(value).__name__
+    raise DataError(f"{where} is {found}; expected a text of turns or a list of messages with role and content")
+
+
+def _from_text(text: str) -> Messages:
+    pieces = _TURN.split(text)
+    if len(pieces) == 1:
+        return (Message("user", text.strip()),)
+    return tuple(
+        Message(_SPEAKERS[speaker], said.strip()) for speaker, said in zip(pieces[1::2], pieces[2::2], strict=True)
+    )
+
+
+def _from_object(turn: object, where: str) -> Message:
+    if not isinstance(turn, dict) or turn.get("role") not in ROLES or not isinstance(turn.get("content"), str):
+        raise DataError(
+            f"{where}: expected messages with role ({', '.join(ROLES)}) and content, found {str(turn)[:60]!r}"
+        )
+    return Message(turn["role"], turn["content"])
+
+
+def plain(messages: Sequence[Message]) -> str:
+    """The dialogue as a text of turns, up to where the assistant's next one begins; `parse` reads it."""
+    return "".join(f"\n\n{_NAMES[message.role]}: {message.content}" for message in messages) + "\n\nAssistant:"
+
+
+def dump(messages: Messages) -> str:
+    """Messages as one text, for `Problem.reference`; `load` reads it."""
+    return json.dumps([asdict(message) for message in messages], ensure_ascii=False)
+
+
+def load(text: str) -> Messages:
+    """What `dump` wrote."""
+    return tuple(Message(turn["role"], turn["content"]) for turn in json.loads(text))
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply: bool) -> str:
+    """The dialogue as the model reads it; `reply`: up to where the assistant's next turn begins.
+
+    Raises DataError, opened by `where`, when the tokenizer's chat template refuses the dialogue (no system turn, roles in turn).
+    """
+    from jinja2 import TemplateError  # not before it is needed: the commands start faster
+
+    try:
+        text = tokenizer.apply_chat_template(
+            [asdict(message) for message in messages],
+            chat_template=None if getattr(tokenizer, "chat_template", None) else PLAIN,
+            add_generation_prompt=reply,
+            tokenize=False,
+        )
+    except TemplateError as error:
+        raise DataError(
+            f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); mend or delete the row, or use "
+            f"another template"
+        ) from None
+    return str(text)
+
+
+def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[int]:
+    """Token ids of a dialogue up to where the assistant's next turn begins. Raises DataError as `chat_text`."""
+    return _ids(tokenizer, chat_text(tokenizer, messages, where, reply=True))
+
+
+def encode(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
+    """Token ids of a whole dialogue, learned where the assistant speaks, up to and with the end-of-sequence token of each turn.
+
+    A template that does not end a turn with that token gets one after the last, an empty one too. Raises DataError as `chat_text`,
+    and when the template writes earlier turns anew, so that what the model reads before a reply is not what precedes it here.
+    """
+    ids: list[int] = []
+    learned: list[int] = []
+    done = ""
+    open_turn = False
+    for number, message in enumerate(messages):
+        if message.role != "assistant":
+            continue
+        before = chat_text(tokenizer, messages[:number], where, reply=True)
+        after = chat_text(tokenizer, messages[: number + 1], where, reply=False)
+        if not (before.startswith(done) and after.startswith(before)):
+            raise DataError(f"{where}: the chat template of the tokenizer rewrites earlier turns; use another template")
+        ids += _ids(tokenizer, before[len(done) :])
+        said = _ids(tokenizer, after[len(before) :])
+        open_turn = tokenizer.eos_token_id not in said
+        ends = len(said) if open_turn else said.index(tokenizer.eos_token_id) + 1
+        learned += range(len(ids), len(ids) + ends)
+        ids += said
+        done = after
+    if open_turn:
+        learned.append(len(ids))
+        ids.append(tokenizer.eos_token_id)
+    return ChatTokens(ids, [at for at in learned if at])
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,74 @@
+"""The reward model as a Ray actor that scores batches during training, and its side in the driver.
+
+Made by `tasks/dialogue/reward_model.py` when the first batch is judged, for Ray is connected by then. Invariants: a call has a deadline; an actor that dies or hangs is started anew once per batch, after that the run stops with its name.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from core.config import RewardModelConfig
+from core.errors import ActorError, first_line
+from tasks.dialogue.chat import Messages
+from tasks.dialogue.reward_model import RewardScorer
+
+NAME = "reward-model"
+ATTEMPTS = 2
+
+
+class RewardActor:
+    """A reward model in a process of its own."""
+
+    def __init__(self, path: str, batch_tokens: int, device: str, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._scorer = RewardScorer(path, batch_tokens=batch_tokens, device=device)
+
+    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+        """See `RewardScorer.score`."""
+        return self._scorer.score(dialogues)
+
+
+class RewardService:
+    """The actor as the driver sees it: a `tasks.dialogue.reward_model.Scorer`."""
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        self._config = config
+        self._actor: Any = None
+
+    def close(self) -> None:
+        """End the actor."""
+        if self._actor is not None and ray.is_initialized():
+            ray.kill(self._actor)
+        self._actor = None
+
+    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+        """See `RewardScorer.score`. Raises ActorError when the actor fails twice."""
+        failure = ""
+        for _ in range(ATTEMPTS):
+            if self._actor is None:
+                self._actor = self._start()
+            try:
+                scores: list[float | None] = ray.get(self._actor.score.remote(dialogues), timeout=self._config.deadline)
+            except ray.exceptions.GetTimeoutError:
+                failure = f"no answer within {self._config.deadline:g} s (reward_model.deadline)"
+            except ray.exceptions.RayError as error:
+                failure = first_line(getattr(error, "cause", None) or error)
+            else:
+                return scores
+            self.close()
+        raise ActorError(
+            f"{NAME}: {failure}, {ATTEMPTS} times; look into its log, then resume from the last checkpoint"
+        )
+
+    def _start(self) -> Any:
+        config = self._config
+        gpus = config.gpus if ray.cluster_resources().get("GPU") else 0.0
+        environment = {"OMP_NUM_THREADS": str(config.threads)} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
+        options = {"num_cpus": config.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+        device = "cuda" if gpus else "cpu"
+        return (
+            ray.remote(RewardActor).options(**options).remote(config.path, config.batch_tokens, device, config.threads)
+        )

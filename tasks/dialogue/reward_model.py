@@ -1,0 +1,211 @@
+"""The reward model in service: scores of dialogues, in batches, and how they become rewards.
+
+Used by `tasks/task.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
+dialogue's score does not depend on the batch it is in (beyond rounding), nor on who loads the model.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from core.config import RewardModelConfig
+from core.errors import ModelError, first_line
+from core.records import Verdict
+from tasks.dialogue import chat
+from tasks.dialogue.chat import Message, Messages
+
+FILE = "reward.json"
+"""Beside the model: how its scores are normalised, and its accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Scores of the held-out dialogues the model was measured on; reward = (score - mean) / deviation."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+    lowest: float | None = None  # of those scores; None where the model came without
+
+    def save(self, directory: Path, accuracy: dict[str, float]) -> None:
+        """Write it beside the model."""
+        (directory / FILE).write_text(json.dumps({**asdict(self), "accuracy": accuracy}, indent=1) + "\n")
+
+
+def read_scale(path: str) -> Scale:
+    """The scale of a model; scores as they are for a model without one."""
+    file = Path(path) / FILE
+    if not file.is_file():
+        return Scale()
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return Scale(found["mean"], found["deviation"], found.get("lowest"))
+
+
+def check_reward_model(path: str) -> None:
+    """Raises ModelError unless the model is a sequence classifier with one label."""
+    from transformers import AutoConfig
+
+    if not path:
+        raise ModelError(
+            "reward_model.path is empty: the task dialogue is judged by a reward model; train one with `launch.py reward-model` and "
+            "name its run"
+        )
+    try:
+        config: Any = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"reward_model.path = {path}: neither a model here nor one on the hub ({first_line(error)}); train one with `launch.py "
+            f"reward-model --run.name NAME` and give runs/NAME"
+        ) from None
+    kind = (getattr(config, "architectures", None) or ["unknown architecture"])[0]
+    if "SequenceClassification" not in kind or config.num_labels != 1:
+        raise ModelError(
+            f"reward_model.path = {path}: {kind} with {config.num_labels} labels is no reward model; name a sequence classifier with "
+            f"one label, such as a run of `launch.py reward-model`"
+        )
+
+
+def check_reward_context(path: str, tokens: int) -> None:
+    """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and response)."""
+    from transformers import AutoConfig
+
+    check_reward_model(path)
+    context = _context(AutoConfig.from_pretrained(path))
+    if tokens > context:
+        raise ModelError(
+            f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have rollout.max_prompt_tokens + "
+            f"rollout.max_response_tokens = {tokens}; lower these or name a model with more"
+        )
+
+
+def _context(config: Any) -> int:
+    return int(config.get_text_config().max_position_embeddings)
+
+
+class RewardScorer:
+    """A reward model and its tokenizer in this process."""
+
+    def __init__(self, path: str, *, batch_tokens: int, device: str) -> None:
+        """`batch_tokens`: tokens of one pass, padding included."""
+        import torch
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        config: Any = AutoConfig.from_pretrained(path)
+        if config.pad_token_id is None:  # the classifier finds the last token by it, and many on the hub name none
+            pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+            config.pad_token_id = end if pad is None else pad
+        self._model = AutoModelForSequenceClassification.from_pretrained(path, config=config).to(device).eval()
+        self._context = _context(config)
+        self._batch_tokens = batch_tokens
+        self._torch = torch
+
+    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+        """Score of each dialogue, which ends with the assistant's turn; None where it does not fit the model's context."""
+        rows = [chat.encode(self._tokenizer, messages, "reward model").ids for messages in dialogues]
+        scores: list[float | None] = [None] * len(rows)
+        fitting = sorted((i for i, ids in enumerate(rows) if len(ids) <= self._context), key=lambda i: len(rows[i]))
+        while fitting:
+            width = len(rows[fitting[-1]])
+            batch = fitting[-max(1, self._batch_tokens // width) :]
+            del fitting[-len(batch) :]
+            for i, score in zip(batch, self._pass([rows[i] for i in batch]), strict=True):
+                scores[i] = score
+        return scores
+
+    def _pass(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        torch, pad, width = self._torch, self._model.config.pad_token_id, max(map(len, rows))
+        tokens = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=self._model.device)
+        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._model.device)
+        with torch.inference_mode():
+            scores: list[float] = self._model(input_ids=tokens, attention_mask=real).logits[:, 0].float().tolist()
+        return scores
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Scorer(Protocol):
+    """A reward model in this process or in another."""
+
+    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
+        """Score of each dialogue; None where there is none."""
+        ...
+
+    def close(self) -> None:
+        """End its process."""
+        ...
+
+
+def in_this_process(config: RewardModelConfig) -> Scorer:
+    """The scorer without Ray."""
+    return RewardScorer(config.path, batch_tokens=config.batch_tokens, device="cpu")
+
+
+def in_an_actor(config: RewardModelConfig) -> Scorer:
+    """The scorer in a Ray actor. Ray is imported here and not with the task: the driver sets its environment first."""
+    from tasks.dialogue.reward_actor import RewardService
+
+    return RewardService(config)
+
+
+class RewardJudge:
+    """Judges responses by a reward model, which is started with the first batch. Raises ModelError when it is none."""
+
+    def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
+        check_reward_model(config.path)
+        self._config = config
+        self._scale = read_scale(config.path)
+        self._start = start
+        self._scorer: Scorer | None = None
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order. Raises ActorError when the model's actor fails twice."""
+        if self._scorer is None:
+            self._scorer = self._start(self._config)
+        scores = self._scorer.score([dialogue(reference, response) for reference, response in items])
+        lowest = worst(scores, self._scale)
+        return [verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
+
+    def wait_until_ready(self) -> None:
+        """The model is started with the first batch."""
+
+    def close(self) -> None:
+        """End the model's process."""
+        if self._scorer is not None:
+            self._scorer.close()
+
+
+def dialogue(reference: str, response: str) -> Messages:
+    """The dialogue of a problem with a response as the assistant's turn."""
+    return (*chat.load(reference), Message("assistant", response.strip()))
+
+
+def worst(scores: Sequence[float | None], scale: Scale) -> float:
+    """The lowest score known: of this batch and of those the model was measured on; the mean where there is none.
+
+    >>> worst([2.0, None, float("nan")], Scale()), worst([2.0], Scale(lowest=-1.0)), worst([None], Scale(mean=3.0))
+    (2.0, -1.0, 3.0)
+    """
+    known = [score for score in (*scores, scale.lowest) if score is not None and math.isfinite(score)]
+    return min(known, default=scale.mean)
+
+
+def verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
+    """The normalised score as reward; correct when above the threshold. What cannot be scored earns as `lowest` does, with its
+    reason: nothing is gained by a response too long to be judged.
+
+    >>> verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
+    Verdict(reward=0.5, correct=True, detail='score 3.000', judge_failed=False)
+    >>> verdict(float("nan"), Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
+    Verdict(reward=-1.0, correct=False, detail='the reward model returned nan', judge_failed=True)
+    """
+    least = (lowest - scale.mean) / scale.deviation
+    if score is None:
+        return Verdict(least, False, "the dialogue is longer than the reward model's context", judge_failed=True)
+    if not math.isfinite(score):
+        return Verdict(least, False, f"the reward model returned {score}", judge_failed=True)
+    reward = (score - scale.mean) / scale.deviation
+    return Verdict(reward, reward > threshold, f"score {score:.3f}")

@@ -1,0 +1,243 @@
+r"""Mathematics: final answers of GSM8K (`#### n`) and MATH (`\boxed{}`), compared by value with math-verify.
+
+Called by `tasks/task.py` (rows to items) and, in the judging processes, by `tasks/judge_worker.py` (`verify_gsm8k`, `verify_math`).
+Invariants: a response without an answer in the asked form is wrong, with that reason; two answers that are the same text, or
+both plain numbers, or surely different (`tasks/mathematics/refute.py`), are decided here, in microseconds, everything else by math-verify. No time limits in here:
+math-verify's own need the main thread, and the judge that calls this ends what takes too long.
+"""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from core.config import Columns
+from core.errors import DataError
+from core.records import Verdict
+from tasks.mathematics.refute import differ
+from tasks.problems import Item, text_of
+from tasks.sources import Row
+
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")
+_HASHES = re.compile(r"^[ \t]*####(.*)$", re.MULTILINE)
+_PLAIN = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
+_BASED = re.compile(r"(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)(?:_(?:\{([0-9]+)\}|([0-9])))?")
+_BARE_FRACTION = re.compile(r"\\([dt]?frac)\s*(\\[a-zA-Z]+|[0-9])\s*(\\[a-zA-Z]+|[0-9])(?![a-zA-Z{])")
+_FRACTION = re.compile(
+    r"(-?)\s*(?:\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*(-?[0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])|([0-9]+)\s*/\s*([0-9]+))"
+)
+_UNIT = re.compile(r"\\(?:text|mbox|mathrm|textrm)\{\s*([a-zA-Z. ]+?)\s*\}\s*\^\{?([0-9])\}?$")
+_WORDS = re.compile(r"[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})+")
+_MAX_DIGITS = 4000
+"""A longer 'number' is refused instead of computed with."""
+
+
+def gsm8k_solution(answer: str) -> str:
+    """The canonical solution as a model should answer: without the calculator marks.
+
+    GSM8K writes `48/2 = <<48/2=24>>24`: everything from `<<` to the next `>>` on the same line is dropped, the rest
+    (`48/2 = 24`) kept, white space at the ends of lines removed.
+    """
+    lines = _CALCULATOR.sub("", answer).strip().split("\n")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def hash_answer(text: str) -> str | None:
+    """What stands behind the last `####` of a text, None without one."""
+    found = _HASHES.findall(text)
+    return (found[-1].strip() or None) if found else None
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""What stands in the last `\boxed{...}` (or `\fbox{...}`, `\boxed 7`) of a text; None without a closed one."""
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if start < 0:
+        return None
+    rest = text[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
+    if not rest.startswith("{"):
+        word = re.match(r"[^\s$\\.,]+", rest)
+        return word[0] if word else None
+    depth = 0
+    for position, character in enumerate(rest):
+        escaped = position > 0 and rest[position - 1] == "\\"
+        depth += 0 if escaped else (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[1:position].strip() or None
+    return None
+
+
+def number(answer: str) -> Decimal | None:
+    """The value of a plain number: sign, digits, thousands separators, decimals; a currency or percent sign around it.
+
+    >>> number("$1,080"), number("-3.50"), number("1,2"), number("x+1")
+    (Decimal('1080'), Decimal('-3.50'), None, None)
+    """
+    text = answer.strip().replace("\\!", "").replace("\\,", "").replace("\\$", "$").replace("\\%", "%")
+    negative = text.startswith("-")
+    text = (
+        text.removeprefix("-").strip().removeprefix("$").removesuffix("$").removesuffix("%").removesuffix(".").strip()
+    )
+    if not text or len(text) > _MAX_DIGITS or not _PLAIN.fullmatch(text) or not text[-1].isdigit():
+        return None
+    value = Decimal(text.replace(",", ""))
+    return -value if negative else value
+
+
+def rational(answer: str) -> Fraction | None:
+    r"""The value of a plain number or of a fraction of integers.
+
+    >>> rational("-\\dfrac{6}{4}"), rational("3/2"), rational("0.5"), rational("\\frac{x}{2}")
+    (Fraction(-3, 2), Fraction(3, 2), Fraction(1, 2), None)
+    """
+    plain = number(answer)
+    if plain is not None:
+        return Fraction(plain)
+    match = _FRACTION.fullmatch(answer.strip()) if len(answer) < 100 else None
+    if match is None:
+        return None
+    top, bottom = next((match[i], match[i + 1]) for i in (2, 4, 6) if match[i] is not None)
+    if int(bottom) == 0:
+        return None
+    return Fraction(int(top), int(bottom)) * (-1 if match[1] else 1)
+
+
+def same_answer(gold: str, answer: str) -> bool:
+    """Whether two answers, written without `####` or box, mean the same.
+
+    Units, currency and percent signs do not count, nor does a base that only one of the two writes.
+    """
+    gold, answer = gold.strip(), answer.strip()
+    if gold == answer:
+        return True
+    gold_value, answer_value = rational(gold), rational(answer)
+    if gold_value is not None and answer_value is not None:
+        return gold_value == answer_value
+    gold_based, answer_based = _BASED.fullmatch(gold), _BASED.fullmatch(answer)
+    if gold_based and answer_based:  # math-verify takes the base of `42_7` for decoration
+        bases = {match[2] or match[3] for match in (gold_based, answer_based)} - {None}
+        return gold_based[1] == answer_based[1] and len(bases) < 2
+    units = _UNIT.search(gold), _UNIT.search(answer)
+    if units[0] and units[1] and units[0][1] == units[1][1] and units[0][2] != units[1][2]:
+        return False  # cm^2 and cm^3: math-verify drops units with their exponents
+    if differ(gold, answer):
+        return False
+    return _same_by_math_verify(gold, answer)
+
+
+@lru_cache(1)
+def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any], list[Any]]:
+    """math-verify's parse and verify: imported late, for it loads sympy and a grammar."""
+    import logging
+
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns that its own time limits are off: ours is outside
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    return parse, verify, [LatexExtractionConfig(), ExprExtractionConfig()]
+
+
+@lru_cache(20_000)
+def _parsed(answer: str) -> list[Any]:
+    parse, _, targets = _math_verify()
+    answer = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", answer)  # its grammar misreads `\frac \pi4`
+    found: list[Any] = parse(f"${answer}$", extraction_config=targets, parsing_timeout=None)
+    return found
+
+
+@lru_cache(50_000)
+def _same_by_math_verify(gold: str, answer: str) -> bool:
+    _, verify, _ = _math_verify()
+    if len(answer) > _MAX_DIGITS:
+        return False
+    return bool(verify(_parsed(gold), _parsed(answer), timeout_seconds=None))
+
+
+def gsm8k_answer(response: str) -> str | None:
+    """The answer that `verify_gsm8k` judges, plain numbers by their value."""
+    return _by_value(hash_answer(response) or boxed_answer(response))
+
+
+def math_answer(response: str) -> str | None:
+    r"""The answer that `verify_math` judges, plain numbers and fractions by their value.
+
+    >>> math_answer(r"so \boxed{0.50}"), math_answer(r"\boxed{\frac{1}{2}}"), math_answer("none")
+    ('1/2', '1/2', None)
+    """
+    return _by_value(boxed_answer(response))
+
+
+def _by_value(answer: str | None) -> str | None:
+    value = None if answer is None else rational(answer)
+    return answer if value is None else str(value)
+
+
+def prepare_judge() -> None:
+    """Load math-verify, in a judging process before its first answer."""
+    same_answer("x+x", "2x")
+
+
+def _judge(gold: str, answer: str | None, form: str) -> Verdict:
+    if answer is None:
+        return Verdict(0.0, False, f"no answer found: expected {form}")
+    right = same_answer(gold, answer)
+    return Verdict(float(right), right, "" if right else f"answered {answer[:60]!r}, expected {gold[:60]!r}")
+
+
+def verify_gsm8k(reference: str, response: str) -> Verdict:
+    r"""Judge the last `#### n` of a response, or without one its last `\boxed{n}` (chat models prefer it)."""
+    return _judge(reference, hash_answer(response) or boxed_answer(response), r"'#### n' or '\boxed{n}'")
+
+
+def verify_math(reference: str, response: str) -> Verdict:
+    r"""Judge the last `\boxed{...}` of a response."""
+    return _judge(reference, boxed_answer(response), r"'\boxed{...}'")
+
+
+def read_gsm8k(row: Row, columns: Columns, where: str) -> Item:
+    """A row with `answer` = steps and `#### n`, or the bare number. Raises DataError."""
+    answer = text_of(row, columns.answer, "answer", where)
+    reference = hash_answer(answer) if "####" in answer else answer
+    if reference is None or number(reference) is None:
+        raise DataError(f"{where}: column {columns.answer!r} has no number after '####'; mend or delete the row")
+    solution = None
+    if columns.solution is not None:
+        solution = gsm8k_solution(text_of(row, columns.solution, "solution", where))
+    return Item(text_of(row, columns.prompt, "prompt", where), reference, _level(row, columns), solution)
+
+
+def read_math(row: Row, columns: Columns, where: str) -> Item:
+    r"""A row whose `answer` column holds the gold answer in a `\boxed{}` (a whole solution) or bare. Raises DataError."""
+    answer = text_of(row, columns.answer, "answer", where)
+    reference = boxed_answer(answer) if "\\boxed" in answer or "\\fbox" in answer else answer
+    if reference is None:
+        raise DataError(
+            f"{where}: column {columns.answer!r} has a \\boxed{{ that is not closed; mend or delete the row"
+        )
+    if not _is_written(reference):
+        raise DataError(
+            f"{where}: column {columns.answer!r} has the gold answer {reference[:60]!r}, which no parser reads: braces that do not "
+            f"match, no letter or digit, or words outside of \\text{{}}; mend or delete the row"
+        )
+    solution = text_of(row, columns.solution, "solution", where) if columns.solution is not None else None
+    return Item(text_of(row, columns.prompt, "prompt", where), reference, _level(row, columns), solution)
+
+
+def _is_written(answer: str) -> bool:
+    r"""Whether an answer can be mathematics. Bare words would be read as products of letters, right in any order.
+
+    >>> [_is_written(text) for text in (r"\frac{1}{2}", r"\{1, 2\}", r"\text{see figure}", "}{", r"\frac{", "?", "see figure")]
+    [True, True, True, False, False, False, False]
+    """
+    depth = 0
+    for brace in re.findall(r"\\.|[{}]", answer):  # a brace behind a backslash is a sign of a set
+        depth += (brace == "{") - (brace == "}")
+        if depth < 0:
+            return False
+    return depth == 0 and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())
+
+
+def _level(row: Row, columns: Columns) -> str:
+    return str(row[columns.level]) if columns.level is not None else ""

@@ -1,0 +1,1 @@
+"""Generated tasks that check every prefix exactly."""

@@ -1,0 +1,105 @@
+"""Chained arithmetic: a synthetic task whose every step can be checked.
+
+`7+5-3*2=` is worked out strictly from left to right, modulo 100, one line per operation (the operation and its result),
+then the answer:
+
+    +5=12
+    -3=9
+    *2=18
+    #18
+
+Called by `tasks/task.py` (`PUZZLE`, `prefix_correct`) and `tasks/judge_worker.py` (`verify`). The reward looks at the
+final answer alone; `prefix_correct` looks at every character. Each operation is one small step (a number below 100 and a
+digit), so a small model can learn it, and the errors of a chain accumulate with its length.
+"""
+
+import re
+
+import numpy as np
+
+from core.records import Verdict
+from tasks.problems import Item
+from tasks.synthetic.generated import Puzzle, count_of
+
+MODULUS = 100
+
+_TERM = re.compile(r"([+*-])(\d)")
+_OPERATIONS = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y}
+
+
+def steps(expression: str) -> list[tuple[str, int]]:
+    """The operations of an expression without '=', each with its result in [0, MODULUS).
+
+    >>> steps("7+5-3*2")
+    [('+5', 12), ('-3', 9), ('*2', 18)]
+    """
+    value = int(expression[0])
+    done = []
+    for match in _TERM.finditer(expression):
+        value = _OPERATIONS[match[1]](value, int(match[2])) % MODULUS
+        done.append((match[0], value))
+    return done
+
+
+def solution(expression: str) -> str:
+    """The canonical solution.
+
+    >>> solution("7+5-3*2")
+    '+5=12\\n-3=9\\n*2=18\\n#18'
+    """
+    done = steps(expression)
+    return "".join(f"{operation}={value}\n" for operation, value in done) + f"#{done[-1][1]}"
+
+
+def verify(reference: str, response: str) -> Verdict:
+    """Reward 1 if the last line, and no other, is `#` and the value of the expression `reference`."""
+    found = answer(response)
+    if found is None:
+        return Verdict(0.0, False, "no answer found: expected one line '#N', at the end")
+    expected = f"#{steps(reference)[-1][1]}"
+    right = found == expected
+    return Verdict(float(right), right, "" if right else f"answered {found[:20]}, expected {expected}")
+
+
+def answer(response: str) -> str | None:
+    """The answer line of a response, None without exactly one at its end."""
+    *lines, last = response.strip().split("\n")
+    return last if last.startswith("#") and not any(line.startswith("#") for line in lines) else None
+
+
+def prefix_correct(expression: str, text: str) -> bool:
+    """Whether `text` begins a response without any mistake: right steps in order, then (early or not) the right answer.
+
+    Exact for every prefix, also one cut inside a line. An answer given before all steps are written is no mistake if it
+    is right.
+
+    >>> prefix_correct("7+5-3*2", "+5=12\\n-"), prefix_correct("7+5-3*2", "+5=13"), prefix_correct("7+5-3*2", "#18")
+    (True, False, True)
+    """
+    whole = solution(expression)
+    lines, ending = whole[: whole.index("#")], whole[whole.index("#") :]
+    if lines.startswith(text):
+        return True
+    written = text[: text.find("#")] if "#" in text else text
+    at_line_start = written == "" or written.endswith("\n")
+    return at_line_start and lines.startswith(written) and (ending + "\n").startswith(text[len(written) :])
+
+
+def draw(rng: np.random.Generator, operations: int) -> str:
+    """A random expression of that many operations: digits 1 to 9.
+
+    >>> len(draw(np.random.default_rng(0), 3))
+    7
+    """
+    digits = rng.integers(1, 10, operations + 1)
+    signs = rng.integers(0, 3, operations)
+    return str(digits[0]) + "".join(f"{'+-*'[s]}{d}" for s, d in zip(signs, digits[1:], strict=True))
+
+
+def item(expression: str) -> Item:
+    """The problem of an expression."""
+    level = count_of(len(_TERM.findall(expression)), "operation")
+    return Item(f"{expression}=\n", expression, level, solution(expression))
+
+
+PUZZLE = Puzzle("arithmetic", "0123456789+-*=#\n", draw, item)

@@ -1,0 +1,157 @@
+"""Countdown: a synthetic task of search. Combine all given numbers, each once, with + - * / so that the target comes out.
+
+The prompt `2,3,5,8>19` gives the numbers in rising order and the target. Every line of the response takes two of the numbers that
+are left and puts their result back; the last result is the target:
+
+    2*3=6
+    6+8=14
+    5+14=19
+
+Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Two numbers once combined
+cannot be had back, so a wrong choice early decides the end. Called by `tasks/task.py` (`PUZZLE`, `prefix_correct`) and
+`tasks/judge_worker.py` (`verify`). Invariant: `prefix_correct` is exact: true if and only if some continuation of the text is
+judged correct, by search over everything that the remaining numbers can still give.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import permutations
+
+import numpy as np
+
+from core.errors import DataError
+from core.records import Verdict
+from tasks.problems import Item
+from tasks.synthetic.generated import Puzzle, can_follow, count_of, wrong
+
+LARGEST = 200
+"""Largest result of a line."""
+DIGITS = range(1, 13)
+"""What the given numbers are drawn from."""
+MOST = 5
+"""Most operations of a problem: the search visits every way to combine its numbers."""
+
+Numbers = tuple[int, ...]
+"""The numbers that are left, in rising order."""
+
+_LINE = re.compile(r"([1-9]\d{0,5})([+*/-])([1-9]\d{0,5})=([1-9]\d{0,5})", re.ASCII)
+
+
+def parse(text: str) -> tuple[Numbers, int]:
+    """Numbers and target of a problem's text."""
+    numbers, _, target = text.partition(">")
+    return tuple(sorted(map(int, numbers.split(",")))), int(target)
+
+
+def result(first: int, sign: str, second: int) -> int | None:
+    """The result of one line, None where it is not a whole number from 1 to LARGEST.
+
+    >>> result(8, "-", 5), result(5, "-", 8), result(7, "/", 2), result(6, "/", 2)
+    (3, None, None, 3)
+    """
+    if sign == "/":
+        return first // second if first % second == 0 else None
+    value = {"+": first + second, "-": first - second, "*": first * second}[sign]
+    return value if 1 <= value <= LARGEST else None
+
+
+def without(numbers: Numbers, *used: int) -> Numbers | None:
+    """The numbers left after taking the used ones away; None if one of them is not there."""
+    left = list(numbers)
+    for number in used:
+        if number not in left:
+            return None
+        left.remove(number)
+    return tuple(left)
+
+
+@lru_cache(200_000)
+def moves(numbers: Numbers) -> tuple[tuple[str, Numbers], ...]:
+    """All lines that may be written, each with the numbers after it; both orders of a sum or product count."""
+    found: dict[str, Numbers] = {}
+    for first, second in dict.fromkeys(permutations(numbers, 2)):
+        left = without(numbers, first, second)
+        assert left is not None
+        for sign in "+-*/":
+            value = result(first, sign, second)
+            if value is not None:
+                found[f"{first}{sign}{second}={value}"] = tuple(sorted((*left, value)))
+    return tuple(found.items())
+
+
+@lru_cache(200_000)
+def reachable(numbers: Numbers) -> frozenset[int]:
+    """Every target that all these numbers together can give."""
+    if len(numbers) == 1:
+        return frozenset(numbers)
+    return frozenset().union(*(reachable(left) for left in {left for _, left in moves(numbers)}))
+
+
+def options(numbers: Numbers, target: int) -> Mapping[str, Numbers]:
+    """The lines from which the target can still be reached; none once there is one number left."""
+    return {line: left for line, left in moves(numbers) if target in reachable(left)}
+
+
+def prefix_correct(text: str, response: str) -> bool:
+    """Whether the target can still be reached after this prefix of a response; exact, also inside a line.
+
+    >>> prefix_correct("2,3,5>16", "2*3=6\\n"), prefix_correct("2,3,5>16", "3+5=8\\n2*8")
+    (False, True)
+    """
+    numbers, target = parse(text)
+    return can_follow(response, numbers, lambda left: options(left, target))
+
+
+def solution(text: str) -> str:
+    """The first solution in the order of `moves`.
+
+    >>> solution("2,3,5>16")
+    '3+5=8\\n2*8=16'
+    """
+    numbers, target = parse(text)
+    lines = []
+    while len(numbers) > 1:
+        line, numbers = next(iter(options(numbers, target).items()))
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def verify(text: str, response: str) -> Verdict:
+    """Reward 1 if every line combines two numbers that are there, rightly computed, until the target is the one left."""
+    numbers, target = parse(text)
+    for row, line in enumerate(response.rstrip("\n").split("\n"), 1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return wrong(f"line {row}: {line[:30]!r} is no line such as '2*3=6'")
+        first, second, written = int(match[1]), int(match[3]), int(match[4])
+        left = without(numbers, first, second)
+        if left is None:
+            return wrong(f"line {row}: {first} and {second} are not among {', '.join(map(str, numbers))}")
+        if result(first, match[2], second) != written:
+            return wrong(f"line {row}: {line[:30]} is not right")
+        numbers = tuple(sorted((*left, written)))
+    right = numbers == (target,)
+    return Verdict(1.0, True) if right else wrong(f"{', '.join(map(str, numbers))} left, expected {target} alone")
+
+
+def draw(rng: np.random.Generator, operations: int) -> str:
+    """Random numbers, one more than operations, and a target that they can give: drawn from a random way to combine them."""
+    if operations > MOST:
+        raise DataError(
+            f"task countdown: {operations} operations are too many to search; lower task.max_operations to {MOST}"
+        )
+    given = tuple(sorted(int(number) for number in rng.choice(DIGITS, operations + 1)))
+    left = given
+    while len(left) > 1:
+        ways = moves(left)
+        left = ways[int(rng.integers(len(ways)))][1]
+    return f"{','.join(map(str, given))}>{left[0]}"
+
+
+def item(text: str) -> Item:
+    """The problem of a text."""
+    return Item(f"{text}\n", text, count_of(text.count(","), "operation"), solution(text))
+
+
+PUZZLE = Puzzle("countdown", "0123456789,>+-*/=\n", draw, item)

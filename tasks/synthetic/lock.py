@@ -1,0 +1,165 @@
+"""The lock: a synthetic task of planning, with traps that nothing leads out of.
+
+A dial has positions 0 to 19; each of three buttons moves it (+7, -4 or x3, modulo 20). The prompt `5>16!1,3,9,14,17,18` names
+where the dial stands, where the lock opens, and six traps. The response presses one button per line, writing where the dial goes,
+and opens the lock:
+
+    +7=12
+    *3=16
+    open
+
+A miscalculated line, a trap, or more than `PRESSES` presses and the lock is jammed for good: most wrong turns cannot be mended
+later, which is what makes a lock a test of replay. Called by `tasks/task.py` (`PUZZLE`, `prefix_correct`) and
+`tasks/judge_worker.py` (`verify`). Invariant: `prefix_correct` is exact: true if and only if some continuation of the text is
+judged correct.
+"""
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from core.errors import DataError
+from core.records import Verdict
+from tasks.problems import Item
+from tasks.synthetic.generated import Puzzle, can_follow, count_of, wrong
+
+POSITIONS = 20
+TRAPS = 6
+PRESSES = 8
+"""Most presses of one response."""
+BUTTONS = {"+7": lambda x: (x + 7) % POSITIONS, "-4": lambda x: (x - 4) % POSITIONS, "*3": lambda x: 3 * x % POSITIONS}
+OPEN = "open"
+FAR = PRESSES + 1
+TRIES = 400
+"""Draws for a lock of one length: six presses are needed from one position in forty."""
+
+_TEXT = re.compile(r"(\d+)>(\d+)!([\d,]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A lock as its text says."""
+
+    start: int
+    goal: int
+    traps: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Where a response has got to."""
+
+    position: int
+    presses: int
+    opened: bool = False
+
+
+def parse(text: str) -> Lock:
+    """The lock of a problem's text."""
+    match = _TEXT.fullmatch(text)
+    assert match, text
+    return Lock(int(match[1]), int(match[2]), frozenset(map(int, match[3].split(","))))
+
+
+@lru_cache(4096)
+def distances(goal: int, traps: frozenset[int]) -> tuple[int, ...]:
+    """[POSITIONS] fewest presses from each position to the goal around the traps; FAR where it cannot be reached in time."""
+    fewest = [FAR] * POSITIONS
+    fewest[goal] = 0
+    queue = deque([goal])
+    while queue:
+        reached = queue.popleft()
+        for position in range(POSITIONS):
+            near = any(press(position) == reached for press in BUTTONS.values())
+            if near and position not in traps and fewest[position] == FAR and fewest[reached] + 1 < FAR:
+                fewest[position] = fewest[reached] + 1
+                queue.append(position)
+    return tuple(fewest)
+
+
+def options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
+    """The lines from which the lock can still be opened in time; none once it is open."""
+    if dial.opened:
+        return {}
+    far = distances(lock.goal, lock.traps)
+    left = PRESSES - dial.presses
+    found = {OPEN: Dial(dial.position, dial.presses, opened=True)} if dial.position == lock.goal else {}
+    for name, press in BUTTONS.items():
+        position = press(dial.position)
+        if position not in lock.traps and far[position] < left:  # this press and the way from there
+            found[f"{name}={position}"] = Dial(position, dial.presses + 1)
+    return found
+
+
+def prefix_correct(text: str, response: str) -> bool:
+    """Whether the lock can still be opened after this prefix of a response; exact, also inside a line.
+
+    >>> prefix_correct("5>16!1,3,9,14,17,18", "+7=12\\n*"), prefix_correct("5>16!1,3,9,14,17,18", "-4=1")
+    (True, False)
+    """
+    lock = parse(text)
+    return can_follow(response, Dial(lock.start, 0), lambda dial: options(lock, dial))
+
+
+def solution(text: str) -> str:
+    """A shortest way, at every press the first button that shortens it.
+
+    >>> solution("5>16!1,3,9,14,17,18")
+    '+7=12\\n*3=16\\nopen'
+    """
+    lock = parse(text)
+    far = distances(lock.goal, lock.traps)
+    position, lines = lock.start, []
+    while position != lock.goal:
+        name = next(n for n, p in BUTTONS.items() if p(position) not in lock.traps and far[p(position)] < far[position])
+        position = BUTTONS[name](position)
+        lines.append(f"{name}={position}")
+    return "\n".join([*lines, OPEN])
+
+
+def verify(text: str, response: str) -> Verdict:
+    """Reward 1 if the lines lead from the start to the goal, rightly computed, around every trap, and end with `open`."""
+    lock = parse(text)
+    *presses, last = response.rstrip("\n").split("\n")
+    position = lock.start
+    for number, line in enumerate(presses, 1):
+        name, _, written = line.partition("=")
+        if name not in BUTTONS:
+            return wrong(f"line {number}: {line[:20]!r} is no press of a button")
+        position = BUTTONS[name](position)
+        if written != str(position):
+            return wrong(f"line {number}: {name} leads to {position}, written {written[:20]!r}")
+        if position in lock.traps:
+            return wrong(f"line {number}: {position} is a trap")
+    if last != OPEN:
+        return wrong(f"the response does not end with {OPEN!r}")
+    if len(presses) > PRESSES:
+        return wrong(f"{len(presses)} presses, more than {PRESSES}")
+    if position != lock.goal:
+        return wrong(f"opened at {position}, not at {lock.goal}")
+    return Verdict(1.0, True)
+
+
+def draw(rng: np.random.Generator, operations: int) -> str:
+    """A random lock whose shortest way has that many presses. Raises DataError when none is found."""
+    for _ in range(TRIES):
+        places = [int(place) for place in rng.permutation(POSITIONS)]
+        traps, goal = frozenset(places[:TRAPS]), places[TRAPS]
+        far = distances(goal, traps)
+        starts = [start for start in places[TRAPS:] if far[start] == operations]
+        if starts:
+            return f"{starts[0]}>{goal}!{','.join(map(str, sorted(traps)))}"
+    raise DataError(f"task lock: no lock with a shortest way of {operations} presses; lower task.max_operations to 6")
+
+
+def item(text: str) -> Item:
+    """The problem of a lock's text."""
+    lock = parse(text)
+    return Item(f"{text}\n", text, count_of(distances(lock.goal, lock.traps)[lock.start], "press"), solution(text))
+
+
+PUZZLE = Puzzle("lock", "0123456789>!,+-*=open\n", draw, item)

@@ -1,0 +1,89 @@
+"""`launch.py replay` on the files of a run: what it prints, filters and exports."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+
+import launch
+from core.load import dump_config, load_config, override
+from core.records import Candidate, Outcome, Provenance
+from core.run_directory import RunDirectory, write_atomically
+from replay.store import ReplayStore
+from tasks.corpus import character_tokenizer
+from trainer.build import store_directory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's directory with configuration, tokenizer and a store: a failure, and a success that goes on from it."""
+    made = RunDirectory.create(tmp_path, "r", "demo")
+    config = load_config(launch.DEFAULT)
+    write_atomically(made.config, dump_config(config))
+    tokenizer = character_tokenizer("0123456789=abcd\n")
+    tokenizer.save_pretrained(made.policy)
+    store = ReplayStore(
+        config.replay,
+        vocabulary=len(tokenizer),
+        directory=store_directory(config.replay.storage, made),
+        fingerprint="f",
+        local=True,
+    )
+
+    def add(text: str, length: int, provenance: Provenance, parent: int) -> None:
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        states = np.array([length], np.int32), np.array([0.5], np.float32)
+        store.add([Candidate("1+1", ids, *states, provenance, 0.0, 1, parent=parent)])
+
+    add("a=2\nb=4\n", 4, Provenance.OWN_FAILED, 0)
+    first = store.top(1)[0].key
+    add("a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
+    add("c=7\nd=8\n", 4, Provenance.CANONICAL, 0)
+    store.record([Outcome(first, "1+1", correct, 1) for correct in (True, False)])
+    store.close()
+    return made.path
+
+
+def test_states_are_shown_with_their_text_and_lineage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["replay", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "problem 1+1"
+    assert "    | a=2\n    | b=3\n" in shown
+    assert "solved 1/2  own_failed" in shown
+    assert " <- " in next(line for line in shown.splitlines() if "own_successful" in line)
+    assert "3 states of 1 problems in 3 trajectories, 3 may be drawn" in shown
+    assert "solved: of continuations 50.0% of 2, of rollouts from the root 0.0% of 1; 0 outcomes" in shown
+    assert shown.endswith("3 of 3 states match\n")
+
+
+def test_filters_choose_states(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["replay", str(run), "--provenance", "canonical", "--depth", "1", "6"]) == 0
+    shown = capsys.readouterr().out
+    assert "    | c=7\n3 states of 1 problems" in shown
+    assert shown.endswith("1 of 3 states match\n")
+    assert launch.main(["replay", str(run), "--top", "1"]) == 0
+    assert capsys.readouterr().out.count("tokens  value") == 1
+    assert launch.main(["replay", str(run), "--problem", "2+2"]) == 2
+    assert capsys.readouterr().err == "error: no state of problem '2+2' in the store\n"
+
+
+def test_the_export_joins_children_with_their_parents(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "states.parquet"
+    assert launch.main(["replay", str(run), "--export", str(path)]) == 0
+    assert capsys.readouterr().out == f"3 states written to {path}\n"
+    states = pd.read_parquet(path)
+    joined = states.merge(states, left_on="parent", right_on="key")
+    assert joined[["prefix_x", "prefix_y"]].to_numpy().tolist() == [["a=2\nb=3\n", "a=2\n"]]
+
+
+def test_before_the_first_checkpoint_the_tokenizer_is_that_of_the_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = RunDirectory.open(run)
+    model = made.policy.rename(tmp_path / "model")
+    (model / "config.json").write_text('{"model_type": "qwen2"}')
+    config = load_config(made.config)
+    write_atomically(made.config, dump_config(override(config, ["--model.path", str(model)])))
+    assert launch.main(["replay", str(run)]) == 0
+    assert capsys.readouterr().out.endswith("3 of 3 states match\n")

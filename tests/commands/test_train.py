@@ -1,0 +1,181 @@
+"""Which model and configuration a command works with, found without any engine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launch
+from commands import evaluate as evaluation
+from commands import train as commands
+from core.config import Config
+from core.errors import CheckpointError, ConfigError, DivergenceError, StoreError
+from core.load import dump_config, load_config, override
+from core.records import Problem
+from core.run_directory import RunDirectory
+from trainer import targets
+
+
+@pytest.fixture(autouse=True)
+def _signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler for SIGTERM is the test runner's business."""
+    monkeypatch.setattr("launch.signal.signal", lambda *_: None)
+
+
+def recorder(calls: list[Any]) -> Callable[..., int]:
+    """A command that keeps its arguments and succeeds."""
+
+    def record(*arguments: Any) -> int:
+        calls.append(arguments)
+        return 0
+
+    return record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with one checkpoint, of 7 iterations."""
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    run.config.write_text(dump_config(override(Config(), ["--run.iterations", "7"])))
+    policy = run.checkpoints / "000010" / "policy"
+    policy.mkdir(parents=True)
+    (policy / "config.json").write_text("{}")
+    (policy.parent / "progress.json").write_text("{}")
+    (run.checkpoints / "latest").write_text("000010")
+    return run
+
+
+def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Path) -> None:
+    folder = run.checkpoints / "000010"
+    for target in (run.path, folder, folder / "policy"):
+        assert targets.run_of(target) == run
+        assert targets.model_of(target) == str(folder / "policy")
+    assert targets.run_of(tmp_path) is None
+    assert targets.run_of(Path("someone/model")) is None
+    assert targets.model_of(Path("someone/model")) == "someone/model"
+    with pytest.raises(CheckpointError, match="neither a run"):
+        targets.model_of(run.checkpoints)
+    run.policy.mkdir()
+    assert targets.model_of(run.path) == str(folder / "policy")  # of a run that was extended policy/ is older
+    (folder / "policy" / "config.json").unlink()
+    (folder / "policy").rmdir()  # as in a run of sft
+    assert targets.model_of(run.path) == str(run.policy)
+
+
+def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Config, str, str, Path | None, bool]] = []
+    monkeypatch.setattr(evaluation, "run", recorder(asked))
+    policy = str(run.checkpoints / "000010" / "policy")
+    assert launch.main(["evaluate", policy, "--evaluation.samples", "8"]) == 0
+    config, target, against, responses, local = asked.pop()
+    assert (config.run.iterations, config.evaluation.samples, target) == (7, 8, policy)
+    assert (against, responses, local) == ("", None, False)
+    options = ["--checkpoint", policy, "--task", "lock", "--against", "b", "--responses", "r.parquet"]
+    assert launch.main(["evaluate", *options]) == 0
+    config, target, against, responses, local = asked.pop()
+    assert (config.run.iterations, config.task.name, target) == (7, "lock", policy)
+    assert (against, responses) == ("b", Path("r.parquet"))
+    assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
+    config, target, *_ = asked.pop()
+    assert (config, target) == (override(load_config(launch.DEFAULT), ["--evaluation.samples=8"]), "")
+    assert launch.main(["evaluate", "--local", "--engine", "hf"]) == 0
+    config, *_, local = asked.pop()
+    assert (config.rollout.engine, local) == ("hf", True)
+    recipe = tmp_path / "other.yaml"
+    recipe.write_text("run:\n  iterations: 3\n")
+    assert launch.main(["evaluate", policy, "--config", str(recipe)]) == 0
+    assert asked.pop()[0].run.iterations == 3
+
+
+@pytest.mark.parametrize("form", [["--resume", "{}"], ["--resume={}"]])
+def test_a_resumed_run_keeps_changed_fields(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(commands, "session", recorder(calls))
+    arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
+    assert launch.main(["train", *arguments, "--salvage", "--local"]) == 0
+    config, plan, where, resumed, salvage, local = calls.pop()
+    assert config.run.iterations == load_config(run.config).run.iterations == 9
+    assert plan.total_steps == 9 * plan.steps_per_iteration
+    assert (where, resumed, salvage, local) == (run, run.checkpoints / "000010", True, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("task.problems", "5"),
+        ("run.seed", "1"),
+        ("learner.zero_stage", "2"),
+        ("learner.lora_rank", "8"),
+        ("learner.value_path", "'rm'"),
+        ("replay.shards", "1"),
+        ("replay.target", "0.4"),
+        ("starter.layers", "9"),
+    ],
+)
+def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
+    before = run.config.read_text()
+    with pytest.raises(ConfigError, match=rf"--resume: {option} is .* cannot become {value}; start a new run"):
+        commands.resume(run.path, [f"--{option}", value.strip("'")], salvage=False)
+    assert run.config.read_text() == before
+
+
+def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
+    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.shards", "1"]
+    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.shards is .* become 1; start"):
+        commands.resume(run.path, options, salvage=False)
+
+
+def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> None:
+    folder = run.checkpoints / "000010"
+    (folder / "progress.json").write_text('{"pipeline": {"fed": 12, "in_flight": [{}, {}]}}')
+    with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
+        commands.resume(run.path, [], salvage=False, local=True)
+
+
+def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["train", "--resume", str(run.path), "--config", "configs/demo.yaml"]) == 2
+    assert "leave out --config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "hint"), [("train", True), ("evaluate", False), ("check", False)])
+def test_only_training_can_be_resumed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, hint: bool
+) -> None:
+    def stop(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((evaluation, "run") if command == "evaluate" else (commands, command)), stop)
+    assert launch.main([command]) == launch.INTERRUPTED
+    assert ("--resume RUN" in capsys.readouterr().err) == hint
+
+
+def test_canonical_replay_needs_a_canonical_solution() -> None:
+    tokens = np.array([1], np.int32)
+    without, solved = Problem("a", tokens, "gold"), Problem("b", tokens, "gold", solution_ids=tokens)
+    config = override(Config(), ["--replay.canonical", "true"])
+    with pytest.raises(ConfigError, match=r"replay\.canonical is true, but no training problem has"):
+        commands.check_canonical(config, [without])
+    commands.check_canonical(config, [without, solved])
+    commands.check_canonical(Config(), [without])
+
+
+def test_a_new_run_does_not_go_on_with_another_runs_store(tmp_path: Path) -> None:
+    commands.refuse_used(f"file://{tmp_path}/new")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "directory.json").write_text("{}")
+    with pytest.raises(
+        StoreError, match=r"/used: holds the store of another run; choose another run\.name or replay\.storage"
+    ):
+        commands.refuse_used(f"file://{tmp_path}/used")
+
+
+def test_the_problems_of_a_diverged_run_are_saved(run: RunDirectory) -> None:
+    with pytest.raises(DivergenceError), commands.spoilt_saved(run):
+        raise DivergenceError("8 optimizer steps in a row were skipped", ("gsm8k-1", "gsm8k-7"))
+    assert run.spoilt.read_text() == "gsm8k-1\ngsm8k-7\n"

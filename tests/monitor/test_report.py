@@ -1,0 +1,75 @@
+"""The summary and the picture of a run."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from core.errors import CheckpointError
+from core.run_directory import RunDirectory
+from monitor.report import changes, curves, load, success_before, summary
+from monitor.sinks import JsonlSink
+from tests.trainer.examples import iteration
+
+
+def test_changes_compare_the_ends_of_a_run() -> None:
+    found = {change.caption: change for change in changes([iteration(number) for number in range(1, 21)])}
+    root = found["success, training, from root"]
+    # a tenth of 20 iterations is 2: (0.26 + 0.27) / 2 and (0.44 + 0.45) / 2
+    assert [root.before, root.after] == pytest.approx([0.265, 0.445])
+    held_out = found["success, held-out problems"]
+    # evaluated in iterations 2, 4, ..., 20: 0.25 + 2 / 50 and 0.25 + 20 / 50
+    assert [held_out.before, held_out.after] == pytest.approx([0.29, 0.65])
+
+
+def test_held_out_success_counts_from_before_the_training(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    run.evaluations.write_text('{"iter\n{"iteration": 0, "success": 0.125}\n{"iteration": 2, "success": 0.29}\n')
+    assert success_before(run) == 0.125
+    text = summary(run, [iteration(1), iteration(2)])
+    assert "success, held-out problems      0.125 ->  0.290  (+0.165)" in text
+
+
+def test_without_an_evaluation_before_there_is_no_number(tmp_path: Path) -> None:
+    assert math.isnan(success_before(RunDirectory(tmp_path)))
+
+
+def test_what_never_was_has_no_line() -> None:
+    captions = [change.caption for change in changes([iteration(1)])]
+    assert captions == ["success, training, from root", "reward"]  # neither replayed nor evaluated
+
+
+def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "mine")
+    text = summary(run, [iteration(1), replace(iteration(2), logprob_gap=3e-5)], iterations=5)
+    assert "Run mine: 2 iterations of 5 (unfinished)" in text
+    assert "0:13 of training, 26,000 tokens generated (2,000 tokens/s)" in text  # 2 x 6.5 s, 2 x 13,000 tokens
+    assert "largest log-prob gap to vLLM after a broadcast: 3.0e-05 nats" in text
+    assert f"python launch.py train --resume {run.path}" in text
+    assert str(run.curves) in text
+    finished = summary(run, [iteration(1), iteration(2)], iterations=2)
+    assert "unfinished" not in finished
+    assert "--resume" not in finished
+
+
+@pytest.mark.parametrize("length", [1, 12])
+def test_the_picture_is_drawn_for_any_length(tmp_path: Path, length: int) -> None:
+    path = curves(
+        [iteration(number) for number in range(1, length + 1)], tmp_path / "curves.png", title="mine", before=0.25
+    )
+    pixels = imread(path)
+    assert pixels.shape[0] > 800
+    assert pixels.shape[1] > 1500
+    assert 0.001 < (pixels[..., :3].min(axis=2) < 0.5).mean() < 0.5  # neither blank nor a black box
+    assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_a_run_without_iterations_is_one_clear_line(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    with pytest.raises(CheckpointError, match="has no finished iteration yet"):
+        load(run)
+    with JsonlSink(run.metrics) as sink:
+        sink.write(iteration(1))
+    assert load(run)[0].iteration == 1

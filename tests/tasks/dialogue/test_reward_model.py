@@ -1,0 +1,96 @@
+"""A reward model as it comes from the hub: without a padding token, with a context of its own. No engine, a tiny classifier."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+from core.config import Config, RewardModelConfig
+from core.errors import ModelError
+from tasks.corpus import character_tokenizer
+from tasks.dialogue import chat
+from tasks.dialogue.chat import Message
+from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, in_this_process, read_scale
+from tasks.task import check_judges, task_items
+from trainer.preflight import check_judging_model
+
+PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of random weights that names no padding token."""
+    folder = tmp_path_factory.mktemp("classifier")
+    tokenizer = character_tokenizer(PRINTABLE)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        num_labels=1,
+    )
+    assert config.pad_token_id is None
+    Qwen2ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def asked(*replies: str) -> list[tuple[str, str]]:
+    return [(chat.dump((Message("user", "Hi"),)), reply) for reply in replies]
+
+
+def test_a_model_without_padding_token_scores_as_it_does_alone(classifier: Path) -> None:
+    dialogues = [(Message("user", "Hi"), Message("assistant", "yes" * count)) for count in range(1, 6)]
+    together = RewardScorer(str(classifier), batch_tokens=10_000, device="cpu").score(dialogues)
+    alone = RewardScorer(str(classifier), batch_tokens=1, device="cpu").score(dialogues)
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert len(set(together)) == 5
+
+
+def test_a_reply_too_long_to_be_scored_earns_the_least(classifier: Path, tmp_path: Path) -> None:
+    judge = RewardJudge(RewardModelConfig(path=str(classifier)), in_this_process)
+    replies = asked("a", "x" * 100, "bcd", "efghi")
+    long, *scored = (judged := judge.judge(replies))[1], judged[0], judged[2], judged[3]
+    assert long.judge_failed
+    assert long.reward == min(one.reward for one in scored)
+    Scale(0.5, 2.0, lowest=-9.5).save(tmp_path, {})
+    assert read_scale(str(tmp_path)) == Scale(0.5, 2.0, lowest=-9.5)
+    for file in classifier.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    measured = RewardJudge(RewardModelConfig(path=str(tmp_path)), in_this_process).judge(replies)
+    assert measured[1].reward == (-9.5 - 0.5) / 2.0
+
+
+def recipe(classifier: Path, folder: Path, tokens: int) -> Config:
+    """Task dialogue on one long dialogue and some short ones."""
+    rows = [f"\n\nHuman: {said}\n\nAssistant: yes" for said in ("x" * 100, *"abcdef")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    return Config.model_validate(
+        {
+            "task": {"name": "dialogue", "path": str(folder / "rows.jsonl"), "eval_problems": 1},
+            "reward_model": {"path": str(classifier)},
+            "rollout": {"max_prompt_tokens": tokens - 10, "max_response_tokens": 10},
+        }
+    )
+
+
+def test_a_context_that_holds_no_longest_dialogue_is_refused(classifier: Path, tmp_path: Path) -> None:
+    check_judging_model(recipe(classifier, tmp_path, CONTEXT))
+    with pytest.raises(ModelError, match=r"its context is 64 tokens, a dialogue may have .* = 65; lower these"):
+        check_judging_model(recipe(classifier, tmp_path, CONTEXT + 1))
+    check_judging_model(Config())  # a task with a verifier needs none
+
+
+def test_a_long_dialogue_among_the_first_does_not_fail_the_check(classifier: Path, tmp_path: Path) -> None:
+    config = recipe(classifier, tmp_path, CONTEXT)
+    train, evaluation, _ = task_items(config.task, 0)
+    items = sorted([*train, *evaluation], key=lambda item: -len(item.prompt))
+    assert check_judges(config.task, items, config.reward_model) == "canonical solutions: 7"

@@ -1,0 +1,158 @@
+r"""Mathematics: what counts as the answer and which answers are the same. Golds of the real data are judged in test_golds."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from core.config import Columns
+from core.errors import DataError
+from tasks.mathematics.answers import (
+    boxed_answer,
+    gsm8k_solution,
+    hash_answer,
+    number,
+    rational,
+    read_gsm8k,
+    read_math,
+    verify_gsm8k,
+    verify_math,
+)
+
+
+@pytest.mark.parametrize(
+    ("response", "correct"),
+    [
+        ("48/2 = 24\n#### 1,080", True),
+        ("#### 1080", True),
+        ("#### $1,080.00", True),
+        ("#### 1080.", True),
+        ("####1080", True),
+        ("#### 3\n#### 1080", True),
+        (r"so it is \boxed{1{,}080}", True),
+        (r"\boxed{1080}", True),
+        ("#### 1081", False),
+        ("#### 10,80", False),
+        ("#### -1080", False),
+        ("#### 1080\n#### 3", False),
+        ("#### 1080 or 1081", False),
+        ("1080", False),
+        ("#### ", False),
+        ("", False),
+    ],
+)
+def test_gsm8k_answers(response: str, correct: bool) -> None:
+    assert verify_gsm8k("1,080", response).correct == correct
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "correct"),
+    [
+        (r"\frac{9}{7}", r"\dfrac97", True),
+        (r"\frac{9}{7}", "9/7", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\frac{1}{2}", r"\frac{1}{3}", False),
+        (r"10\sqrt{2}", r"\sqrt{200}", True),
+        ("(0,3]", "(0, 3]", True),
+        ("(0,3]", "(0,3)", False),
+        (r"\{1,2\}", r"\{2, 1\}", True),
+        ("1,2", "2,1", True),
+        (r"90^\circ", "90", True),
+        (r"\$1,000", "1000", True),
+        ("x^2-1", "(x-1)(x+1)", True),
+        ("x^2-1", "x^2+1", False),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2\end{pmatrix}", True),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", False),
+        (r"\text{Tuesday}", "Tuesday", True),
+        (r"\text{(A)}", r"\text{(B)}", False),
+        ("42_7", "42_{7}", True),
+        ("42_7", "42", True),
+        ("42_7", "42_8", False),
+        ("4A_{16}", "4B_{16}", False),
+        (r"\frac \pi4 - \sqrt2", r"\frac{\pi}{4} - \sqrt{2}", True),
+        (r"\frac \pi4 - \sqrt2", r"\frac \pi4 - \sqrt3", False),
+        (r"440\text{ cm}^2", "440", True),
+        (r"440\text{ cm}^2", r"440 \text{cm}^2", True),
+        (r"440\text{ cm}^2", r"440\text{ cm}^3", False),
+        (r"575 \text{ students}", "574", False),
+    ],
+)
+def test_math_answers(gold: str, answer: str, correct: bool) -> None:
+    assert verify_math(gold, rf"Thus \boxed{{{answer}}}.").correct == correct
+
+
+def test_a_verdict_says_why() -> None:
+    assert verify_math("2", "it is 2").detail == r"no answer found: expected '\boxed{...}'"
+    assert verify_gsm8k("2", "#### 3").detail == "answered '3', expected '2'"
+
+
+def test_the_last_box_counts_and_must_be_closed() -> None:
+    assert boxed_answer(r"\boxed{1} and \boxed{\frac{1}{2}} end") == r"\frac{1}{2}"
+    assert boxed_answer(r"\boxed{\{1,2\}}") == r"\{1,2\}"
+    assert boxed_answer(r"\boxed 7.") == "7"
+    assert boxed_answer(r"\fbox{3}") == "3"
+    assert boxed_answer(r"\boxed{1 + ") is None
+    assert boxed_answer(r"\boxed{}") is None
+    assert boxed_answer("none") is None
+    assert boxed_answer("\\boxed{" * 10_000) is None
+
+
+def test_hashes_count_at_the_start_of_a_line_only() -> None:
+    assert hash_answer("a #### 5") is None
+    assert hash_answer("  ####  5  \nmore") == "5"
+    assert hash_answer("#### 5\n####  \t") is None  # the last one counts, and it is empty
+
+
+def test_an_answer_among_many_spaces_is_found_in_linear_time() -> None:
+    spaces = " " * 2_000_000  # a pattern that looks at each space twice for each would take hours
+    assert hash_answer(f"####{spaces}5 6{spaces}7{spaces}\n{spaces}") == f"5 6{spaces}7"
+
+
+def test_plain_numbers_are_compared_as_such() -> None:
+    assert number("1,234,567.50") == number("1234567.5")
+    assert number("-$3") == number("-3")
+    assert [number(text) for text in ("", "-", ".", "1,23", "1e5", "½", "١", "1 2", "9" * 5000)] == [None] * 9
+
+
+def test_fractions_of_integers_are_compared_exactly() -> None:
+    assert [rational(text) for text in (r"-\frac{6}{4}", r"\dfrac{-6}{4}", "-3/2", "-1.5")] == [Fraction(-3, 2)] * 4
+    assert rational(r"\frac23") == Fraction(2, 3)
+    assert [rational(text) for text in (r"\frac{1}{0}", "1/2/3", r"\frac{x}{2}", r"2\frac{1}{2}", "")] == [None] * 5
+
+
+def test_canonical_solutions_lose_their_calculator_marks(shared_data: Path, whole_data: bool) -> None:
+    assert gsm8k_solution("So 48/2 = <<48/2=24>>24 clips. \n#### 24") == "So 48/2 = 24 clips.\n#### 24"
+    lines = (shared_data / "gsm8k" / "train.jsonl").read_text().splitlines()
+    solutions = [gsm8k_solution(json.loads(line)["answer"]) for line in lines]
+    assert len(solutions) == (7473 if whole_data else 10)
+    assert not any("<<" in text or ">>" in text for text in solutions)
+    assert all(hash_answer(text) for text in solutions)
+
+
+def test_rows_become_items() -> None:
+    columns = Columns(prompt="q", answer="a", solution="a", level="l")
+    item = read_gsm8k({"q": "How many? ", "a": "1+1=<<1+1=2>>2\n#### 2", "l": 3}, columns, "row 1")
+    assert (item.prompt, item.reference, item.level, item.solution) == ("How many?", "2", "3", "1+1=2\n#### 2")
+    bare = read_gsm8k({"q": "?", "a": 7}, Columns(prompt="q", answer="a"), "row 1")
+    assert (bare.reference, bare.solution) == ("7", None)
+    mathematics = read_math({"q": "?", "a": r"so \boxed{x}", "l": "Level 5"}, columns, "row 1")
+    assert (mathematics.reference, mathematics.solution, mathematics.level) == ("x", r"so \boxed{x}", "Level 5")
+    with pytest.raises(DataError, match="not closed"):
+        read_math({"q": "?", "a": r"\boxed{1", "l": ""}, columns, "row 1")
+
+
+@pytest.mark.parametrize("gold", [r"\frac{", "}{", "?", "see figure", r"\boxed{\frac{}", "1}"])
+def test_a_gold_that_is_no_mathematics_is_refused(gold: str) -> None:
+    with pytest.raises(
+        DataError, match=r"^f: row 1: column 'answer' (has the gold answer '|has a .boxed. that is not closed)"
+    ):
+        read_math({"prompt": "?", "answer": gold}, Columns(), "f: row 1")
+
+
+@pytest.mark.parametrize(
+    "gold", [r"\text{see figure}", "east", r"\{1, 2\}", r"[1, \infty)", r"\sin x", r"\boxed{\frac12}"]
+)
+def test_a_gold_in_any_usual_form_is_taken(gold: str) -> None:
+    item = read_math({"prompt": "?", "answer": gold}, Columns(), "f: row 1")
+    assert verify_math(item.reference, rf"\boxed{{{item.reference}}}").correct
