@@ -7,7 +7,6 @@ squared error. A Ray actor; never used by the project itself.
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from learner.distributed.actor_critic import StepPlan
-from learner.models.policy_value import attention_kernel, torch_varlen
-from learner.models.varlen import spans
+from learner.models.attention import choose_attention
+from learner.models.pretrained import row_bounds
 from learner.packing.batch import MicroBatch, TrainBatch
 
 
@@ -28,7 +27,7 @@ class Policy(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-        """Logits [N, V] at `positions` of [B, T]; `places` as in `learner.batch.MicroBatch`."""
+        """Logits [N, V] at `positions` of [B, T]; `places` are the position_ids of `learner.packing.batch.MicroBatch`."""
         hidden = hidden_states(self.model.get_decoder(), tokens, places)
         logits: Tensor = self.model.get_output_embeddings()(hidden.flatten(0, 1)[positions])
         return logits
@@ -42,14 +41,14 @@ class Critic(nn.Module):
         self.trunk, self.head = trunk, nn.Linear(trunk.config.hidden_size, 1)
 
     def forward(self, tokens: Tensor, places: Tensor | None) -> Tensor:
-        """[B, T] -> [B, T]; `places` as in `learner.batch.MicroBatch`."""
+        """[B, T] -> [B, T]; `places` are the position_ids of `learner.packing.batch.MicroBatch`."""
         values: Tensor = self.head(hidden_states(self.trunk, tokens, places))
         return values[..., 0]
 
 
 def hidden_states(decoder: Any, tokens: Tensor, places: Tensor | None) -> Tensor:
     """[B, T] -> [B, T, H]."""
-    out = decoder(input_ids=tokens, position_ids=places, use_cache=False, **spans(places))
+    out = decoder(input_ids=tokens, position_ids=places, use_cache=False, **row_bounds(places))
     hidden: Tensor = out.last_hidden_state
     return hidden
 
@@ -60,7 +59,6 @@ class BareLoop:
     def __init__(self, path: str, device: str, dtype: str, recompute: bool = False, zero_stage: int = 0) -> None:
         import deepspeed
         from transformers import AutoModel, AutoModelForCausalLM
-        from transformers.utils import is_flash_attn_2_available
 
         os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
         os.environ.setdefault("MASTER_PORT", "29477")
@@ -77,8 +75,7 @@ class BareLoop:
             "steps_per_print": 10**9,
         }
         self._device = torch.device(device)
-        fits = partial(torch_varlen, path, device)
-        flash = attention_kernel(device, kind, is_flash_attn_2_available(), fits)
+        flash = choose_attention(path, device, kind)
         language = AutoModelForCausalLM.from_pretrained(path, dtype=kind, attn_implementation=flash)
         trunk = AutoModel.from_pretrained(path, dtype=kind, attn_implementation=flash)
         if recompute:
@@ -141,7 +138,9 @@ class BareLoop:
     def _inputs(self, inputs: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         tokens, positions, targets = (
             torch.from_numpy(np.array(array)).to(self._device)
-            for array in (inputs.tokens, inputs.positions, inputs.targets)
+            for array in (inputs.tokens, inputs.state_index, inputs.targets)
         )
-        places = None if inputs.places is None else torch.from_numpy(np.array(inputs.places)).to(self._device)
+        places = (
+            None if inputs.position_ids is None else torch.from_numpy(np.array(inputs.position_ids)).to(self._device)
+        )
         return tokens, places, positions, targets

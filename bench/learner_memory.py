@@ -28,11 +28,11 @@ from core.records import FloatArray, Judged, Scored
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import rank_environment
 from learner.distributed.worker import RankWorker, free_port
-from learner.models.policy_value import load_policy
+from learner.models.pretrained import load_policy
+from learner.packing.assign import GPU_OVERHEAD, assign_padded
 from learner.packing.batch import MicroBatch, Row
-from learner.packing.cutting import inputs, train_batches
-from learner.packing.plan import GPU_OVERHEAD, plan
-from learner.prepare import prepare
+from learner.packing.micro_batches import input_batches, train_batches
+from learner.targets import compute_targets
 
 T = TypeVar("T")
 
@@ -132,15 +132,15 @@ def work_of(judged: Sequence[Judged]) -> Work:
     rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
     zeros = [np.zeros(row.scored, dtype=np.float32) for row in rows]
     scored = [Scored(j, zeros[i], j.trajectory.logprobs, None) for i, j in enumerate(judged)]
-    prepared = prepare(scored, AlgorithmConfig(), 0)
+    prepared = compute_targets(scored, AlgorithmConfig(), 0)
     halves = np.array_split(np.arange(len(rows)), 2)
 
     def cut(members: Sequence[int]) -> Any:
-        return plan([len(rows[i].tokens) for i in members], BUDGET, 1, GPU_OVERHEAD)  # few large passes
+        return assign_padded([len(rows[i].tokens) for i in members], BUDGET, 1, GPU_OVERHEAD)  # few large passes
 
     steps = [train_batches(cut(half), prepared, half.tolist(), "token-mean")[0] for half in halves]
     return Work(
-        inputs(cut(range(len(rows))), rows, False)[0], [StepPlan(step, 1e-6, 1e-6, 0.0, True) for step in steps]
+        input_batches(cut(range(len(rows))), rows, False)[0], [StepPlan(step, 1e-6, 1e-6, 0.0, True) for step in steps]
     )
 
 
@@ -177,20 +177,20 @@ def long_vocabulary(judged: Sequence[Judged]) -> MicroBatch:
     rows = [Row(j.trajectory.sequence_ids, 1) for j in judged]
     widths = np.maximum.accumulate([len(row.tokens) for row in rows])
     count = int(np.searchsorted(widths * np.arange(1, len(rows) + 1), 2048, side="right"))
-    return inputs([[np.arange(count, dtype=np.int32)]], rows, False)[0][0]
+    return input_batches([[np.arange(count, dtype=np.int32)]], rows, False)[0][0]
 
 
 def chunked(folder: str, batch: MicroBatch) -> Read:
     """As the learner reads them."""
     model = load_policy(folder, torch.float32)
-    tokens, positions, targets = (torch.from_numpy(a.copy()) for a in (batch.tokens, batch.positions, batch.targets))
+    tokens, positions, targets = (torch.from_numpy(a.copy()) for a in (batch.tokens, batch.state_index, batch.targets))
     return read(lambda: model(tokens, positions, targets, 1.0)[0], model.model)
 
 
 def plain(folder: str, batch: MicroBatch) -> Read:
     """By the logits of every token."""
     model = load_policy(folder, torch.float32).model
-    tokens, positions, targets = (torch.from_numpy(a.copy()) for a in (batch.tokens, batch.positions, batch.targets))
+    tokens, positions, targets = (torch.from_numpy(a.copy()) for a in (batch.tokens, batch.state_index, batch.targets))
 
     def logprobs() -> torch.Tensor:
         logits = model(input_ids=tokens, use_cache=False).logits

@@ -3,10 +3,11 @@
 Called by `launch.py check` and `train`. Every contradiction between fields is found here, as one line.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import AlgorithmConfig, Config
+from core.config import AlgorithmConfig, ClusterConfig, Config, Device
 from core.errors import ClusterError, ConfigError
 
 
@@ -240,3 +241,10 @@ def check_context(config: Config, model_context: int) -> None:
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {config.rollout.max_prompt_tokens} + "
             f"{config.rollout.max_response_tokens} = {need} tokens, but the model's context is {model_context}; lower one of them"
         )
+
+
+def choose_device(cluster: ClusterConfig, any_gpu: Callable[[], bool]) -> Device:
+    """The configured device; 'auto' means GPUs where there are any. `any_gpu` is asked for 'auto' only."""
+    if cluster.device != "auto":
+        return cluster.device
+    return "cuda" if any_gpu() else "cpu"

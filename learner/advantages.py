@@ -1,11 +1,10 @@
 """Advantages and returns: generalised advantage estimation, group estimators and whitening, in plain torch.
 
-Called by `learner.prepare` on the whole global batch before it is cut. Invariant: only positions with mask 1 (tokens that
+Called by `learner.targets` on the whole global batch. Invariant: only positions with mask 1 (tokens that
 the policy generated in this trajectory) take part; prompt, replayed prefix and tool output change nothing. Shapes: B
 sequences, T tokens.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,52 +86,27 @@ def group_baseline(episodes: Episodes, *, leave_one_out: bool, scale: bool) -> T
     return torch.where(episodes.mask, out[:, None], 0.0)
 
 
-def _gae_advantages(episodes: Episodes, gamma: float, lam: float | Tensor, how: Normalise) -> Tensor:
-    raw = gae(episodes.rewards, episodes.values, episodes.mask, gamma, lam)
-    return normalised(raw, episodes.mask, episodes.replayed, how)
+def policy_advantages(
+    estimator: Estimator, episodes: Episodes, gamma: float, lam: float | Tensor, how: Normalise
+) -> Tensor:
+    """The policy's advantages [B, T] by one of the estimators.
 
-
-def _reinforce_advantages(episodes: Episodes, gamma: float, _: float | Tensor, how: Normalise) -> Tensor:
-    """REINFORCE++ (2501.03262): the discounted return of every token, without a critic, whitened over the batch."""
-    raw = gae(episodes.rewards, torch.zeros_like(episodes.values), episodes.mask, gamma, 1.0)
-    return normalised(raw, episodes.mask, episodes.replayed, how)
-
-
-def _grpo_advantages(episodes: Episodes, _: float, __: float | Tensor, ___: Normalise) -> Tensor:
-    return group_baseline(episodes, leave_one_out=False, scale=True)
-
-
-def _rloo_advantages(episodes: Episodes, _: float, __: float | Tensor, ___: Normalise) -> Tensor:
-    return group_baseline(episodes, leave_one_out=True, scale=False)
-
-
-ESTIMATORS: Mapping[Estimator, Callable[[Episodes, float, float | Tensor, Normalise], Tensor]] = {
-    "gae": _gae_advantages,
-    "grpo": _grpo_advantages,
-    "rloo": _rloo_advantages,
-    "reinforce++": _reinforce_advantages,
-}
-"""(episodes, gamma, lambda, normalise) -> the policy's advantages [B, T]. GRPO and RLOO are normalised by their groups."""
-
-
-def whiten(advantages: Tensor, mask: Tensor, groups: Tensor | None = None) -> Tensor:
-    """(A - mean) / std over the masked positions of the whole batch (population variance); 0 where the mask is 0.
-
-    Args:
-        advantages: [B, T].
-        mask: [B, T] bool.
-        groups: [B] integers; each group is whitened with its own mean and deviation. None: one group.
+    REINFORCE++ (2501.03262): the discounted return of every token, without a critic, whitened. GRPO and RLOO are normalised by
+    their groups, whatever `how` says.
     """
-    if groups is None:
-        return _whiten(advantages, mask)
-    out = torch.zeros_like(advantages)
-    for group in torch.unique(groups):
-        members = mask & (groups == group)[:, None]
-        out = torch.where(members, _whiten(advantages, members), out)
-    return out
+    if estimator == "grpo":
+        return group_baseline(episodes, leave_one_out=False, scale=True)
+    if estimator == "rloo":
+        return group_baseline(episodes, leave_one_out=True, scale=False)
+    if estimator == "reinforce++":
+        raw = gae(episodes.rewards, torch.zeros_like(episodes.values), episodes.mask, gamma, 1.0)
+    else:
+        raw = gae(episodes.rewards, episodes.values, episodes.mask, gamma, lam)
+    return normalised(raw, episodes.mask, episodes.replayed, how)
 
 
-def _whiten(advantages: Tensor, mask: Tensor) -> Tensor:
+def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
+    """(A - mean) / std [B, T] over the masked positions of the whole batch (population variance); 0 where the mask is 0."""
     chosen = advantages[mask]
     if chosen.numel() == 0:
         return torch.zeros_like(advantages)
@@ -146,4 +120,7 @@ def normalised(advantages: Tensor, mask: Tensor, replayed: Tensor, how: Normalis
     """Advantages [B, T] whitened over the batch, over fresh and replayed rows apart (`replayed` [B] bool), or as they are."""
     if how == "none":
         return torch.where(mask, advantages, 0.0)
-    return whiten(advantages, mask, replayed.long() if how == "per_source" else None)
+    if how == "global":
+        return whiten(advantages, mask)
+    rows = replayed[:, None]
+    return torch.where(rows, whiten(advantages, mask & rows), whiten(advantages, mask & ~rows))

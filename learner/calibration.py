@@ -1,20 +1,15 @@
 """How well the critic tells what will succeed: explained variance, AUC and Brier score of V against outcomes. Pure numpy.
 
-Called by `learner.prepare` on the states of a batch (V at boundaries).
-Invariant: a number that the data do not define (one class only, nothing to compare) is NaN, never a made-up 0.5.
+Called by `learner.targets` on the scored batch, before the update.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from core.records import IntArray
+from core.records import FloatArray, IntArray, Scored
+from core.scoring import Flags, Numbers, Reals, auc, brier
 
-Reals = npt.NDArray[np.floating]
-Flags = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.integer]
 Boundaries = Callable[[IntArray], IntArray]
 """The boundaries of a response: increasing lengths, each strictly inside it."""
 
@@ -28,40 +23,8 @@ def explained_variance(values: Reals, returns: Reals) -> float:
 
 
 def varies(returns: Reals) -> bool:
-    """Whether there is anything in the returns for a critic to explain; not if one is NaN."""
+    """Whether the returns leave a critic anything to explain; False if one is NaN."""
     return float(np.var(returns.astype(np.float64))) > 1e-12
-
-
-def brier(values: Reals, outcomes: Flags) -> float:
-    """Mean squared difference of V, read as a probability and clipped to [0, 1], and the outcome; 0 is perfect."""
-    if not len(values):
-        return math.nan
-    return float(np.mean((np.clip(values.astype(np.float64), 0.0, 1.0) - outcomes) ** 2))
-
-
-def auc(values: Reals, outcomes: Flags, groups: Numbers | None = None) -> float:
-    """Chance that a state that succeeds has a higher value than one that fails (ties count 1/2).
-
-    With `groups` only states of the same group are compared, and all such pairs weigh the same: this is what tells whether
-    the critic sees more than which problems are easy (groups: start and depth).
-    """
-    if groups is None:
-        groups = np.zeros(len(values), dtype=np.int64)
-    order = np.lexsort((values, groups))
-    values, good, groups = values[order], outcomes[order], groups[order]
-    bad_before = np.concatenate([[0], np.cumsum(~good)])  # [n + 1] of all states sorted before
-    fresh_group = np.diff(groups, prepend=np.nan) != 0
-    fresh_value = fresh_group | (np.diff(values, prepend=np.nan) != 0)
-    group, tie = (
-        np.cumsum(fresh_group) - 1,
-        np.cumsum(fresh_value) - 1,
-    )  # [n] number of each state's group, and of its tie
-    group_ends = np.append(np.flatnonzero(fresh_group), len(values))
-    tie_ends = np.append(np.flatnonzero(fresh_value), len(values))
-    first, last = bad_before[group_ends[group]], bad_before[group_ends[group + 1]]
-    below, upto = bad_before[tie_ends[tie]] - first, bad_before[tie_ends[tie + 1]] - first
-    pairs = int((last - first)[good].sum())
-    return float((below + upto)[good].sum()) / 2 / pairs if pairs else math.nan
 
 
 def every_token(response: IntArray) -> IntArray:
@@ -69,27 +32,40 @@ def every_token(response: IntArray) -> IntArray:
     return np.arange(1, len(response), dtype=np.int32)
 
 
-def inner_places(response: IntArray, prefix: int, cut: Boundaries) -> IntArray:
-    """Boundaries inside the continuation of a response, counted from its first token; `prefix`: tokens before it."""
-    lengths = cut(response)
-    return lengths[lengths > prefix] - prefix
+def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tuple[float, float, float]:
+    """AUC, AUC within start and depth, and Brier score of V against outcomes, at the starts and the boundaries."""
+    correct = np.array([s.judged.verdict.correct for s in scored])
+    depths = []  # of each continuation: its boundaries, counted from its first token
+    for s in scored:
+        lengths, prefix = boundaries(s.trajectory.response_ids), s.trajectory.start.prefix_ids.size
+        depths.append(lengths[lengths > prefix] - prefix)
+
+    def states(read: Sequence[IntArray]) -> tuple[FloatArray, Flags]:
+        values = np.concatenate([s.values[at] for s, at in zip(scored, read, strict=True)])
+        return values, np.repeat(correct, [at.size for at in read])
+
+    values, succeed = states([np.append(0, own) for own in depths])
+    read, groups = comparable_states([s.trajectory.start.id for s in scored], [len(s.values) for s in scored], depths)
+    return auc(values, succeed), auc(*states(read), groups), brier(values, succeed)
 
 
-def beside(starts: Sequence[str], counts: Sequence[int], places: Sequence[IntArray]) -> tuple[list[IntArray], Numbers]:
-    """Where the continuations of one start can be compared: states at the same distance from the start.
+def comparable_states(
+    starts: Sequence[str], counts: Sequence[int], depths: Sequence[IntArray]
+) -> tuple[list[IntArray], Numbers]:
+    """States of continuations of one start at the same depth, which tell whether the critic sees more than problem and depth.
 
-    Steps seldom end at the same token, so each continuation is read wherever it or one of its siblings has a boundary.
+    Steps seldom end at the same token, so each continuation is read wherever it or another one of its start has a boundary.
 
     Args:
         starts: id of each continuation's start.
         counts: tokens of each continuation.
-        places: its boundaries.
+        depths: its boundaries, in tokens from the start.
 
     Returns:
-        For each continuation the tokens before which its value is read, and the group of all these states, flat: start and place.
+        For each continuation the depths at which its value is read, and for all these states, flat, the group (start, depth).
     """
     shared: dict[str, list[IntArray]] = {}
-    for start, own in zip(starts, places, strict=True):
+    for start, own in zip(starts, depths, strict=True):
         shared.setdefault(start, []).append(own)
     numbers = {start: number for number, start in enumerate(shared)}
     union = {start: np.unique(np.concatenate(all_of)) for start, all_of in shared.items()}

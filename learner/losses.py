@@ -1,7 +1,7 @@
 """The losses of PPO per token, and the weights that turn them into a mean over the global batch. Plain torch.
 
-Called by `learner.objective` (losses) and `learner.prepare` (weights, importance). Invariant: no function reduces over
-tokens, so a loss is `(weights * per_token).sum()` wherever the batch was cut, and sums over micro-batches and ranks give
+Called by `learner.objective` (losses) and `learner.targets` (weights, importance). Invariant: no function reduces over
+tokens, so a loss is `(weights * per_token).sum()` however the batch is split, and sums over micro-batches and ranks give
 the mean over the global batch. Shapes: N tokens in any layout.
 """
 
@@ -90,7 +90,7 @@ def aggregation_weights(mask: Tensor, how: Aggregation) -> Tensor:
     """Weights [B, T] whose weighted sum is the mean over the batch; all 0 when the mask is empty.
 
     token-mean: 1 / (tokens of the batch). sequence-mean: 1 / (sequences with tokens x tokens of the sequence). The mask is
-    that of the *global* batch (one optimizer step), so the loss does not depend on how it is cut afterwards.
+    that of the *global* batch (one optimizer step), so the loss does not depend on how it is split afterwards.
     """
     weights = mask.to(torch.float64)
     if how == "sequence-mean":

@@ -1,7 +1,7 @@
 """The PPO objectives of one micro-batch: from model outputs and targets to a loss and its statistics. Plain torch.
 
-Called by `learner.distributed.worker` for every micro-batch. Invariant: all results are weighted sums over tokens, so adding them over
-micro-batches and ranks gives the mean over the global batch.
+Called by `learner.distributed.actor_critic` for every micro-batch. Invariant: all results are weighted sums over tokens, so
+adding them over micro-batches and ranks gives the mean over the global batch.
 """
 
 from dataclasses import dataclass
@@ -10,38 +10,21 @@ import torch
 from torch import Tensor
 
 from learner.losses import KlEstimator, kl, policy_loss, ratio, value_loss
+from learner.packing.batch import TokenTargets
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyTargets:
-    """Tensors [N] for the policy's loss."""
-
-    proximal: Tensor
-    advantages: Tensor
-    importance: Tensor
-    reference: Tensor
-    weights: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ValueTargets:
-    """Tensors [N] for the critic's loss."""
-
-    old_values: Tensor
-    returns: Tensor
-    weights: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyCoefficients:
-    """Numbers of the policy's loss (`AlgorithmConfig`)."""
+class LossSettings:
+    """Numbers of both losses (`AlgorithmConfig`, `LearnerConfig`)."""
 
     clip_low: float
     clip_high: float
     dual_clip: float
-    entropy: float
-    kl: float  # weight of the KL term in the loss; 0: none
+    entropy: float  # weight of the entropy bonus
     kl_estimator: KlEstimator
+    value_clip: float
+    value_coefficient: float  # weight of the value loss where policy and critic share a trunk
+    temperature: float  # of the rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +38,29 @@ class PolicySums:
 
     def __add__(self, other: "PolicySums") -> "PolicySums":
         return PolicySums(
-            self.loss + other.loss,
-            self.kl + other.kl,
-            self.clipped + other.clipped,
-            self.entropy + other.entropy,
+            self.loss + other.loss, self.kl + other.kl, self.clipped + other.clipped, self.entropy + other.entropy
         )
 
 
 def policy_objective(
-    logprobs: Tensor, entropy: Tensor, targets: PolicyTargets, coefficients: PolicyCoefficients
+    logprobs: Tensor, entropy: Tensor, targets: TokenTargets[Tensor], settings: LossSettings, kl_coefficient: float
 ) -> tuple[Tensor, PolicySums]:
     """Loss (scalar) and statistics of the policy on N tokens: surrogate x importance + c_kl KL - c_ent entropy."""
-    c, w = coefficients, targets.weights
+    s, w = settings, targets.weights
     ratios = ratio(logprobs, targets.proximal)
-    surrogate, clipped = policy_loss(ratios, targets.advantages, c.clip_low, c.clip_high, c.dual_clip)
+    surrogate, clipped = policy_loss(ratios, targets.advantages, s.clip_low, s.clip_high, s.dual_clip)
     surrogate = (w * targets.importance * surrogate).sum()
     loss = surrogate
-    if c.entropy > 0:
-        loss = loss - c.entropy * (w * entropy).sum()
-    if c.kl > 0:
-        loss = loss + c.kl * (w * kl(logprobs, targets.reference, c.kl_estimator)).sum()
+    if s.entropy > 0:
+        loss = loss - s.entropy * (w * entropy).sum()
+    if kl_coefficient > 0:
+        loss = loss + kl_coefficient * (w * kl(logprobs, targets.reference, s.kl_estimator)).sum()
     with torch.no_grad():
         moved = (w * kl(targets.proximal, logprobs, "k3")).sum()
         numbers = torch.stack([surrogate, moved, (w * clipped).sum(), (w * entropy).sum()]).tolist()
     return loss, PolicySums(*numbers)
 
 
-def value_objective(values: Tensor, targets: ValueTargets, clip: float) -> Tensor:
+def value_objective(values: Tensor, targets: TokenTargets[Tensor], clip: float) -> Tensor:
     """Loss (scalar) of the critic on N tokens."""
     return (targets.weights * value_loss(values, targets.old_values, targets.returns, clip)).sum()

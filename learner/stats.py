@@ -1,13 +1,13 @@
 """What one update reports: typed numbers for the console and the metrics files. Pure.
 
-`learner.distributed.worker` fills a `StepSums` per rank and optimizer step, `learner.group` adds them over ranks and summarises.
+A rank fills a `StepSums` per optimizer step; `learner.group` adds them over ranks and summarises.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from learner.objective import PolicySums
-from learner.prepare import BatchStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,33 @@ class StepSums:
 
     @property
     def skipped(self) -> bool:
-        """Whether either engine dropped the step."""
+        """Whether either engine skipped the step."""
         return not (self.policy_applied and self.value_applied)
 
 
-DROPPED = StepSums(PolicySums(), 0.0, None, 0.0, policy_applied=False, value_applied=False)
-"""A step that was not tried: its minibatch has a NaN or Inf."""
+NOT_TRIED = StepSums(PolicySums(), 0.0, None, 0.0, policy_applied=False, value_applied=False)
+"""A step whose minibatch has a NaN or Inf."""
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateStats:
+class BatchStats:
+    """Statistics of the batch before the update."""
+
+    explained_variance: float  # 1 - Var(R - V) / Var(R) over continuation tokens; 0 if the returns do not vary
+    returns_vary: bool  # else the explained variance says nothing
+    value_auc: float  # of V at starts and boundaries against the outcomes; NaN if all are alike
+    value_auc_within: float  # the same between continuations of one start at the same depth: beyond problem difficulty
+    value_brier: float  # of V at starts and boundaries against the outcomes; 0 is perfect
+    importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
+    importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
+    reference_kl: float  # mean KL of pi_prox to the reference per token; 0 without a reference policy
+    engine_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
+    engine_gap_max: float
+    masked_share: float  # share of trajectories without loss (overlong: mask)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats(BatchStats):
     """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps."""
 
     policy_loss: float
@@ -41,42 +58,16 @@ class UpdateStats:
     policy_kl: float  # the same, over all minibatches (nats per token)
     clip_fraction: float
     entropy: float  # nats per token
-    reference_kl: float  # of pi_prox, mean per token (nats); 0 without a reference policy
-    kl_coefficient: float  # its weight in this update
-    explained_variance: float  # of the critic on this batch, before the update
-    value_auc: (
-        float  # of V at the starts and boundaries of the continuations against their outcomes; NaN if all are alike
-    )
-    value_auc_within: float  # between states of continuations of one start at the same depth (tokens)
-    value_brier: float  # of V against outcomes; 0 is perfect
+    kl_coefficient: float  # weight of the reference KL in this update
     policy_grad_norm: float  # before clipping, mean over steps
     value_grad_norm: float
     policy_lr: float  # of the last step
     value_lr: float
-    importance_mean: float
-    importance_truncated: float
-    engine_gap_mean: float  # |log pi_learner - log pi_engine| of the tokens of this weight version (nats)
-    engine_gap_max: float
-    masked_share: float  # trajectories without loss (overlong: mask)
     tokens: int  # continuation tokens of the batch
     padding_share: float  # of what the models read in the update
     steps: int  # optimizer steps asked for
-    skipped_steps: int  # of these, dropped whole for a NaN or Inf
+    skipped_steps: int  # of these, skipped by both models for a NaN or Inf
     policy_trained: bool  # False during critic_warmup
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateFrame:
-    """What the driver knows of an update beside the ranks' sums."""
-
-    batch: BatchStats
-    policy_lr: float
-    value_lr: float
-    kl_coefficient: float
-    tokens: int
-    padding_share: float
-    policy_trained: bool
     seconds: float
 
 
@@ -95,50 +86,27 @@ def add_ranks(ranks: Sequence[StepSums]) -> StepSums:
     policy = ranks[0].policy
     for rank in ranks[1:]:
         policy = policy + rank.policy
-    first = ranks[0]
-    return StepSums(
-        policy,
-        sum(rank.value_loss for rank in ranks),
-        first.policy_norm,
-        first.value_norm,
-        first.policy_applied,
-        first.value_applied,
-    )
+    return replace(ranks[0], policy=policy, value_loss=sum(rank.value_loss for rank in ranks))
 
 
-def summarise(steps: Sequence[StepSums], frame: UpdateFrame) -> UpdateStats:
-    """Statistics of an update from its optimizer steps (each already added over ranks); `steps` may be empty."""
+def summarise(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
+    """Statistics of an update from its optimizer steps (each already added over ranks); `rest`: the fields not in `steps`."""
     good = [step for step in steps if not step.skipped]
     count = max(1, len(good))
     policy = PolicySums()
     for step in good:
         policy = policy + step.policy
     return UpdateStats(
+        **asdict(batch),
         policy_loss=policy.loss / count,
         value_loss=sum(step.value_loss for step in good) / count,
         first_kl=good[0].policy.kl if good else 0.0,
         policy_kl=policy.kl / count,
         clip_fraction=policy.clipped / count,
         entropy=policy.entropy / count,
-        reference_kl=frame.batch.reference_kl,
-        kl_coefficient=frame.kl_coefficient,
-        explained_variance=frame.batch.explained_variance,
-        value_auc=frame.batch.value_auc,
-        value_auc_within=frame.batch.value_auc_within,
-        value_brier=frame.batch.value_brier,
         policy_grad_norm=sum(step.policy_norm or 0.0 for step in good) / count,
         value_grad_norm=sum(step.value_norm for step in good) / count,
-        policy_lr=frame.policy_lr,
-        value_lr=frame.value_lr,
-        importance_mean=frame.batch.importance_mean,
-        importance_truncated=frame.batch.importance_truncated,
-        engine_gap_mean=frame.batch.engine_gap_mean,
-        engine_gap_max=frame.batch.engine_gap_max,
-        masked_share=frame.batch.masked_share,
-        tokens=frame.tokens,
-        padding_share=frame.padding_share,
         steps=len(steps),
         skipped_steps=len(steps) - len(good),
-        policy_trained=frame.policy_trained,
-        seconds=frame.seconds,
+        **rest,
     )

@@ -29,7 +29,6 @@ ADAPTERS = {
     "actors/transfer.py",
     "learner/distributed/engine.py",
     "learner/group.py",
-    "learner/distributed/local.py",
     "learner/distributed/ranks.py",
     "learner/supervised.py",
     "learner/distributed/worker.py",

@@ -32,7 +32,7 @@ from ray._private.utils import read_ray_address  # noqa: E402
 
 from core.config import ClusterConfig, Config, Device  # noqa: E402
 from core.errors import ClusterError, first_line  # noqa: E402
-from core.plan import Bundle, Resources, check_resources, placement  # noqa: E402
+from core.plan import Bundle, Resources, check_resources, choose_device, placement  # noqa: E402
 
 STARTS = 3
 """Tries to start a local Ray: it waits 30 s for its raylet, and no setting changes that."""
@@ -55,7 +55,7 @@ def connect(
     """
     start(config.cluster, namespace=f"retrospect-{run_name}")
     try:
-        device = choose_device(config.cluster)
+        device = choose_device(config.cluster, lambda: available().gpus > 0)
         wait_for(needs(config, device), config.cluster.wait)
         yield device
     finally:
@@ -161,13 +161,6 @@ def attached_resources(cluster: ClusterConfig) -> Resources:
         return available()
     finally:
         ray.shutdown()
-
-
-def choose_device(cluster: ClusterConfig) -> Device:
-    """The configured device; 'auto' means GPUs where the cluster has any."""
-    if cluster.device != "auto":
-        return cluster.device
-    return "cuda" if available().gpus else "cpu"
 
 
 def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from core.config import Config, Device
+from core.plan import choose_device
 
 SINGLE: dict[str, dict[str, Any]] = {
     "rollout": {"actors": 1, "max_actors": 0, "tensor_parallel": 1, "max_staleness": 0},
@@ -27,7 +28,7 @@ def settle(config: Config) -> Config:
     """
     from actors.engine import environment
 
-    device = choose_device(config)
+    device = choose_device(config.cluster, _torch_sees_gpu)
     os.environ.update(environment(device, config.rollout.threads))
     from learner.distributed.ranks import rank_environment
 
@@ -39,13 +40,10 @@ def settle(config: Config) -> Config:
     )
 
 
-def choose_device(config: Config) -> Device:
-    """The configured device; 'auto' means a GPU where torch sees one."""
-    if config.cluster.device != "auto":
-        return config.cluster.device
+def _torch_sees_gpu() -> bool:
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.cuda.is_available()
 
 
 @contextmanager

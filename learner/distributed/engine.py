@@ -1,11 +1,13 @@
 """One model in one DeepSpeed engine: accumulate gradients, step or skip, gather weights, save, restore.
 
-Used by `learner.distributed.actor_critic`, once for both models or once for each, never interleaved. DeepSpeed is imported inside the
-functions because its environment must be set first. Invariants: a step whose loss or gradients hold a NaN or Inf on any rank
-changes nothing on every rank; the caller weights tokens over the global batch, and any number of backward passes may
+Used by `learner.distributed.actor_critic`, once for both models or once for each, never interleaved. DeepSpeed is imported
+inside the functions because its environment must be set first. Invariants: a step whose loss or gradients hold a NaN or Inf on
+any rank changes nothing on every rank; the caller weights tokens over the global batch, and any number of backward passes may
 precede a step (`managed_gradient_accumulation: false`).
 """
 
+import contextlib
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,18 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from core.config import LearnerConfig
 from core.weights import NamedTensor
-from learner.distributed.compiler import sole_compiler
-
-GATHER_BYTES = 2**28
-"""ZeRO-3: parameters gathered at once when the weights are read."""
-
-
-def _always() -> bool:
-    return True
 
 
 def join_ranks(device: str, timeout: float) -> None:
@@ -33,60 +29,71 @@ def join_ranks(device: str, timeout: float) -> None:
     import deepspeed
     from deepspeed.comm.torch import build_shm_op
 
-    if device == "cpu":  # there DeepSpeed compiles its way through shared memory
+    if device == "cpu":  # DeepSpeed compiles its communication through shared memory
         with sole_compiler(Path(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")):
             build_shm_op()  # the process group asks for it again and finds it loaded
     backend = "nccl" if device == "cuda" else "gloo"
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
 
 
-class AskingAdamW(torch.optim.AdamW):
-    """AdamW that asks before it steps.
+@contextlib.contextmanager
+def sole_compiler(build: Path) -> Iterator[None]:
+    """Be the only rank that compiles in this folder.
 
-    DeepSpeed's ZeRO optimizers call it (once for every group of parameters) after they have found the gradients of all ranks
-    finite: asked there, whoever answers has DeepSpeed's own verdict, and a refused step leaves weights and moments untouched
-    while DeepSpeed clears its gradients as after any other.
+    torch marks a compilation with a file named lock and waits for ever until it is gone, also when its process was killed. The
+    kernel's own lock of a file is free as soon as its process ends; its owner removes torch's. Where the file system
+    has no locks, torch's remains.
+    """
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / ".guard").open("w") as guard:
+        with contextlib.suppress(OSError):  # some network file systems
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            (build / "lock").unlink(missing_ok=True)
+        yield
+
+
+def to_device(array: Any, device: torch.device) -> Tensor:
+    """A tensor on the device; copied, because arrays from the object store are read-only."""
+    return torch.from_numpy(np.array(array)).to(device, non_blocking=True)
+
+
+def _always() -> bool:
+    return True
+
+
+class GuardedAdamW(torch.optim.AdamW):
+    """AdamW that asks before it steps, and that can clip and refuse non-finite gradients itself.
+
+    DeepSpeed's ZeRO optimizers call it, once per group of parameters, after they have found the gradients of all ranks finite. A
+    step without `consent` leaves weights and moments untouched, while DeepSpeed clears its gradients as after any other. Without
+    ZeRO (stage 0, fp32) DeepSpeed clips silently and steps into NaN: there `max_grad_norm` is given, and DeepSpeed's engine
+    reads the attributes `overflow` and `_global_grad_norm` as it does from a ZeRO optimizer.
     """
 
-    def __init__(self, params: Iterable[dict[str, Any]], **options: Any) -> None:
+    def __init__(self, params: Iterable[dict[str, Any]], max_grad_norm: float | None = None, **options: Any) -> None:
         super().__init__(params, **options)
         self.consent: Callable[[], bool] = _always
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step if there is consent."""
-        if self.consent():
-            super().step(closure)
-
-
-class GuardedAdamW(AskingAdamW):
-    """An AdamW that clips and refuses non-finite gradients itself, for ZeRO stage 0 in fp32.
-
-    DeepSpeed's ZeRO optimizers clip, report the norm and skip invalid steps; without ZeRO it clips silently and steps into
-    NaN. The attributes `overflow` and `_global_grad_norm` are the ones that its engine reads from them.
-    """
-
-    def __init__(self, params: Iterable[dict[str, Any]], max_grad_norm: float, **options: Any) -> None:
-        super().__init__(params, **options)
         self.overflow = False
         self._global_grad_norm = 0.0
         self._max_grad_norm = max_grad_norm
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Clip by global norm and step; skip when the norm is not finite, without asking."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
-        self._global_grad_norm = float(norm)
-        self.overflow = not bool(torch.isfinite(norm))
-        if not self.overflow:
+        """Step if the gradients are finite and `consent` says so; it is not asked otherwise."""
+        if self._max_grad_norm is not None:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+            self._global_grad_norm = float(norm)
+            self.overflow = not bool(torch.isfinite(norm))
+        if not self.overflow and self.consent():
             super().step(closure)
 
 
-def engine_config(zero_stage: int, dtype: torch.dtype, max_grad_norm: float, offload: bool) -> dict[str, Any]:
+def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
     """DeepSpeed's configuration. bf16 needs the fp32 master weights of a ZeRO optimizer, so stage 0 runs as 1 there."""
     bf16 = dtype is torch.bfloat16
-    stage = 1 if bf16 and zero_stage == 0 else zero_stage
+    stage = 1 if bf16 and options.zero_stage == 0 else options.zero_stage
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
-    if offload:
+    if options.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -96,7 +103,7 @@ def engine_config(zero_stage: int, dtype: torch.dtype, max_grad_norm: float, off
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": bf16, "check_grad_overflow": True} if bf16 else {"enabled": False},
-        "gradient_clipping": 0.0 if stage == 0 else max_grad_norm,
+        "gradient_clipping": 0.0 if stage == 0 else options.max_grad_norm,
         "steps_per_print": 10**9,
     }
 
@@ -105,32 +112,23 @@ class TrainEngine:
     """A module, its AdamW and its gradients over all ranks."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        groups: Sequence[Sequence[nn.Parameter]],
-        *,
-        zero_stage: int,
-        dtype: torch.dtype,
-        max_grad_norm: float,
-        weight_decay: float,
-        offload: bool,
+        self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]], options: LearnerConfig, dtype: torch.dtype
     ) -> None:
         """Take the module into an engine.
 
         Args:
             module: on any device; frozen parameters stay as they are.
             groups: parameters that share a learning rate (frozen ones are left out).
-            zero_stage: 0 to 3. See `engine_config` for the others.
+            options: ZeRO stage, clipping, weight decay and offloading.
+            dtype: of the module.
         """
         import deepspeed
 
-        config = engine_config(zero_stage, dtype, max_grad_norm, offload)
+        config = engine_config(options, dtype)
         trained = [{"params": [p for p in group if p.requires_grad]} for group in groups]
-        options: dict[str, Any] = {"lr": 0.0, "weight_decay": weight_decay, "fused": True}
+        adam: dict[str, Any] = {"lr": 0.0, "weight_decay": options.weight_decay, "fused": True}
         self._stage = int(config["zero_optimization"]["stage"])
-        self._optimizer = (
-            AskingAdamW(trained, **options) if self._stage else GuardedAdamW(trained, max_grad_norm, **options)
-        )
+        self._optimizer = GuardedAdamW(trained, None if self._stage else options.max_grad_norm, **adam)
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=self._optimizer, config=config, dist_init_required=False
         )
@@ -150,7 +148,7 @@ class TrainEngine:
         """Add the gradients of this rank's part of a global mean.
 
         DeepSpeed averages over ranks, so the part is multiplied by their number. A non-finite loss poisons the gradients of
-        the model's outputs (clipping alone would turn them into zeros): the step is then dropped by the check of the global
+        the model's outputs (clipping alone would turn them into zeros): the step is then skipped by the check of the global
         gradient norm, on every rank alike.
         """
         loss = loss * self._ranks if bool(torch.isfinite(loss)) else outputs.sum() * torch.nan
@@ -195,47 +193,40 @@ class TrainEngine:
         return [self._optimizer.state[p] for p in parameters if "step" in self._optimizer.state.get(p, {})]
 
     def named_tensors(self) -> Iterator[NamedTensor]:
-        """Whole parameters by their name in the module, tied ones once; ZeRO-3 gathers a bucket at a time.
-
-        All ranks must exhaust the iterator. A tensor of a ZeRO-3 engine is valid until the next one is taken.
-        """
+        """Whole parameters by their name in the module, tied ones once. All ranks must exhaust the iterator: ZeRO-3 gathers."""
         if self._stage != 3:
             yield from self._module.named_parameters()
             return
         import deepspeed
 
-        for bucket in _buckets(self._module):
-            with deepspeed.zero.GatheredParameters([p for _, p in bucket]):
-                for name, parameter in bucket:
-                    yield name, parameter.detach().clone()
+        for name, parameter in self._module.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                whole = parameter.detach().clone()
+            yield name, whole
 
     def save(self, directory: Path, tag: str) -> None:
         """Write trained weights, optimizer and partitions of all ranks under directory/tag."""
         self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
-    def restore(self, directory: Path, tag: str) -> bool:
-        """Read what `save` wrote with the same number of ranks; False if nothing usable is there."""
-        found, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_module_strict=False)
-        return found is not None
+    def restore(self, directory: Path, tag: str, same_ranks: bool = True) -> bool:
+        """Read what `save` wrote; False if nothing usable is there.
 
-    def restore_resharded(self, directory: Path, tag: str) -> bool:
-        """Read what `save` wrote with another number of ranks, through DeepSpeed's universal checkpoint format.
-
-        Without ZeRO nothing is partitioned and a checkpoint fits any number of ranks.
+        Another number of ranks reads it through DeepSpeed's universal checkpoint format; without ZeRO nothing is partitioned
+        and a checkpoint fits any number of ranks.
         """
-        if self._stage == 0:
-            return self.restore(directory, tag)
+        if same_ranks or self._stage == 0:
+            found, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_module_strict=False)
+            return found is not None
         universal = f"{tag}.universal"
         if torch.distributed.get_rank() == 0:
             to_universal(directory / tag, directory / universal)
         torch.distributed.barrier()
-        self._engine._config.load_universal_checkpoint = (
-            True  # DeepSpeed takes it from the file it was started with only
-        )
+        config = self._engine._config  # DeepSpeed reads this option from the file it was started with only
+        config.load_universal_checkpoint = True
         try:
             return self.restore(directory, universal)
         finally:
-            self._engine._config.load_universal_checkpoint = False
+            config.load_universal_checkpoint = False
             torch.distributed.barrier()
             if torch.distributed.get_rank() == 0:
                 shutil.rmtree(directory / universal)
@@ -245,7 +236,7 @@ def to_universal(source: Path, target: Path) -> None:
     """Convert a ZeRO checkpoint folder, whose files belong to ranks, into one whose files belong to parameters."""
     from deepspeed.checkpoint import ds_to_universal
 
-    shutil.rmtree(target, ignore_errors=True)  # of a conversion that was killed
+    shutil.rmtree(target, ignore_errors=True)  # left by a conversion that was killed
     ds_to_universal.main(
         SimpleNamespace(
             input_folder=str(source),
@@ -257,16 +248,3 @@ def to_universal(source: Path, target: Path) -> None:
             inject_missing_state=True,
         )
     )
-
-
-def _buckets(module: nn.Module) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    bucket: list[tuple[str, nn.Parameter]] = []
-    size = 0
-    for name, parameter in module.named_parameters():
-        bucket.append((name, parameter))
-        size += int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
-        if size >= GATHER_BYTES:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket

@@ -1,21 +1,23 @@
-"""Calls to all ranks of the learner under one deadline, with an error that names the rank. Used by `learner.group`.
+"""Calls to all ranks of the learner: Ray actors, or one rank in this process. Used by `learner.group` and `learner.supervised`.
 
-Invariant: a call either returns a result from every rank or ends the whole group with a `LearnerError` (or the rank's own
-`RetrospectError`): after a failure the others hang in a collective and are worth nothing.
+Invariant: a call to Ray actors either returns a result from every rank within the deadline, or ends the whole group with a
+`LearnerError` that names the rank (or with the rank's own `RetrospectError`): after a failure the others hang in a collective.
 """
 
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 
-from core.config import Device
+from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError
 from core.startup import waiting
+from core.weights import copied
 from learner.distributed.worker import RankWorker
 
 R = TypeVar("R")
@@ -24,21 +26,56 @@ GRACE = 5.0
 """Seconds to wait for more failures after the first: the dead rank explains more than its peers' lost connections."""
 
 
-class Ranks:
+class RankCalls(ABC):
+    """Calls of methods of `RankWorker`."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
+        """Start a call; the returned function waits for the results. Ranks work on calls in the order of their arrival."""
+
+    @abstractmethod
+    def call_first(self, method: Callable[..., R]) -> R:
+        """Call on rank 0 only."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the ranks. Idempotent."""
+
+    def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
+        """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order.
+
+        Raises:
+            LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
+        """
+        return self.begin(method, *args)()
+
+    def call_same(self, method: Callable[..., R], *args: Any) -> list[R]:
+        """Call on every rank with the same arguments."""
+        return self.call(method, *([arg] * len(self) for arg in args))
+
+    def join(self, device: Device, deadline: float) -> None:
+        """Bring the ranks into one process group. Raises LearnerError."""
+        count, address = len(self), self.call_first(RankWorker.address)
+        same = [[value] * count for value in (count, address, device, deadline)]
+        self.call(RankWorker.join, range(count), *same)
+
+
+class Ranks(RankCalls):
     """The Ray actors "learner-rank-I"."""
 
     def __init__(
         self,
-        count: int,
+        config: LearnerConfig,
         *,
         device: Device,
         cpus: float,
         gpus: float,
-        threads: int,
-        deadline: float,
         worker: type[RankWorker] = RankWorker,
     ) -> None:
-        self._deadline = deadline
+        self._deadline = config.deadline
         taken = set(ray.util.list_named_actors())
         actor = ray.remote(worker)
         self._actors = [
@@ -46,24 +83,16 @@ class Ranks:
                 name=_free_name(f"learner-rank-{rank}", taken),
                 num_cpus=cpus,
                 num_gpus=gpus if device == "cuda" else 0,
-                runtime_env={"env_vars": rank_environment(device, threads)},
+                runtime_env={"env_vars": rank_environment(device, config.threads)},
             ).remote(ray.put)
-            for rank in range(count)
+            for rank in range(config.ranks)
         ]
 
     def __len__(self) -> int:
         return len(self._actors)
 
-    def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
-        """Call a method of `RankWorker` on every rank, `args[k][rank]` being its k-th argument; results in rank order.
-
-        Raises:
-            LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
-        """
-        return self.begin(method, *args)()
-
     def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
-        """The same, begun: what is returned waits for the results. Ranks work on calls in the order in which they came."""
+        """See `RankCalls`."""
         self._check_alive(method.__name__)
         asked = {
             getattr(actor, method.__name__).remote(*(arg[rank] for arg in args)): rank
@@ -72,24 +101,20 @@ class Ranks:
         return lambda: self._gather(asked, method.__name__)
 
     def call_first(self, method: Callable[..., R]) -> R:
-        """Call a method of `RankWorker` on rank 0 only."""
+        """See `RankCalls`."""
         self._check_alive(method.__name__)
         result: R = self._gather({getattr(self._actors[0], method.__name__).remote(): 0}, method.__name__)[0]
         return result
 
-    def pids(self) -> list[int]:
-        """Process ids, for measurements."""
-        return [ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for actor in self._actors]
-
     def close(self) -> None:
-        """Kill the ranks."""
+        """See `RankCalls`."""
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         self._actors = []
 
     def _check_alive(self, method: str) -> None:
-        if not self._actors:  # a call to no rank would "succeed": a save would write a checkpoint with nothing in it
+        if not self._actors:  # without ranks a save would "succeed" and write an empty checkpoint
             raise LearnerError(f"learner: {method} after its ranks have ended; resume from the last checkpoint")
 
     def _gather(self, asked: dict[Any, int], method: str) -> list[Any]:
@@ -98,7 +123,7 @@ class Ranks:
         end = time.monotonic() + self._deadline
         while asked:
             ready, _ = ray.wait(list(asked), timeout=max(0.0, end - time.monotonic()))
-            if not ready:  # the clock alone decides nothing: what has come while this process stood still counts
+            if not ready:  # not the clock alone: results that came while this process was suspended count
                 break
             for reference in ready:
                 rank = asked.pop(reference)
@@ -120,9 +145,9 @@ class Ranks:
 
 
 def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
-    """One error for all: a user's error first, then a death, then what the lowest rank raised.
+    """One error for all: a rank's own RetrospectError first, then a death, then what the lowest rank raised.
 
-    A death goes before an error of a checkpoint: to the others a lost connection looks like one.
+    A death goes before a CheckpointError: a rank that loses its connection to the dead one raises that.
     """
     dead = {rank: error for rank, error in failures.items() if isinstance(error, ray.exceptions.RayActorError)}
     for error in failures.values():
@@ -136,6 +161,31 @@ def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
     return LearnerError(f"learner-rank-{rank} {what} during {method}: {kind}: {text}; resume from the last checkpoint")
 
 
+class LocalRanks(RankCalls):
+    """One rank in this process, called directly (`launch.py train --local`): a debugger stops where an error arises.
+
+    The environment of `rank_environment` must be set.
+    """
+
+    def __init__(self) -> None:
+        self._worker = RankWorker(publish=copied)
+
+    def __len__(self) -> int:
+        return 1
+
+    def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
+        """Call at once: nothing could run at the same time."""
+        results = [method(self._worker, *(arg[0] for arg in args))]
+        return lambda: results
+
+    def call_first(self, method: Callable[..., R]) -> R:
+        """See `RankCalls`."""
+        return method(self._worker)
+
+    def close(self) -> None:
+        """Nothing to do: the rank ends with the process."""
+
+
 def _free_name(name: str, taken: set[str]) -> str:
     """`name`, or `name-2`, ... if another run in this namespace has it."""
     if name not in taken:
@@ -144,7 +194,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
-    """Set before the process starts: thread counts, DeepSpeed's accelerator, and where its compiled parts are kept."""
+    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and where its compiled parts are kept."""
     extensions = Path(__file__).parents[2] / ".cache" / "torch_extensions"
     environment = {
         "OMP_NUM_THREADS": str(threads),

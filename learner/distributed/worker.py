@@ -1,7 +1,7 @@
 """One rank of the learner: policy and critic in their DeepSpeed engines, and a reference policy if there is one.
 
-A Ray actor made by `learner.group`, which sends ready arrays and reads plain results. Invariant: every method is called on
-all ranks in the same order with the same number of micro-batches (collectives inside).
+A Ray actor made by `learner.distributed.ranks`; the driver sends ready arrays and reads plain results. Invariant: every method
+is called on all ranks in the same order with the same number of micro-batches (collectives inside).
 """
 
 import contextlib
@@ -9,8 +9,6 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,50 +21,16 @@ from core.startup import uncollected
 
 with uncollected():  # a rank's process begins here
     import torch
-    from transformers.utils import is_flash_attn_2_available
 
     from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
-    from learner.distributed import randomness
-    from learner.distributed.actor_critic import (
-        ActorCritic,
-        LossSettings,
-        SeparateModels,
-        SharedTrunk,
-        StepPlan,
-        model_inputs,
-        places,
-    )
+    from learner.distributed.actor_critic import ActorCritic, SeparateModels, SharedTrunk, StepPlan, policy_inputs
     from learner.distributed.engine import join_ranks
     from learner.models.adapters import Lora, adapters_off, merged
-    from learner.models.policy_value import (
-        PolicyModel,
-        attention_kernel,
-        load_policy,
-        load_shared,
-        load_value,
-        recompute_activations,
-        torch_varlen,
-    )
-    from learner.objective import PolicyCoefficients
+    from learner.models.attention import choose_attention
+    from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
+    from learner.objective import LossSettings
     from learner.packing.batch import MicroBatch
     from learner.stats import StepSums
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreColumns:
-    """Scores of one micro-batch, flat over its continuation tokens [N]."""
-
-    values: FloatArray
-    proximal: FloatArray
-    reference: FloatArray  # zeros without a reference policy
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What the driver must know of the models."""
-
-    trained: str  # what a checkpoint's tensors must fit: the policy's class and its number of trained parameters
-    packed: bool  # whether rows lie one after the other (variable-length attention) or padded
 
 
 class RankWorker:
@@ -96,63 +60,58 @@ class RankWorker:
 
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
-    ) -> Loaded:
-        """Build the engines from the policy's directory, and the reference policy if its KL has a weight."""
+    ) -> tuple[str, bool]:
+        """Build the engines from the policy's directory, and the reference policy if its KL has a weight.
+
+        Returns what a checkpoint's tensors must fit, and whether rows are packed into one line (else padded).
+        """
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
         self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
-        fits = partial(torch_varlen, path, self._device.type)
-        self._attention = attention_kernel(self._device.type, kind, is_flash_attn_2_available(), fits)
+        self._attention = choose_attention(path, self._device.type, kind)
         self._actor_critic = self._build(learner, kind, loss_settings(learner, algorithm, temperature))
         self._reference: PolicyModel | None = None
         self._has_reference = algorithm.kl_coefficient > 0
         if self._has_reference and self._lora is None:  # else: the frozen base without its adapters
             self._reference = load_policy(path, kind, None, self._attention).to(self._device).requires_grad_(False)
-        return Loaded(self._trained, packed=self._attention != "sdpa")
+        return self._trained, self._attention != "sdpa"
 
     def open_channel(self, sender: type[Sender] | None, seconds: float) -> None:
-        """From now on rank 0 also sends weights by this direct way, waiting for engines no longer than `seconds`."""
+        """Let rank 0 also send weights directly, waiting for engines no longer than `seconds`."""
         if self._rank == 0:
             self.close_channel()
             home = Home(self._device.type, os.environ["MASTER_ADDR"], seconds)
             self._sender = None if sender is None else sender(home)
 
     def close_channel(self) -> None:
-        """End what the last `export_weights` offered beside the published copy."""
+        """End the direct sending of the last `export_weights`."""
         if self._sender is not None:
             self._sender.close()
 
     def _build(self, learner: LearnerConfig, kind: torch.dtype, losses: LossSettings) -> ActorCritic:
-        options: dict[str, Any] = {
-            "zero_stage": learner.zero_stage,
-            "dtype": kind,
-            "max_grad_norm": learner.max_grad_norm,
-            "weight_decay": learner.weight_decay,
-            "offload": learner.offload,
-        }
+        arguments = (kind, self._lora, self._attention)
         if learner.value_model == "shared":
-            shared = load_shared(self._path, kind, self._lora, self._attention)
+            shared = load_shared(self._path, *arguments)
+            models: list[Any] = [shared]
             self._module: PolicyModel = shared
-            self._trained = trained(shared)
-            if learner.gradient_checkpointing:
-                recompute_activations(shared)
-            return SharedTrunk(shared, losses, **options)
-        self._module = load_policy(self._path, kind, self._lora, self._attention)
-        self._trained = trained(self._module)
-        value = load_value(learner.value_path or self._path, kind, self._lora, self._attention)
+        else:
+            self._module = load_policy(self._path, *arguments)
+            models = [self._module, load_value(learner.value_path or self._path, *arguments)]
+        self._trained = trained_part(self._module)
         if learner.gradient_checkpointing:
-            recompute_activations(self._module)
-            recompute_activations(value)
-        return SeparateModels(self._module, value, losses, **options)
+            for model in models:
+                recompute_activations(model)
+        build: Callable[..., ActorCritic] = SharedTrunk if learner.value_model == "shared" else SeparateModels
+        return build(*models, losses, learner, kind)
 
     @torch.no_grad()
-    def score(self, batches: Sequence[MicroBatch]) -> list[ScoreColumns]:
-        """Values, proximal and reference log-probabilities of every micro-batch, one pass per model."""
+    def score(self, batches: Sequence[MicroBatch]) -> list[list[FloatArray]]:
+        """Values, proximal and reference log-probabilities (zeros without one) [N] of every micro-batch."""
         scores = self._actor_critic.score(batches)
         references = self._references(batches)
         return [
-            ScoreColumns(_numpy(values), _numpy(proximal), _numpy(reference))
+            [_numpy(values), _numpy(proximal), _numpy(reference)]
             for (proximal, values), reference in zip(scores, references, strict=True)
         ]
 
@@ -163,10 +122,8 @@ class RankWorker:
         if self._reference is None:
             with adapters_off(self._module):
                 return [self._actor_critic.logprobs(batch, self._temperature) for batch in batches]
-        return [
-            self._reference(*model_inputs(b, self._device), self._temperature, **places(b, self._device))[0]
-            for b in batches
-        ]
+        inputs = (policy_inputs(batch, self._device) for batch in batches)
+        return [self._reference(**given, temperature=self._temperature)[0] for given in inputs]
 
     @torch.no_grad()
     def values(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
@@ -200,10 +157,10 @@ class RankWorker:
             CheckpointError: it cannot be written.
         """
         folder = Path(directory)
-        with blamed_on(folder, "written; free space or fix the rights"):
+        with as_checkpoint_error(folder, "written; free space or fix the rights"):
             for tag, engine in self._actor_critic.engines().items():
                 engine.save(folder, tag)
-            torch.save(randomness.read(self._device), folder / f"rng-{self._rank}.pt")
+            torch.save(random_states(self._device), folder / f"rng-{self._rank}.pt")
             return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def restore(self, directory: str, ranks: int) -> None:
@@ -214,11 +171,11 @@ class RankWorker:
         """
         folder = Path(directory)
         same = ranks == torch.distributed.get_world_size()
-        with blamed_on(folder, "read; resume from another one"):
+        with as_checkpoint_error(folder, "read; resume from another one"):
             for tag, engine in self._actor_critic.engines().items():
-                if not (engine.restore if same else engine.restore_resharded)(folder, tag):
+                if not engine.restore(folder, tag, same):
                     raise CheckpointError(f"{folder / tag}: no complete DeepSpeed checkpoint; resume from another one")
-            randomness.write(torch.load(folder / f"rng-{self._rank % ranks}.pt"), self._device)
+            set_random_states(torch.load(folder / f"rng-{self._rank % ranks}.pt"), self._device)
 
     def export(self, directory: str) -> None:
         """Write the policy in Hugging Face format with its tokenizer (rank 0)."""
@@ -241,8 +198,8 @@ class RankWorker:
 
 
 @contextlib.contextmanager
-def blamed_on(folder: Path, what: str) -> Iterator[None]:
-    """What fails in the block, in whatever library, as an error of the checkpoint: new ranks would meet it again."""
+def as_checkpoint_error(folder: Path, what: str) -> Iterator[None]:
+    """Turn any error in the block into a CheckpointError: restarted ranks would meet it again."""
     try:
         yield
     except RetrospectError:
@@ -253,20 +210,35 @@ def blamed_on(folder: Path, what: str) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A free TCP port below those that the kernel hands out unasked: until it is used nobody gets it by chance.
+    """A free TCP port below those that the kernel hands out unasked, so that nobody gets it by chance before it is used.
 
     On a kernel that hands out every port above 20,000 any free one.
     """
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = range(20_000, given)
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(20_000, first_given)
     for port in [*random.SystemRandom().sample(candidates, min(100, len(candidates))), 0]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return int(probe.getsockname()[1])
-    raise LearnerError("learner-rank-0: no free TCP port on its node; end what holds them, or allow more open files")
+    raise LearnerError("learner-rank-0: no free TCP port on its node; end what uses them, or allow more open files")
 
 
-def trained(module: PolicyModel) -> str:
+def random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """States of torch's generators, for models from elsewhere that draw in their forward pass; `torch.load` reads them."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states[device.type] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Set what `random_states` gave; the state of another kind of device is left out."""
+    torch.set_rng_state(states["cpu"])
+    if device.type in states and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[device.type], device)
+
+
+def trained_part(module: PolicyModel) -> str:
     """The policy's class and its number of trained parameters (before ZeRO takes them apart)."""
     count = sum(p.numel() for p in module.parameters() if p.requires_grad)
     return f"{type(module.model).__name__} with {count:,} trained parameters"
@@ -274,15 +246,16 @@ def trained(module: PolicyModel) -> str:
 
 def loss_settings(learner: LearnerConfig, algorithm: AlgorithmConfig, temperature: float) -> LossSettings:
     """The numbers of both losses, from their sections."""
-    policy = PolicyCoefficients(
-        algorithm.clip_low,
-        algorithm.clip_high,
-        algorithm.dual_clip,
-        algorithm.entropy_coefficient,
-        kl=0.0,
+    return LossSettings(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        entropy=algorithm.entropy_coefficient,
         kl_estimator=algorithm.kl_estimator,
+        value_clip=algorithm.value_clip,
+        value_coefficient=learner.value_coefficient,
+        temperature=temperature,
     )
-    return LossSettings(policy, algorithm.value_clip, learner.value_coefficient, temperature)
 
 
 def _numpy(tensor: torch.Tensor) -> FloatArray:

@@ -1,18 +1,21 @@
-"""Micro-batches as ready arrays: what the driver sends and a rank turns into tensors without thinking. Pure numpy.
+"""Micro-batches as ready arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
 
-Built by `learner.group` from `learner.packing.plan.plan`, read by `learner.distributed.worker`. Invariant: everything per token is a flat
-array over the N *continuation* tokens of the micro-batch, row after row; padding exists only in `tokens`.
+Built by `learner.packing.micro_batches`, read by `learner.distributed`. Invariant: everything per token is a flat array over
+the N *continuation* tokens of the micro-batch, row after row; padding exists only in `tokens`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from core.records import FloatArray, IntArray
+from core.records import FloatArray, IntArray, Trajectory
 
 IndexArray = npt.NDArray[np.int64]
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +33,34 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What a model reads in one pass."""
+    """What a model reads in one pass. Rows are padded, [B, T], or packed into one line, [1, T]."""
 
-    tokens: IndexArray  # [B, T] right-padded with 0; causal attention keeps the padding from every real token. Packed: [1, T]
-    places: IndexArray | None  # packed, [1, T]: place of every token in its row, from 0: rows do not see each other
-    positions: IndexArray  # [N] index into the flattened [B * T] of the state before each scored token
+    tokens: IndexArray  # [B, T] right-padded with 0; causal attention keeps the padding from every real token
+    state_index: IndexArray  # [N] index into the flattened [B * T] of the state before each scored token
     targets: IndexArray  # [N] the scored tokens
-    counts: IndexArray  # [B] scored tokens per row
+    position_ids: IndexArray | None = (
+        None  # packed: [1, T] position of every token in its row; rows do not see each other
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTargets:
-    """What the losses need, per scored token [N] float32."""
+class TokenTargets(Generic[A]):
+    """What the losses need, per scored token [N] float32: numpy arrays on the driver, tensors on a rank."""
 
-    proximal: FloatArray  # log pi_prox
-    advantages: FloatArray
-    importance: FloatArray  # truncated pi_prox / pi_behaviour
-    old_values: FloatArray  # V before the update
-    returns: FloatArray  # target of V
-    reference: FloatArray  # log pi_ref; zeros without a reference policy
-    weights: FloatArray  # of the mean over the global batch; 0: no loss
+    proximal: A  # log pi_prox
+    advantages: A
+    importance: A  # truncated pi_prox / pi_behaviour
+    old_values: A  # V before the update
+    returns: A  # target of V
+    reference: A  # log pi_ref; log pi_prox without a reference policy
+    weights: A  # of the mean over the global batch; 0: no loss
 
-    def take(self, index: IndexArray) -> "TokenTargets":
-        """The targets of some tokens."""
-        return TokenTargets(*(getattr(self, field.name)[index] for field in fields(self)))
+    def map(self, change: Callable[[A], B]) -> "TokenTargets[B]":
+        """The same targets with every array changed."""
+        return TokenTargets(*(change(getattr(self, field.name)) for field in fields(self)))
+
+
+ArrayTargets = TokenTargets[FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +68,16 @@ class TrainBatch:
     """A micro-batch with its targets."""
 
     inputs: MicroBatch
-    targets: TokenTargets
+    targets: ArrayTargets
+
+
+def row_of(trajectory: Trajectory) -> Row:
+    """A trajectory as a model reads it; prompt and replayed prefix are context."""
+    return Row(trajectory.sequence_ids, len(trajectory.start.context_ids))
 
 
 def micro_batch(rows: Sequence[Row], packed: bool = False) -> MicroBatch:
-    """Rows as a model reads them, with pointers at the states before their scored tokens.
+    """Rows as a model reads them, with the indices of the states before their scored tokens.
 
     Padded: one below the other, as wide as the longest. Packed: one after the other in a single line, without padding.
     """
@@ -73,26 +85,25 @@ def micro_batch(rows: Sequence[Row], packed: bool = False) -> MicroBatch:
     if packed:
         begins = np.cumsum([0, *lengths[:-1]])
         tokens = np.concatenate([row.tokens for row in rows])[None].astype(np.int64)
-        places = np.concatenate([np.arange(length) for length in lengths])[None].astype(np.int64)
+        position_ids = np.concatenate([np.arange(length) for length in lengths])[None].astype(np.int64)
     else:
         begins = np.arange(len(rows)) * max(lengths)
-        tokens, places = np.zeros((len(rows), max(lengths)), dtype=np.int64), None
-        for b, row in enumerate(rows):
-            tokens[b, : lengths[b]] = row.tokens
+        tokens, position_ids = right_padded([row.tokens for row in rows]), None
     states = [np.arange(row.context - 1, len(row.tokens) - 1) + begin for row, begin in zip(rows, begins, strict=True)]
     return MicroBatch(
         tokens=tokens,
-        places=places,
-        positions=np.concatenate(states).astype(np.int64),
+        state_index=np.concatenate(states).astype(np.int64),
         targets=np.concatenate([row.tokens[row.context :] for row in rows]).astype(np.int64),
-        counts=np.array([row.scored for row in rows], dtype=np.int64),
+        position_ids=position_ids,
     )
 
 
-def zero_targets(count: int) -> TokenTargets:
-    """Targets without any loss, for filler rows."""
-    zeros = np.zeros(count, dtype=np.float32)
-    return TokenTargets(*(zeros for _ in fields(TokenTargets)))
+def right_padded(rows: Sequence[IntArray]) -> IndexArray:
+    """[B, T] the rows one below the other, as wide as the longest, with 0 behind the shorter ones."""
+    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for b, row in enumerate(rows):
+        tokens[b, : len(row)] = row
+    return tokens
 
 
 def padding_share(batches: Sequence[MicroBatch], rows: Sequence[Row]) -> float:

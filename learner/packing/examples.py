@@ -1,17 +1,21 @@
 """Micro-batches of supervised training as ready arrays: texts with some tokens to learn, and pairs of dialogues. Pure numpy.
 
-Built on the driver by `commands/sft.py` and `commands/reward_model.py`, read by `learner/supervised.py`. Invariant: weights add up to
-one over the micro-batches of a step, so that the loss is a mean over the step however it is cut.
+Built on the driver by `commands/sft.py` and `commands/reward_model.py`, read by `learner/supervised.py`. Invariant: weights add
+up to one over the micro-batches of a step, so the loss is a mean over the step however the step is split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from core.records import FloatArray, IntArray
-from learner.packing.batch import IndexArray, MicroBatch
-from learner.packing.plan import plan
+from learner.packing.assign import assign_padded
+from learner.packing.batch import IndexArray, MicroBatch, right_padded
+
+Example = TypeVar("Example")
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +59,38 @@ class PairBatch:
 def text_batches(texts: Sequence[Text], budget: int, ranks: int) -> list[list[TokenBatch]]:
     """[rank][micro-batch] of one step over these texts, every learned token counting alike; `budget` in tokens."""
     weight = 1.0 / sum(len(text.learned) for text in texts)
-    cut = plan([len(text.tokens) for text in texts], budget, ranks)
-    return [
-        [
-            _token_batch([texts[i] for i in group], weight) if len(group) else _token_batch(texts[:1], 0.0)
-            for group in groups
-        ]
-        for groups in cut
-    ]
+    return _split(texts, [len(text.tokens) for text in texts], budget, ranks, weight, _token_batch)
 
 
 def pair_batches(pairs: Sequence[Pair], budget: int, ranks: int) -> list[list[PairBatch]]:
     """[rank][micro-batch] of one step over these pairs, every pair counting alike; `budget` in tokens."""
-    cut = plan([2 * pair.width for pair in pairs], budget, ranks)
-    weight = 1.0 / len(pairs)
+    return _split(pairs, [2 * pair.width for pair in pairs], budget, ranks, 1.0 / len(pairs), _pair_batch)
+
+
+def _split(
+    examples: Sequence[Example],
+    lengths: Sequence[int],
+    budget: int,
+    ranks: int,
+    weight: float,
+    build: Callable[[Sequence[Example], float], Batch],
+) -> list[list[Batch]]:
+    """An empty micro-batch becomes the first example with weight 0."""
     return [
-        [
-            _pair_batch([pairs[i] for i in group], weight) if len(group) else _pair_batch(pairs[:1], 0.0)
-            for group in groups
-        ]
-        for groups in cut
+        [build([examples[i] for i in group], weight) if len(group) else build(examples[:1], 0.0) for group in groups]
+        for groups in assign_padded(lengths, budget, ranks)
     ]
 
 
 def _token_batch(texts: Sequence[Text], weight: float) -> TokenBatch:
-    width = max(len(text.tokens) for text in texts)
-    tokens = np.zeros((len(texts), width), dtype=np.int64)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text.tokens)] = text.tokens
-    inputs = MicroBatch(
-        tokens=tokens,
-        places=None,
-        positions=np.concatenate([text.learned - 1 + row * width for row, text in enumerate(texts)]).astype(np.int64),
-        targets=np.concatenate([text.tokens[text.learned] for text in texts]).astype(np.int64),
-        counts=np.array([len(text.learned) for text in texts], dtype=np.int64),
-    )
-    return TokenBatch(inputs, np.full(len(inputs.targets), weight, dtype=np.float32))
+    tokens = right_padded([text.tokens for text in texts])
+    states = [text.learned - 1 + row * tokens.shape[1] for row, text in enumerate(texts)]
+    targets = np.concatenate([text.tokens[text.learned] for text in texts]).astype(np.int64)
+    inputs = MicroBatch(tokens, np.concatenate(states).astype(np.int64), targets)
+    return TokenBatch(inputs, np.full(len(targets), weight, dtype=np.float32))
 
 
 def _pair_batch(pairs: Sequence[Pair], weight: float) -> PairBatch:
     rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row)] = row
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    return PairBatch(tokens, lengths, np.full(len(pairs), weight, dtype=np.float32))
+    return PairBatch(right_padded(rows), lengths, np.full(len(pairs), weight, dtype=np.float32))

@@ -101,7 +101,7 @@ def on_policy(learner: LearnerGroup, judged: list[Judged]) -> list[Judged]:
     return [replace(j, trajectory=replace(j.trajectory, logprobs=p)) for j, p in zip(judged, own, strict=True)]
 
 
-def spoilt(scored: Scored, kind: str) -> Scored:
+def with_nan(scored: Scored, kind: str) -> Scored:
     """The trajectory with one of its numbers out of bounds. Of `policy`, `value` and `critic` only the one model makes an Inf."""
     nan, huge = np.float32("nan"), np.float32(1e30)
     if kind in ("reward", "critic"):
@@ -110,7 +110,7 @@ def spoilt(scored: Scored, kind: str) -> Scored:
         # from the values that it is said to have had the critic's squared error is finite (1e38), from its own (6.8e38) not
         return scored if kind == "reward" else replace(scored, values=scored.values + np.float32(1.6e19))
     if kind == "both":
-        return spoilt(spoilt(scored, "policy"), "critic")
+        return with_nan(with_nan(scored, "policy"), "critic")
     if kind == "policy":  # its squared distance to the reference overflows
         return replace(scored, reference=scored.proximal + huge)
     if kind == "value":  # its squared error overflows

@@ -17,7 +17,7 @@ from core.weights import Acknowledgement, WeightHandle
 from learner.distributed.ranks import Ranks
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
-from learner.prepare import prepare
+from learner.targets import compute_targets
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
     PROBE,
@@ -26,10 +26,10 @@ from tests.learner.groups import (
     check_export,
     group,
     on_policy,
-    spoilt,
     train,
     weights_of,
     weights_start,
+    with_nan,
 )
 from tests.processes import ends
 
@@ -173,9 +173,9 @@ def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_p
 
 def step_of(learner: LearnerGroup, scored: list[Scored]) -> tuple[bool, bool, bool]:
     """One optimizer step on the whole batch, whatever its targets: whether the policy and the critic took it, and which tried."""
-    prepared = prepare(scored, learner._algorithm, 0, 0.1)
+    prepared = compute_targets(scored, learner._algorithm, 0, 0.1)
     plans = [[plan] for plan in learner._step_plans(prepared, list(range(len(scored))), 0, True)]
-    done = [step for (step,) in learner._all(RankWorker.update, plans)]
+    done = [step for (step,) in learner._ranks.call(RankWorker.update, plans)]
     assert len({(step.policy_applied, step.value_applied) for step in done}) == 1  # all ranks alike
     return done[0].policy_applied, done[0].value_applied, np.isfinite(done[0].policy_norm or np.nan)
 
@@ -204,20 +204,20 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
         scored = learner.score(on_policy(learner, make_judged(9)))
         before, values = weights_start(path), last_values(scored)
         for kind in ("reward", "proximal", "policy", "value", "critic"):
-            stats = learner.update([spoilt(s, kind) for s in scored])
+            stats = learner.update([with_nan(s, kind) for s in scored])
             assert (stats.steps, stats.skipped_steps) == (3, 3), kind
             np.testing.assert_array_equal(last_values(learner.score([s.judged for s in scored])), values, err_msg=kind)
         # whitening over the batch spreads one NaN in the values over all advantages
         with pytest.raises(
             DivergenceError, match=r"18 optimizer steps in a row .* on 12 problems \(p0, p1, p10"
         ) as error:
-            learner.update([spoilt(s, "values") if i == 3 else s for i, s in enumerate(scored)])
+            learner.update([with_nan(s, "values") if i == 3 else s for i, s in enumerate(scored)])
         assert len(error.value.problem_ids) == 12  # of the whole row of skipped steps
         for name, tensor in weights_of(learner, path).items():
             np.testing.assert_array_equal(tensor, before[name])
         np.testing.assert_array_equal(last_values(learner.score([s.judged for s in scored])), values)
         # one bad trajectory spoils only the step that it is in
-        stats = learner.update([spoilt(s, "proximal") if i == 0 else s for i, s in enumerate(scored)])
+        stats = learner.update([with_nan(s, "proximal") if i == 0 else s for i, s in enumerate(scored)])
         assert (stats.steps, stats.skipped_steps) == (3, 1)
         assert np.isfinite([stats.policy_loss, stats.value_loss, stats.policy_grad_norm, stats.first_kl]).all()
         after = weights_of(learner, path)
@@ -225,9 +225,9 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
         assert max(float(np.abs(after[name] - before[name]).max()) for name in after) > 1e-5
         # and with Adam's moments there: after the bad steps all bits, and those of the next step, are as if they had not been
         learner.save(tmp_path / "start")
-        assert step_of(learner, [spoilt(s, "policy") for s in scored]) == (False, False, False)
-        assert step_of(learner, [spoilt(s, "critic") for s in scored]) == (False, False, True)
-        assert step_of(learner, [spoilt(s, "both") for s in scored]) == (False, False, False)
+        assert step_of(learner, [with_nan(s, "policy") for s in scored]) == (False, False, False)
+        assert step_of(learner, [with_nan(s, "critic") for s in scored]) == (False, False, True)
+        assert step_of(learner, [with_nan(s, "both") for s in scored]) == (False, False, False)
         learner.save(tmp_path / "skipped")
         assert step_of(learner, scored) == (True, True, True)
         learner.save(tmp_path / "next")
@@ -245,7 +245,7 @@ def last_values(scored: list[Scored]) -> FloatArray:
     return np.concatenate([s.values for s in scored])
 
 
-class Cut(Engines):
+class DeafEngines(Engines):
     """Engines that cannot read the weights, because a rank is lost in the middle of the broadcast."""
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -264,7 +264,7 @@ def test_a_dead_rank_is_named_also_where_the_engines_notice_it_first(tiny_model:
     with group(path, ranks=2) as learner:
         assert isinstance(learner._ranks, Ranks)
         rank = learner._ranks._actors[1]  # not by name: that of a group closed just now may still be taken
-        engines = Cut(path, ray.get(rank.__ray_call__.remote(lambda _: os.getpid())))
+        engines = DeafEngines(path, ray.get(rank.__ray_call__.remote(lambda _: os.getpid())))
         with pytest.raises(LearnerError, match=r"learner-rank-1 died during close_channel"):
             learner.broadcast(engines, PROBE)
         with pytest.raises(LearnerError, match="export after its ranks have ended"):

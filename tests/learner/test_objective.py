@@ -4,24 +4,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.objective import (
-    PolicyCoefficients,
-    PolicySums,
-    PolicyTargets,
-    ValueTargets,
-    policy_objective,
-    value_objective,
+from learner.objective import LossSettings, PolicySums, policy_objective, value_objective
+from learner.packing.batch import TokenTargets
+
+PLAIN = LossSettings(
+    0.2, 0.2, 3.0, entropy=0.0, kl_estimator="k1", value_clip=0.5, value_coefficient=1.0, temperature=1
 )
 
-PLAIN = PolicyCoefficients(0.2, 0.2, 3.0, entropy=0.0, kl=0.0, kl_estimator="k1")
 
-
-def targets(advantages: list[float], importance: list[float], weights: list[float]) -> PolicyTargets:
+def targets(advantages: list[float], importance: list[float], weights: list[float]) -> TokenTargets[torch.Tensor]:
     count = len(advantages)
-    return PolicyTargets(
+    return TokenTargets(
         proximal=torch.full((count,), -1.0),
         advantages=torch.tensor(advantages),
         importance=torch.tensor(importance),
+        old_values=torch.zeros(count),
+        returns=torch.zeros(count),
         reference=torch.full((count,), -2.0),
         weights=torch.tensor(weights),
     )
@@ -30,7 +28,7 @@ def targets(advantages: list[float], importance: list[float], weights: list[floa
 def test_loss_and_statistics_by_hand() -> None:
     # ratios 1 and 1.5; A = 1, 1: losses -1 and -1.2 (clipped); importance 1 and 2, weights 1/2: (-1 - 2.4) / 2 = -1.7
     logprobs = torch.tensor([-1.0, -1.0 + math.log(1.5)])
-    loss, sums = policy_objective(logprobs, torch.tensor([2.0, 4.0]), targets([1, 1], [1, 2], [0.5, 0.5]), PLAIN)
+    loss, sums = policy_objective(logprobs, torch.tensor([2.0, 4.0]), targets([1, 1], [1, 2], [0.5, 0.5]), PLAIN, 0.0)
     assert float(loss) == pytest.approx(-1.7)
     assert sums.loss == pytest.approx(-1.7)
     assert sums.clipped == pytest.approx(0.5)
@@ -41,15 +39,15 @@ def test_loss_and_statistics_by_hand() -> None:
 
 def test_entropy_and_kl_terms_are_added_with_their_weights() -> None:
     # zero advantage: - 0.1 entropy 2 + 0.5 (k1: -1 - -2 = 1) = 0.3; the surrogate alone is 0
-    c = replace(PLAIN, entropy=0.1, kl=0.5)
-    loss, sums = policy_objective(torch.tensor([-1.0]), torch.tensor([2.0]), targets([0], [1], [1]), c)
+    settings = replace(PLAIN, entropy=0.1)
+    loss, sums = policy_objective(torch.tensor([-1.0]), torch.tensor([2.0]), targets([0], [1], [1]), settings, 0.5)
     assert float(loss) == pytest.approx(0.3)
     assert sums.loss == 0.0
 
 
 def test_the_gradient_raises_what_was_better_and_lowers_what_was_worse() -> None:
     logprobs = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
-    loss, _ = policy_objective(logprobs, torch.zeros(3), targets([2, -1, 5], [1, 1, 0], [0.5, 0.25, 0.25]), PLAIN)
+    loss, _ = policy_objective(logprobs, torch.zeros(3), targets([2, -1, 5], [1, 1, 0], [0.5, 0.25, 0.25]), PLAIN, 0.0)
     loss.backward()
     assert logprobs.grad is not None
     # d loss / d log pi = -A x importance x weight at ratio 1; the masked token (importance 0) teaches nothing
@@ -57,7 +55,7 @@ def test_the_gradient_raises_what_was_better_and_lowers_what_was_worse() -> None
 
 
 def test_critic_loss_by_hand() -> None:
-    t = ValueTargets(old_values=torch.zeros(2), returns=torch.tensor([1.0, 0.0]), weights=torch.tensor([0.75, 0.25]))
+    t = replace(targets([0, 0], [1, 1], [0.75, 0.25]), returns=torch.tensor([1.0, 0.0]))
     # 1/2 (0.4 - 1)^2 = 0.18, 1/2 0.2^2 = 0.02: 0.75 x 0.18 + 0.25 x 0.02 = 0.14
     assert float(value_objective(torch.tensor([0.4, 0.2]), t, 0.5)) == pytest.approx(0.14)
 

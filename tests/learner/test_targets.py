@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
 from core.records import Finish, IntArray, Judged, Scored, Verdict
-from learner.prepare import Prepared, blamed, prepare, spoilt
+from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems
 from tests.learner.conftest import make_judged
 
 
@@ -30,7 +30,7 @@ def as_prompt(scored: Scored) -> Scored:
     return replace(scored, judged=replace(scored.judged, trajectory=trajectory))
 
 
-def assert_same(left: Prepared, right: Prepared) -> None:
+def assert_same(left: TargetBatch, right: TargetBatch) -> None:
     for name in ("proximal", "advantages", "importance", "old_values", "returns", "reference"):
         np.testing.assert_array_equal(getattr(left.targets, name), getattr(right.targets, name))
     for a, b in zip(left.rows, right.rows, strict=True):
@@ -43,25 +43,25 @@ def test_a_prefix_as_context_is_a_prefix_as_prompt(seed: int, normalise: str) ->
     config = AlgorithmConfig.model_validate({"normalise": normalise})
     scored = scored_from(make_judged(seed))
     assert any(len(s.trajectory.start.prefix_ids) for s in scored)
-    assert_same(prepare(scored, config, 0), prepare([as_prompt(s) for s in scored], config, 0))
+    assert_same(compute_targets(scored, config, 0), compute_targets([as_prompt(s) for s in scored], config, 0))
 
 
 def test_advantages_and_returns_of_one_trajectory_by_hand() -> None:
     judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
     proximal = judged.trajectory.logprobs
     scored = Scored(judged, np.array([0.25, 0.5, 0.75], dtype=np.float32), proximal, None)
-    prepared = prepare([scored], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
+    batch = compute_targets([scored], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
     # deltas 0.25, 0.25, 0.25: A_2 = 0.25, A_1 = 0.25 + 0.125 = 0.375, A_0 = 0.25 + 0.1875 = 0.4375
-    np.testing.assert_allclose(prepared.targets.advantages, [0.4375, 0.375, 0.25])
-    np.testing.assert_allclose(prepared.targets.returns, [1.0, 1.0, 1.0])  # value_lambda 1: the reward
-    np.testing.assert_allclose(prepared.targets.importance, [1.0, 1.0, 1.0])
-    assert prepared.stats.engine_gap_max == 0.0
+    np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])
+    np.testing.assert_allclose(batch.targets.returns, [1.0, 1.0, 1.0])  # value_lambda 1: the reward
+    np.testing.assert_allclose(batch.targets.importance, [1.0, 1.0, 1.0])
+    assert batch.stats.engine_gap_max == 0.0
 
 
 def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
     scored = scored_from(make_judged(0))
-    kept = prepare(scored, AlgorithmConfig(overlong="keep"), 0)
-    lowered = prepare(scored, AlgorithmConfig(overlong="penalise", overlong_penalty=0.5), 0)
+    kept = compute_targets(scored, AlgorithmConfig(overlong="keep"), 0)
+    lowered = compute_targets(scored, AlgorithmConfig(overlong="penalise", overlong_penalty=0.5), 0)
     for i, s in enumerate(scored):
         here = slice(kept.offsets[i], kept.offsets[i + 1])
         drop = 0.5 if s.trajectory.finish is Finish.LENGTH else 0.0
@@ -70,15 +70,15 @@ def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
 
 def test_overlong_mask_takes_truncated_rows_out_of_loss_and_whitening() -> None:
     scored = scored_from(make_judged(0))
-    prepared = prepare(scored, AlgorithmConfig(overlong="mask"), 0)
+    batch = compute_targets(scored, AlgorithmConfig(overlong="mask"), 0)
     stopped = [i for i, s in enumerate(scored) if s.trajectory.finish is Finish.STOP]
-    weights = prepared.weighted(range(len(scored)), "token-mean").weights
-    used = prepared.index(stopped)
+    weights = batch.weighted(range(len(scored)), "token-mean").weights
+    used = batch.token_index(stopped)
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-6)
     assert np.count_nonzero(weights) == len(used)
     assert np.allclose(weights[used], 1 / len(used))
-    assert abs(float(prepared.targets.advantages[used].mean())) < 1e-6
-    assert prepared.stats.masked_share == pytest.approx(0.25)
+    assert abs(float(batch.targets.advantages[used].mean())) < 1e-6
+    assert batch.stats.masked_share == pytest.approx(0.25)
 
 
 def test_the_engine_gap_counts_tokens_of_the_current_version_only() -> None:
@@ -86,7 +86,7 @@ def test_the_engine_gap_counts_tokens_of_the_current_version_only() -> None:
     old = replace(judged[0], trajectory=replace(judged[0].trajectory, versions=judged[0].trajectory.versions - 1))
     scored = scored_from([old, *judged[1:]])
     off = replace(scored[0], proximal=scored[0].proximal + 5.0)  # stale tokens may be far off
-    stats = prepare([off, *scored[1:]], AlgorithmConfig(), 3).stats
+    stats = compute_targets([off, *scored[1:]], AlgorithmConfig(), 3).stats
     assert stats.engine_gap_max == pytest.approx(0.1, abs=1e-5)
     assert stats.engine_gap_mean == pytest.approx(0.1, abs=1e-5)
 
@@ -97,11 +97,11 @@ def test_kl_in_the_reward_lowers_the_return_of_every_token() -> None:
     reference = proximal - np.array([0.5, 0.0, 1.0], dtype=np.float32)  # k1: d = 0.5, 0, 1
     scored = Scored(judged, np.zeros(3, dtype=np.float32), proximal, reference)
     config = AlgorithmConfig(normalise="none", kl_coefficient=0.1, kl_estimator="k1", kl_placement="reward")
-    prepared = prepare([scored], config, 0, kl_coefficient=0.1)
+    batch = compute_targets([scored], config, 0, kl_coefficient=0.1)
     # rewards -0.05, 0, 1 - 0.1; returns to go 0.85, 0.9, 0.9
-    np.testing.assert_allclose(prepared.targets.returns, [0.85, 0.9, 0.9], atol=1e-6)
-    assert prepared.stats.reference_kl == pytest.approx(0.5)
-    in_loss = prepare([scored], config.model_copy(update={"kl_placement": "loss"}), 0, kl_coefficient=0.1)
+    np.testing.assert_allclose(batch.targets.returns, [0.85, 0.9, 0.9], atol=1e-6)
+    assert batch.stats.reference_kl == pytest.approx(0.5)
+    in_loss = compute_targets([scored], config.model_copy(update={"kl_placement": "loss"}), 0, kl_coefficient=0.1)
     np.testing.assert_allclose(in_loss.targets.returns, [1.0, 1.0, 1.0])
 
 
@@ -109,11 +109,11 @@ def test_groups_are_the_continuations_of_one_start() -> None:
     judged = make_judged(0, count=4)
     same = judged[0].trajectory.start
     siblings = [replace(j, trajectory=replace(j.trajectory, start=same, sample=i)) for i, j in enumerate(judged)]
-    prepared = prepare(scored_from(siblings), AlgorithmConfig(estimator="rloo"), 0)
+    batch = compute_targets(scored_from(siblings), AlgorithmConfig(estimator="rloo"), 0)
     # rewards 0, 1, 0, 1: 0 - 2/3, 1 - 1/3, ...
     for i, expected in enumerate([-2 / 3, 2 / 3, -2 / 3, 2 / 3]):
-        np.testing.assert_allclose(prepared.targets.advantages[prepared.index([i])], expected, rtol=1e-6)
-    apart = prepare(scored_from(judged), AlgorithmConfig(estimator="rloo"), 0)
+        np.testing.assert_allclose(batch.targets.advantages[batch.token_index([i])], expected, rtol=1e-6)
+    apart = compute_targets(scored_from(judged), AlgorithmConfig(estimator="rloo"), 0)
     assert not apart.targets.advantages.any()
 
 
@@ -140,23 +140,23 @@ def test_a_critic_that_knows_the_depth_alone_tells_nothing_within_it() -> None:
     values = [np.arange(len(j.trajectory.tokens), dtype=np.float32) / np.float32(200) for j in judged]
     scored = [Scored(j, v, j.trajectory.logprobs, None) for j, v in zip(judged, values, strict=True)]
 
-    def cut(response: IntArray) -> IntArray:
+    def boundaries(response: IntArray) -> IntArray:
         return np.arange(7, len(response), 7, dtype=np.int32)
 
-    stats = prepare(scored, AlgorithmConfig(), 0, cut=cut).stats
+    stats = compute_targets(scored, AlgorithmConfig(), 0, boundaries=boundaries).stats
     assert stats.value_auc_within == 0.5
     # a critic that sees which end well is perfect, at the boundaries; what it says elsewhere does not count
     for item, told in zip(scored, values, strict=True):
         told[:] = 1.0 - item.judged.verdict.correct
         told[::7] = item.judged.verdict.correct
-    stats = prepare(scored, AlgorithmConfig(), 0, cut=cut).stats
+    stats = compute_targets(scored, AlgorithmConfig(), 0, boundaries=boundaries).stats
     assert (stats.value_auc, stats.value_auc_within, stats.value_brier) == (1.0, 1.0, 0.0)
 
 
 def test_a_short_continuation_counts_once_for_the_calibration() -> None:
     judged = siblings([1, 1])
     scored = [Scored(j, np.array([0.25], np.float32), j.trajectory.logprobs, None) for j in judged]
-    stats = prepare(scored, AlgorithmConfig(), 0).stats
+    stats = compute_targets(scored, AlgorithmConfig(), 0).stats
     assert stats.value_auc == 0.5  # both at the start
     assert np.isnan(stats.value_auc_within)  # no state after it
     assert stats.value_brier == pytest.approx((0.75**2 + 0.25**2) / 2)
@@ -165,33 +165,33 @@ def test_a_short_continuation_counts_once_for_the_calibration() -> None:
 def test_masked_importance_is_counted() -> None:
     scored = scored_from(make_judged(0, count=4))
     far = [replace(scored[0], proximal=scored[0].proximal + 3.0), *scored[1:]]
-    prepared = prepare(far, AlgorithmConfig(importance="mask"), 0)
-    assert not prepared.targets.importance[prepared.index([0])].any()
-    share = len(scored[0].values) / len(prepared.targets.importance)
-    assert prepared.stats.importance_truncated == pytest.approx(share)
+    batch = compute_targets(far, AlgorithmConfig(importance="mask"), 0)
+    assert not batch.targets.importance[batch.token_index([0])].any()
+    share = len(scored[0].values) / len(batch.targets.importance)
+    assert batch.stats.importance_truncated == pytest.approx(share)
 
 
-def test_a_spoilt_trajectory_is_recognised() -> None:
+def test_a_trajectory_with_a_nan_or_inf_is_recognised() -> None:
     (scored,) = scored_from(make_judged(0, count=1))
-    assert not spoilt(scored)
-    assert spoilt(replace(scored, values=scored.values * np.float32("inf")))
-    assert spoilt(replace(scored, proximal=scored.proximal * np.float32("nan")))
-    assert spoilt(replace(scored, reference=scored.proximal * np.float32("nan")))
+    assert not non_finite(scored)
+    assert non_finite(replace(scored, values=scored.values * np.float32("inf")))
+    assert non_finite(replace(scored, proximal=scored.proximal * np.float32("nan")))
+    assert non_finite(replace(scored, reference=scored.proximal * np.float32("nan")))
     verdict = replace(scored.judged.verdict, reward=float("nan"))
-    assert spoilt(replace(scored, judged=replace(scored.judged, verdict=verdict)))
+    assert non_finite(replace(scored, judged=replace(scored.judged, verdict=verdict)))
 
 
 def test_one_nan_in_the_values_leaves_no_minibatch_for_either_model() -> None:
     """Whitening gives NaN advantages to all; the returns of the other rows stay finite, and the critic must not step alone."""
     scored = scored_from(make_judged(9))
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
-    prepared = prepare(scored, AlgorithmConfig(), 0)
-    assert not np.isfinite(prepared.targets.advantages).any()
-    assert np.isfinite(prepared.targets.returns).mean() > 0.5
-    assert not any(prepared.finite([row]) for row in range(len(scored)))
+    batch = compute_targets(scored, AlgorithmConfig(), 0)
+    assert not np.isfinite(batch.targets.advantages).any()
+    assert np.isfinite(batch.targets.returns).mean() > 0.5
+    assert not any(batch.finite([row]) for row in range(len(scored)))
 
 
-def test_a_minibatch_is_finite_without_the_spoilt_trajectory() -> None:
+def test_a_minibatch_is_finite_without_the_trajectory_that_has_a_nan() -> None:
     clean = scored_from(make_judged(9))
     config = AlgorithmConfig.model_validate({"estimator": "reinforce++"})
     huge = np.float32(1e30)  # finite, its square is not
@@ -203,17 +203,17 @@ def test_a_minibatch_is_finite_without_the_spoilt_trajectory() -> None:
     for spoil in spoils:
         scored = list(clean)
         scored[3] = replace(clean[3], **spoil)
-        prepared = prepare(scored, config, 0)
-        assert [row for row in range(len(scored)) if not prepared.finite([row])] == [3]
-        assert not prepared.finite([1, 3])
-        assert prepared.finite([row for row in range(len(scored)) if row != 3])
+        batch = compute_targets(scored, config, 0)
+        assert [row for row in range(len(scored)) if not batch.finite([row])] == [3]
+        assert not batch.finite([1, 3])
+        assert batch.finite([row for row in range(len(scored)) if row != 3])
 
 
-def test_problems_are_blamed_for_the_last_row_of_skipped_steps() -> None:
+def test_the_problems_of_the_last_row_of_skipped_steps_are_named() -> None:
     scored = scored_from(make_judged(9))
     minibatches = [[0, 1], [2, 3], [4, 5]]
-    assert blamed(scored, minibatches, [True, False, True]) == ["p4", "p5"]
-    assert blamed(scored, minibatches, [True, True, False]) == []
+    assert skipped_problems(scored, minibatches, [True, False, True]) == ["p4", "p5"]
+    assert skipped_problems(scored, minibatches, [True, True, False]) == []
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
-    assert blamed(scored, minibatches, [False, True, True]) == ["p3"]
-    assert blamed(scored, minibatches, [True, True, True]) == ["p3"]
+    assert skipped_problems(scored, minibatches, [False, True, True]) == ["p3"]
+    assert skipped_problems(scored, minibatches, [True, True, True]) == ["p3"]

@@ -1,8 +1,8 @@
-"""Cuts a batch into micro-batches under a token budget and deals them to ranks. Pure numpy.
+"""Assigns rows to micro-batches under a token budget, and micro-batches to ranks. Pure numpy.
 
-Called by `learner.group`. Invariants: every row is in exactly one micro-batch; every rank gets the same number of
-micro-batches (DeepSpeed's collectives need it), padded with empty ones; no micro-batch of more than one row exceeds the
-budget, padding included. The cut never changes a loss (see `learner.losses`), only its cost.
+Called by `learner.group` and `learner.packing.examples`. Invariants: every row is in exactly one micro-batch; every rank gets
+the same number of micro-batches (DeepSpeed's collectives need it), filled up with empty ones; no micro-batch of more than one
+row exceeds the budget, padding included. The assignment never changes a loss (see `learner.losses`), only its cost.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from core.records import IntArray
 
+Assignment = list[list[IntArray]]
+"""[rank][micro-batch] -> row numbers; an empty array for an empty micro-batch."""
 Sizes = npt.NDArray[np.int64]
 
 CPU_OVERHEAD = 32
@@ -19,38 +21,39 @@ GPU_OVERHEAD = 2048
 """What one more pass costs, in tokens: measured on 2 cores; on a GPU a pass below about this size leaves it idle."""
 
 
-def plan(lengths: Sequence[int], budget: int, ranks: int, overhead: int = CPU_OVERHEAD) -> list[list[IntArray]]:
-    """Rows of each micro-batch: [rank][micro-batch] -> row numbers, an empty array for a padding micro-batch.
+def assign_padded(lengths: Sequence[int], budget: int, ranks: int, overhead: int = CPU_OVERHEAD) -> Assignment:
+    """Rows of each micro-batch where rows are padded to the longest of their micro-batch.
+
+    Candidates are the grouping with the least tokens and, for every number of passes, the one whose largest micro-batch is
+    smallest. The one whose busiest rank is done first is returned.
 
     Args:
         lengths: tokens of each row.
-        budget: tokens (padding included) of one micro-batch; a longer row gets a micro-batch of its own.
+        budget: tokens (padding included) of one micro-batch; a longer row gets a micro-batch to itself.
         ranks: number of ranks.
         overhead: cost of a further micro-batch in tokens, weighed against the padding that it saves.
-
-    Of the cut with the least tokens and of those whose largest micro-batch is smallest, for every number of passes, it is the
-    one whose busiest rank is done first.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
-    least = _dealt(_cut(sizes, budget, overhead), sizes, ranks)
-    passes = -(-len(_filled(sizes, budget, 0)) // ranks)
+    best = _to_ranks(_even(_cheapest(sizes, budget, overhead), sizes, ranks), sizes, ranks)
+    passes = -(-len(_smallest(sizes, budget, 0)) // ranks)
     lowest = int(sizes.sum()) // ranks  # what the busiest rank reads at least
-    while ranks > 1 and passes <= len(sizes) and lowest + passes * overhead < _cost(least, sizes, overhead):
-        dealt = _dealt(_filled(sizes, budget, passes * ranks), sizes, ranks)
-        least = min(least, dealt, key=lambda cut: _cost(cut, sizes, overhead))
+    while ranks > 1 and passes <= len(sizes) and lowest + passes * overhead < _cost(best, sizes, overhead):
+        groups = _smallest(sizes, budget, passes * ranks)
+        candidate = _to_ranks(_even(groups, sizes, ranks), sizes, ranks)
+        best = min(best, candidate, key=lambda assignment: _cost(assignment, sizes, overhead))
         passes += 1
-    return least
+    return best
 
 
-def plan_packed(lengths: Sequence[int], budget: int, ranks: int) -> list[list[IntArray]]:
-    """As `plan`, for rows that lie one after the other without padding: as few and as even micro-batches as fit the budget."""
+def assign_packed(lengths: Sequence[int], budget: int, ranks: int) -> Assignment:
+    """As `assign_padded`, for rows packed into one line: as few and as even micro-batches as fit the budget."""
     sizes = np.asarray(lengths, dtype=np.int64)
     count = -(-int(sizes.sum()) // budget)
     while True:
         count = -(-count // ranks) * ranks
         groups = _spread(sizes, count)
         if all(len(group) < 2 or int(sizes[group].sum()) <= budget for group in groups):
-            return _deal(groups, sizes, ranks)
+            return _to_ranks(groups, sizes, ranks)
         count += 1
 
 
@@ -65,8 +68,8 @@ def _spread(sizes: Sizes, count: int) -> list[list[int]]:
     return groups
 
 
-def _cut(sizes: Sizes, budget: int, overhead: int) -> list[list[int]]:
-    """The cut of the rows, longest first, with the least cost: tokens read, padding included, plus overhead per group.
+def _cheapest(sizes: Sizes, budget: int, overhead: int) -> list[list[int]]:
+    """The grouping of the rows, longest first, with the least cost: tokens read, padding included, plus overhead per group.
 
     Exact by dynamic programming over the sorted rows: best[i] = min_j best[j] + width_j (i - j) + overhead, where the group
     of rows j..i-1 is as wide as its first row and fits the budget.
@@ -91,11 +94,8 @@ def _cut(sizes: Sizes, budget: int, overhead: int) -> list[list[int]]:
     return groups[::-1]
 
 
-def _filled(sizes: Sizes, budget: int, count: int) -> list[list[int]]:
-    """The rows, longest first, in at most `count` groups, the costliest of which costs as little as it can.
-
-    Where the budget does not allow so few, as few as it allows.
-    """
+def _smallest(sizes: Sizes, budget: int, count: int) -> list[list[int]]:
+    """The rows, longest first, in at most `count` groups whose largest is as small as possible (more if the budget asks for it)."""
     order = np.argsort(-sizes, kind="stable")
     widths = sizes[order].tolist()
     low, high = 1, budget
@@ -110,7 +110,7 @@ def _filled(sizes: Sizes, budget: int, count: int) -> list[list[int]]:
 
 
 def _begins(widths: list[int], bound: int) -> list[int]:
-    """Where the groups begin, if rows of falling width fill as few as fit the bound (a wider row has its own)."""
+    """First rows of as few groups as fit the bound, for rows of falling width (a wider row is a group of its own)."""
     begins, at = [], 0
     while at < len(widths):
         begins.append(at)
@@ -118,15 +118,10 @@ def _begins(widths: list[int], bound: int) -> list[int]:
     return begins
 
 
-def _cost(cut: list[list[IntArray]], sizes: Sizes, overhead: int) -> int:
-    """What the busiest rank needs, in tokens: those that it reads, and the overhead of its passes."""
-    read = [sum(int(sizes[group].max()) * len(group) for group in groups if len(group)) for groups in cut]
-    return max(read) + overhead * len(cut[0])
-
-
-def _dealt(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[IntArray]]:
-    """Groups to ranks, made as many for each."""
-    return _deal(_even(groups, sizes, ranks), sizes, ranks)
+def _cost(assignment: Assignment, sizes: Sizes, overhead: int) -> int:
+    """Cost of the busiest rank in tokens: those that it reads, and the overhead of its passes."""
+    read = [sum(int(sizes[group].max()) * len(group) for group in groups if len(group)) for groups in assignment]
+    return max(read) + overhead * len(assignment[0])
 
 
 def _even(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[int]]:
@@ -144,14 +139,14 @@ def _even(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[int]]:
     return groups
 
 
-def _deal(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[IntArray]]:
-    """Costliest first, to the rank with the least so far that still has room."""
+def _to_ranks(groups: list[list[int]], sizes: Sizes, ranks: int) -> Assignment:
+    """Groups to ranks: costliest first, to the rank with the least so far that still has room."""
     per_rank = len(groups) // ranks
-    dealt: list[list[IntArray]] = [[] for _ in range(ranks)]
+    assignment: Assignment = [[] for _ in range(ranks)]
     load = [0] * ranks
     cost = {index: int(sizes[group].max()) * len(group) if group else 0 for index, group in enumerate(groups)}
     for index in sorted(cost, key=lambda i: (-cost[i], i)):
-        rank = min((r for r in range(ranks) if len(dealt[r]) < per_rank), key=lambda r: (load[r], r))
-        dealt[rank].append(np.asarray(groups[index], dtype=np.int32))
+        rank = min((r for r in range(ranks) if len(assignment[r]) < per_rank), key=lambda r: (load[r], r))
+        assignment[rank].append(np.asarray(groups[index], dtype=np.int32))
         load[rank] += cost[index]
-    return dealt
+    return assignment

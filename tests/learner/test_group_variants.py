@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from core.config import AlgorithmConfig
-from learner.distributed.actor_critic import LossSettings, StepPlan, policy_targets, value_targets
+from core.config import AlgorithmConfig, LearnerConfig
+from learner.distributed.actor_critic import StepPlan
 from learner.group import LearnerGroup
 from learner.losses import ratio
-from learner.models.policy_value import load_shared
-from learner.objective import PolicyCoefficients
+from learner.models.pretrained import load_shared
+from learner.objective import LossSettings
+from learner.packing.assign import assign_padded
 from learner.packing.batch import TrainBatch
-from learner.packing.cutting import train_batches
-from learner.packing.plan import plan
-from learner.prepare import prepare
+from learner.packing.micro_batches import train_batches
+from learner.targets import compute_targets
 from tests.learner.conftest import make_judged
 from tests.learner.groups import (
     PROBE,
@@ -25,10 +25,10 @@ from tests.learner.groups import (
     check_export,
     group,
     on_policy,
-    spoilt,
     train,
     weights_of,
     weights_start,
+    with_nan,
 )
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -116,29 +116,28 @@ def bare_gradients(path: Path, batch: TrainBatch, losses: LossSettings, tau: flo
     """Gradient of PPO's loss on a shared trunk, written out: full logits, no engine."""
     model = load_shared(path, torch.float32)
     torch.nn.init.constant_(model.head.weight, 0.01)
-    cpu = torch.device("cpu")
-    tokens, positions = torch.from_numpy(batch.inputs.tokens), torch.from_numpy(batch.inputs.positions)
+    tokens, positions = torch.from_numpy(batch.inputs.tokens), torch.from_numpy(batch.inputs.state_index)
     hidden = model.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)[positions]
     logprobs = torch.log_softmax(model.model.get_output_embeddings()(hidden) / tau, -1)
     chosen = logprobs.gather(1, torch.from_numpy(batch.inputs.targets)[:, None])[:, 0]
-    p, v, c = policy_targets(batch, cpu), value_targets(batch, cpu), losses.policy
-    r = ratio(chosen, p.proximal)
-    surrogate = torch.maximum(-p.advantages * r, -p.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
+    t, c = batch.targets.map(torch.from_numpy), losses
+    r = ratio(chosen, t.proximal)
+    surrogate = torch.maximum(-t.advantages * r, -t.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
     values = model.head(hidden)[:, 0]
-    near = v.old_values + (values - v.old_values).clamp(-losses.value_clip, losses.value_clip)
-    critic = 0.5 * torch.maximum((values - v.returns) ** 2, (near - v.returns) ** 2)
-    ((p.weights * p.importance * surrogate).sum() + losses.value_coefficient * (v.weights * critic).sum()).backward()
+    near = t.old_values + (values - t.old_values).clamp(-losses.value_clip, losses.value_clip)
+    critic = 0.5 * torch.maximum((values - t.returns) ** 2, (near - t.returns) ** 2)
+    ((t.weights * t.importance * surrogate).sum() + losses.value_coefficient * (t.weights * critic).sum()).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model: Tiny) -> None:
     path = tiny_model(True)
-    losses = LossSettings(PolicyCoefficients(0.2, 0.2, 3.0, 0.0, 0.0, "k3"), 0.5, 0.3, 0.9)
+    losses = LossSettings(0.2, 0.2, 3.0, 0.0, "k3", 0.5, 0.3, 0.9)
     with group(path) as learner:
         scored = learner.score(on_policy(learner, make_judged(3)))
-    prepared = prepare(scored, AlgorithmConfig(), 0)
-    cut = plan([len(row.tokens) for row in prepared.rows], 10**6, 1, overhead=10**6)
-    ((whole,),) = train_batches(cut, prepared, list(range(len(scored))), "token-mean")
+    prepared = compute_targets(scored, AlgorithmConfig(), 0)
+    assignment = assign_padded([len(row.tokens) for row in prepared.rows], 10**6, 1, overhead=10**6)
+    ((whole,),) = train_batches(assignment, prepared, list(range(len(scored))), "token-mean")
     expected = bare_gradients(path, whole, losses, 0.9)
     found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True), losses)
     assert expected.keys() == found.keys()
@@ -171,11 +170,9 @@ class GradientProbe:
         worker.join(0, 1, worker.address(), "cpu", 600.0)
         model = load_shared(path, torch.float32)
         torch.nn.init.constant_(model.head.weight, 0.01)
-        trunk = SharedTrunk(
-            model, losses, zero_stage=0, dtype=torch.float32, max_grad_norm=1e9, weight_decay=0.0, offload=False
-        )
+        trunk = SharedTrunk(model, losses, LearnerConfig(max_grad_norm=1e9), torch.float32)
         for batch in step.batches:
-            trunk._pass(batch, losses.policy, step.train_policy)
+            trunk._pass(batch, step.kl_coefficient, step.train_policy)
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -223,14 +220,14 @@ def test_bf16_with_fp32_master_weights_skips_resumes_and_broadcasts(tiny_model: 
         train(learner, [1])
         learner.save(tmp_path / "checkpoint")
         scored = learner.score(on_policy(learner, make_judged(2)))
-        assert learner.update([spoilt(s, "critic") for s in scored]).skipped_steps == 4
+        assert learner.update([with_nan(s, "critic") for s in scored]).skipped_steps == 4
         assert learner.update(scored).skipped_steps == 0
         straight = learner.score(make_judged(5))
         report = learner.broadcast(Engines(path, dtype=torch.bfloat16), PROBE)
         assert report.logprob_gap < 0.1  # bf16 has 8 bits
     with group(path, dtype="bfloat16", **options) as learner:
         learner.restore(tmp_path / "checkpoint")
-        learner.update([spoilt(s, "proximal") for s in scored])  # which no rank gets to see
+        learner.update([with_nan(s, "proximal") for s in scored])  # which no rank gets to see
         learner.update(scored)
         for one, other in zip(straight, learner.score(make_judged(5)), strict=True):
             np.testing.assert_array_equal(one.proximal, other.proximal)

@@ -15,16 +15,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from core.config import AlgorithmConfig
 from core.records import Scored
 from learner.losses import Aggregation
-from learner.models.policy_value import PolicyModel, ValueModel, load_policy, load_value
-from learner.objective import PolicyCoefficients, PolicyTargets, ValueTargets, policy_objective, value_objective
+from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
+from learner.objective import LossSettings, policy_objective, value_objective
+from learner.packing.assign import assign_padded
 from learner.packing.batch import Row, TrainBatch, micro_batch
-from learner.packing.cutting import inputs, scatter, train_batches
-from learner.packing.plan import plan
-from learner.prepare import Prepared, prepare
+from learner.packing.micro_batches import input_batches, results_by_row, train_batches
+from learner.targets import TargetBatch, compute_targets
 from tests.learner.conftest import make_judged
-from tests.learner.test_prepare import as_prompt
+from tests.learner.test_targets import as_prompt
 
-COEFFICIENTS = PolicyCoefficients(0.2, 0.2, 3.0, entropy=0.01, kl=0.1, kl_estimator="k3")
+LOSSES = LossSettings(0.2, 0.2, 3.0, 0.01, "k3", value_clip=0.5, value_coefficient=1.0, temperature=0.7)
 COUNT = 12
 
 
@@ -35,9 +35,9 @@ def models(tiny_model: Callable[[bool], Path]) -> tuple[PolicyModel, ValueModel]
     return policy, value
 
 
-def batch(policy: PolicyModel, seed: int) -> Prepared:
+def batch(policy: PolicyModel, seed: int) -> TargetBatch:
     """See `near`, prepared."""
-    return prepare(near(policy, seed), AlgorithmConfig(), 0)
+    return compute_targets(near(policy, seed), AlgorithmConfig(), 0)
 
 
 def near(policy: PolicyModel, seed: int) -> list[Scored]:
@@ -47,9 +47,9 @@ def near(policy: PolicyModel, seed: int) -> list[Scored]:
     rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
     read = micro_batch(rows)
     with torch.no_grad():
-        logprobs, _ = policy(*(torch.from_numpy(a) for a in (read.tokens, read.positions, read.targets)), 0.7)
+        logprobs, _ = policy(*(torch.from_numpy(a) for a in (read.tokens, read.state_index, read.targets)), 0.7)
     close = (logprobs.numpy() + rng.normal(0, 0.2, len(logprobs))).astype(np.float32)
-    parts = np.split(close, np.cumsum(read.counts)[:-1])
+    parts = np.split(close, np.cumsum([row.scored for row in rows])[:-1])
     values = [rng.uniform(0, 1, len(p)).astype(np.float32) for p in parts]
     scored = [Scored(j, v, p, p - np.float32(0.1)) for j, v, p in zip(judged, values, parts, strict=True)]
     return [replace(s, judged=replace(s.judged, trajectory=replace(s.trajectory, logprobs=s.proximal))) for s in scored]
@@ -61,13 +61,11 @@ def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> 
         module.zero_grad()
     losses = 0.0
     for b in batches:
-        read = [torch.from_numpy(a) for a in (b.inputs.tokens, b.inputs.positions, b.inputs.targets)]
-        t = b.targets
-        columns = [torch.from_numpy(a) for a in (t.proximal, t.advantages, t.importance, t.reference, t.weights)]
+        read = [torch.from_numpy(a) for a in (b.inputs.tokens, b.inputs.state_index, b.inputs.targets)]
+        targets = b.targets.map(torch.from_numpy)
         logprobs, entropy = policy(*read, 0.7)
-        loss, _ = policy_objective(logprobs, entropy, PolicyTargets(*columns), COEFFICIENTS)
-        columns = [torch.from_numpy(a) for a in (t.old_values, t.returns, t.weights)]
-        critic = value_objective(value(*read[:2]), ValueTargets(*columns), 0.5)
+        loss, _ = policy_objective(logprobs, entropy, targets, LOSSES, kl_coefficient=0.1)
+        critic = value_objective(value(*read[:2]), targets, 0.5)
         (loss + critic).backward()
         losses += float((loss + critic).detach())
     gradients = [p.grad.clone() for m in (policy, value) for p in m.parameters() if p.grad is not None]
@@ -86,8 +84,8 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(
 ) -> None:
     prepared, members = batch(models[0], seed), list(range(COUNT))[::-1]
     sizes = [len(prepared.rows[i].tokens) for i in members]
-    ((whole,),) = train_batches(plan(sizes, 10**6, 1, overhead=10**6), prepared, members, how)
-    parts = train_batches(plan(sizes, budget, ranks), prepared, members, how)
+    ((whole,),) = train_batches(assign_padded(sizes, 10**6, 1, overhead=10**6), prepared, members, how)
+    parts = train_batches(assign_padded(sizes, budget, ranks), prepared, members, how)
     loss, gradients = total(*models, [whole])
     cut_loss, cut_gradients = total(*models, [b for rank in parts for b in rank])
     assert cut_loss == pytest.approx(loss, abs=1e-6, rel=1e-6)
@@ -100,15 +98,15 @@ def test_a_replayed_prefix_has_no_loss(models: tuple[PolicyModel, ValueModel]) -
     prepared = batch(models[0], 0)
     for i, row in enumerate(prepared.rows):
         assert row.scored == prepared.offsets[i + 1] - prepared.offsets[i]
-    cut = plan([len(r.tokens) for r in prepared.rows], 10**6, 1, overhead=10**6)
-    ((whole,),) = train_batches(cut, prepared, list(range(COUNT)), "token-mean")
+    assignment = assign_padded([len(r.tokens) for r in prepared.rows], 10**6, 1, overhead=10**6)
+    ((whole,),) = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
     # positions point at states before continuation tokens only, in every row
     width, at = whole.inputs.tokens.shape[1], 0
-    for b, row in enumerate([prepared.rows[i] for i in cut[0][0]]):
-        own = whole.inputs.positions[at : at + row.scored] - b * width
+    for b, row in enumerate([prepared.rows[i] for i in assignment[0][0]]):
+        own = whole.inputs.state_index[at : at + row.scored] - b * width
         assert own.tolist() == list(range(row.context - 1, len(row.tokens) - 1))
         at += row.scored
-    assert at == len(whole.inputs.positions) == len(whole.targets.weights)
+    assert at == len(whole.inputs.state_index) == len(whole.targets.weights)
 
 
 def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple[PolicyModel, ValueModel]) -> None:
@@ -116,9 +114,9 @@ def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple
     assert any(len(s.trajectory.start.prefix_ids) for s in scored)
     found = []
     for version in (scored, [as_prompt(s) for s in scored]):
-        prepared = prepare(version, AlgorithmConfig(), 0)
-        cut = plan([len(r.tokens) for r in prepared.rows], 64, 2)
-        batches = train_batches(cut, prepared, list(range(COUNT)), "token-mean")
+        prepared = compute_targets(version, AlgorithmConfig(), 0)
+        assignment = assign_padded([len(r.tokens) for r in prepared.rows], 64, 2)
+        batches = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
         found.append(total(*models, [b for rank in batches for b in rank]))
     (loss, gradients), (same_loss, same_gradients) = found
     assert loss == same_loss
@@ -129,8 +127,8 @@ def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple
 def test_context_and_padding_get_no_gradient(models: tuple[PolicyModel, ValueModel]) -> None:
     """Of the loss by the last hidden states, from which logits and values come: nothing but the states before scored tokens."""
     prepared = batch(models[0], 1)
-    cut = plan([len(r.tokens) for r in prepared.rows], 64, 2)
-    batches = train_batches(cut, prepared, list(range(COUNT)), "token-mean")
+    assignment = assign_padded([len(r.tokens) for r in prepared.rows], 64, 2)
+    batches = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
     read: list[Tensor] = []
 
     def keep(module: torch.nn.Module, inputs: object, output: BaseModelOutputWithPast) -> None:
@@ -142,7 +140,7 @@ def test_context_and_padding_get_no_gradient(models: tuple[PolicyModel, ValueMod
     total(*models, [b for rank in batches for b in rank])
     for hook in hooks:
         hook.remove()
-    groups = [group for rank in cut for group in rank]
+    groups = [group for rank in assignment for group in rank]
     for hidden, group in zip(
         read, np.repeat(np.arange(len(groups)), 2), strict=True
     ):  # of the policy, then of the critic
@@ -156,7 +154,7 @@ def test_context_and_padding_get_no_gradient(models: tuple[PolicyModel, ValueMod
 
 def test_results_find_their_way_back_to_their_rows() -> None:
     rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in make_judged(2)]
-    cut = plan([len(r.tokens) for r in rows], 40, 3)
-    flats = [[b.targets.astype(np.float32) for b in rank] for rank in inputs(cut, rows, packed=False)]
-    for row, got in zip(rows, scatter(cut, rows, flats), strict=True):
+    assignment = assign_padded([len(r.tokens) for r in rows], 40, 3)
+    flats = [[b.targets.astype(np.float32) for b in rank] for rank in input_batches(assignment, rows, packed=False)]
+    for row, got in zip(rows, results_by_row(assignment, rows, flats), strict=True):
         np.testing.assert_array_equal(got, row.tokens[row.context :].astype(np.float32))

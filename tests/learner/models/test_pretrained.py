@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClassification
 
-import learner.models.policy_value
 from core.errors import ModelError
-from learner.models.policy_value import load_policy, load_value, recompute_activations
+from learner.models.pretrained import load_policy, load_value, recompute_activations
 from learner.packing.batch import Row, micro_batch
 
 ROWS = [
@@ -20,7 +19,7 @@ ROWS = [
 
 def tensors(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     b = micro_batch(rows)
-    return torch.from_numpy(b.tokens), torch.from_numpy(b.positions), torch.from_numpy(b.targets)
+    return torch.from_numpy(b.tokens), torch.from_numpy(b.state_index), torch.from_numpy(b.targets)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -64,7 +63,7 @@ def test_chunks_change_neither_results_nor_gradients(
         ]
 
     whole = run()
-    monkeypatch.setattr(learner.models, "CHUNK_LOGITS", 3 * 64)  # chunks of 3 tokens of a vocabulary of 64
+    monkeypatch.setattr("learner.models.pretrained.CHUNK_LOGITS", 3 * 64)  # chunks of 3 tokens of a vocabulary of 64
     for a, b in zip(whole, run(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 

@@ -4,15 +4,22 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 
+from core.config import LearnerConfig
 from core.errors import ActorError, CheckpointError, LearnerError
 from learner.distributed.ranks import Ranks, _explain
-from learner.distributed.worker import RankWorker, blamed_on, free_port
+from learner.distributed.worker import RankWorker, as_checkpoint_error, free_port, random_states, set_random_states
+
+
+def no_ranks(deadline: float) -> Ranks:
+    config = LearnerConfig().model_copy(update={"ranks": 0, "deadline": deadline})
+    return Ranks(config, device="cpu", cpus=0, gpus=0)
 
 
 @pytest.mark.usefixtures("ray_cluster")  # else Ray connects by itself to whatever ran here last
 def test_a_group_that_has_ended_refuses_every_call() -> None:
-    ranks = Ranks(0, device="cpu", cpus=0, gpus=0, threads=1, deadline=1)
+    ranks = no_ranks(1)
     with pytest.raises(ActorError, match="learner: save after its ranks have ended; resume"):
         ranks.call(RankWorker.save, [])
     with pytest.raises(ActorError, match="learner: address after its ranks"):
@@ -21,7 +28,7 @@ def test_a_group_that_has_ended_refuses_every_call() -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_what_has_come_counts_however_late_it_is_looked_at() -> None:
-    ranks = Ranks(0, device="cpu", cpus=0, gpus=0, threads=1, deadline=0)  # as after a stall of the whole deadline
+    ranks = no_ranks(0)  # as after a stall of the whole deadline
     assert ranks._gather({ray.put("b"): 1, ray.put("a"): 0}, "save") == ["a", "b"]
     never = ray.remote(num_cpus=1000)(lambda: None).remote()
     with pytest.raises(LearnerError, match=r"^learner-rank-1: no answer to save within 0 s"):
@@ -35,13 +42,13 @@ def test_the_port_of_rank_0_is_none_that_the_kernel_gives_to_others_before_it_is
     assert all(free_port() in allowed for _ in range(20))
 
 
-def test_what_fails_in_a_library_while_a_checkpoint_is_read_is_its_fault(tmp_path: Path) -> None:
+def test_what_fails_in_a_library_while_a_checkpoint_is_read_is_a_checkpoint_error(tmp_path: Path) -> None:
     with (
         pytest.raises(CheckpointError, match=r"7: cannot be read; .* \(RuntimeError: PytorchStreamReader failed\)"),
-        blamed_on(tmp_path / "7", "read; resume from another one"),
+        as_checkpoint_error(tmp_path / "7", "read; resume from another one"),
     ):
         raise RuntimeError("PytorchStreamReader failed.")
-    with pytest.raises(CheckpointError, match="its own"), blamed_on(tmp_path, "read"):
+    with pytest.raises(CheckpointError, match="its own"), as_checkpoint_error(tmp_path, "read"):
         raise CheckpointError("its own")
 
 
@@ -52,3 +59,13 @@ def test_a_dead_rank_explains_what_looks_like_a_damaged_checkpoint_to_its_peer()
     error = _explain({0: read, 1: ray.exceptions.ActorDiedError()}, "restore")
     assert isinstance(error, LearnerError)
     assert str(error).startswith("learner-rank-1 died during restore")
+
+
+def test_random_states_go_on_from_a_file_as_if_nothing_had_been_drawn_since(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or cpu
+    torch.save(random_states(device), tmp_path / "rng.pt")
+    first = torch.rand(4), torch.rand(4, device=device)
+    set_random_states(torch.load(tmp_path / "rng.pt"), device)
+    assert all(torch.equal(a, b) for a, b in zip(first, (torch.rand(4), torch.rand(4, device=device)), strict=True))
+    set_random_states(torch.load(tmp_path / "rng.pt"), cpu)  # on a machine without the accelerator

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.models.adapters import Lora, adapters_off, merged
-from learner.models.policy_value import PolicyModel, load_policy, load_value
-from tests.learner.test_models import ROWS, tensors
+from learner.models.pretrained import PolicyModel, load_policy, load_value
+from tests.learner.models.test_pretrained import ROWS, tensors
 
 LORA = Lora(rank=4, alpha=8)
 

@@ -1,11 +1,11 @@
 """From scored trajectories to loss targets: rewards, advantages, returns, importance weights over the *global* batch.
 
-Called by `learner.group` on the driver before the batch is cut, so that nothing here can depend on the cut. Plain torch and
-numpy. Invariant: prompt and replayed prefix are context; every array is over continuation tokens only.
+Called by `learner.group` on the driver before the batch is split into micro-batches, so that nothing here can depend on the
+split. Plain torch and numpy. Invariant: prompt and replayed prefix are context; every array is over continuation tokens only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,45 +13,26 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import FloatArray, IntArray, Scored
-from learner.advantages import ESTIMATORS, Episodes, adaptive_lambda, gae
-from learner.calibration import Boundaries, auc, beside, brier, every_token, explained_variance, inner_places, varies
+from core.records import Scored
+from core.scoring import Flags
+from learner.advantages import Episodes, adaptive_lambda, gae, policy_advantages
+from learner.calibration import Boundaries, critic_calibration, every_token, explained_variance, varies
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, truncated_importance
-from learner.packing.batch import IndexArray, Row, TokenTargets
-
-BoolArray = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStats:
-    """What can be said of the batch before the update."""
-
-    explained_variance: float  # 1 - Var(R - V) / Var(R) over continuation tokens; 0 if the returns do not vary
-    returns_vary: bool  # else the explained variance says nothing
-    value_auc: (
-        float  # of V at the starts and boundaries of the continuations against their outcomes; NaN if all are alike
-    )
-    value_auc_within: float  # between states of continuations of one start at the same depth: beyond problem difficulty
-    value_brier: float  # at the places of `value_auc`
-    importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
-    importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
-    reference_kl: float  # mean KL of pi_prox to the reference per token; 0 without a reference policy
-    engine_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
-    engine_gap_max: float
-    masked_share: float  # share of trajectories without loss (overlong: mask)
+from learner.packing.batch import ArrayTargets, IndexArray, Row, TokenTargets, row_of
+from learner.stats import BatchStats
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch ready to be cut. Tokens of trajectory i are [offsets[i], offsets[i + 1]) of the flat arrays."""
+class TargetBatch:
+    """A batch ready to train on. Tokens of trajectory i are [offsets[i], offsets[i + 1]) of the flat arrays."""
 
     rows: list[Row]
     offsets: IndexArray  # [n + 1]
-    mask: BoolArray  # [n] whether the trajectory takes part in the loss
-    targets: TokenTargets  # flat; weights are set per minibatch by `take`
+    mask: Flags  # [n] whether the trajectory takes part in the loss
+    targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
 
-    def index(self, rows: Sequence[int]) -> IndexArray:
+    def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
         return np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
@@ -61,41 +42,38 @@ class Prepared:
 
         Trajectories out of the loss count too: weight 0 times NaN is NaN.
         """
-        part = self.targets.take(self.index(rows))
+        index = self.token_index(rows)
+        part = self.targets.map(lambda column: column[index])
         with np.errstate(over="ignore", invalid="ignore"):
             squared = np.square(part.old_values - part.returns)
         columns = (part.proximal, part.advantages, part.importance, part.reference, squared)
         return all(bool(np.isfinite(column).all()) for column in columns)
 
-    def weighted(self, rows: Sequence[int], how: Aggregation) -> TokenTargets:
+    def weighted(self, rows: Sequence[int], how: Aggregation) -> ArrayTargets:
         """Flat targets whose weights make a mean over `rows` (one optimizer step); tokens of other rows weigh 0."""
         counts = np.diff(self.offsets)[list(rows)]
         inside = torch.arange(int(counts.max(initial=1)))[None, :] < torch.from_numpy(counts)[:, None]
-        taking_part = torch.from_numpy(self.mask[list(rows)])[:, None]
-        weights = aggregation_weights(inside & taking_part, how)
+        in_loss = torch.from_numpy(self.mask[list(rows)])[:, None]
         flat = np.zeros(int(self.offsets[-1]), dtype=np.float32)
-        flat[self.index(rows)] = weights[inside].numpy()
-        old = self.targets
-        return TokenTargets(
-            old.proximal, old.advantages, old.importance, old.old_values, old.returns, old.reference, weights=flat
-        )
+        flat[self.token_index(rows)] = aggregation_weights(inside & in_loss, how)[inside].numpy()
+        return replace(self.targets, weights=flat)
 
 
-def prepare(
+def compute_targets(
     scored: Sequence[Scored],
     config: AlgorithmConfig,
     version: int,
     kl_coefficient: float = 0.0,
-    cut: Boundaries = every_token,
-) -> Prepared:
-    """Compute the targets of a batch of scored trajectories.
+    boundaries: Boundaries = every_token,
+) -> TargetBatch:
+    """The loss targets of a batch of scored trajectories, and its statistics.
 
     Args:
         scored: the batch.
         config: the algorithm.
         version: the learner's weight version, to tell the engine's numerical gap from staleness.
-        kl_coefficient: what the KL to the reference costs now (it may be adapted); used if it is taken from the reward.
-        cut: the boundaries of a response, where the critic's calibration is measured.
+        kl_coefficient: current weight of the KL to the reference; used if the KL is taken from the reward.
+        boundaries: of a response; the critic's calibration is measured there.
     """
     counts = np.array([len(s.trajectory.tokens) for s in scored], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
@@ -105,7 +83,8 @@ def prepare(
     reference = _flat([s.proximal if s.reference is None else s.reference for s in scored])
     divergence = kl(proximal, reference, config.kl_estimator)
     penalty = kl_coefficient * divergence.double() if config.kl_placement == "reward" else None
-    values = _padded(_flat([s.values for s in scored]).double(), inside)
+    values = torch.zeros(inside.shape, dtype=torch.float64)
+    values[inside] = _flat([s.values for s in scored]).double()
     rewards = _rewards(scored, config, inside, penalty)
     importance = _importance(proximal, _flat([s.trajectory.logprobs for s in scored]), config)
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
@@ -119,10 +98,13 @@ def prepare(
         reference=reference.numpy(),
         weights=np.zeros(int(counts.sum()), dtype=np.float32),
     )
-    rows = [Row(s.trajectory.sequence_ids, len(s.trajectory.start.context_ids)) for s in scored]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    stats = _stats(scored, targets, mask, config, version, float(divergence.mean()), _calibration(scored, cut))
-    return Prepared(rows, offsets, mask, targets, stats)
+    return TargetBatch(
+        rows=[row_of(s.trajectory) for s in scored],
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        mask=mask,
+        targets=targets,
+        stats=_stats(scored, targets, mask, config, version, float(divergence.mean()), boundaries),
+    )
 
 
 def _rewards(scored: Sequence[Scored], config: AlgorithmConfig, inside: Tensor, penalty: Tensor | None) -> Tensor:
@@ -152,7 +134,7 @@ def _advantages(
         lam = adaptive_lambda(torch.tensor([len(s.trajectory.tokens) for s in scored]), config.adaptive_lambda)
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
     episodes = Episodes(rewards, values, mask, torch.tensor(groups), replayed)
-    return ESTIMATORS[config.estimator](episodes, config.gamma, lam, config.normalise)
+    return policy_advantages(config.estimator, episodes, config.gamma, lam, config.normalise)
 
 
 def shaped_reward(scored: Scored, config: AlgorithmConfig) -> float:
@@ -163,56 +145,43 @@ def shaped_reward(scored: Scored, config: AlgorithmConfig) -> float:
     return reward
 
 
-def spoilt(scored: Scored) -> bool:
+def non_finite(scored: Scored) -> bool:
     """Whether anything that a trajectory brings into the loss is NaN or Inf."""
     numbers = [scored.values, scored.proximal, scored.trajectory.logprobs, scored.reference]
     finite = all(bool(np.isfinite(array).all()) for array in numbers if array is not None)
     return not (finite and bool(np.isfinite(scored.judged.verdict.reward)))
 
 
-def blamed(scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]) -> list[str]:
-    """Problems of the steps skipped since the last that was not: those of spoilt trajectories, if any are, else all."""
+def skipped_problems(
+    scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]
+) -> list[str]:
+    """Problem ids of the skipped steps at the end of an update: those of trajectories with a NaN or Inf, if any, else all."""
     first = len(skipped) - next((back for back, flag in enumerate(reversed(skipped)) if not flag), len(skipped))
     rows = {row for members in minibatches[first:] for row in members}
-    guilty = {row for row in rows if spoilt(scored[row])} or rows
-    return sorted({scored[row].trajectory.start.problem_id for row in guilty})
-
-
-def _calibration(scored: Sequence[Scored], cut: Boundaries) -> tuple[float, float, float]:
-    """AUC, AUC within start and depth, and Brier score of V against outcomes, at the starts and boundaries."""
-    outcomes = np.array([s.judged.verdict.correct for s in scored])
-    starts = [s.trajectory.start for s in scored]
-    places = [inner_places(s.trajectory.response_ids, s.trajectory.start.prefix_ids.size, cut) for s in scored]
-
-    def states(read: Sequence[IntArray]) -> tuple[FloatArray, BoolArray]:
-        at = zip(scored, read, strict=True)
-        return np.concatenate([s.values[p] for s, p in at]), np.repeat(outcomes, [p.size for p in read])
-
-    values, succeed = states([np.append(0, own) for own in places])
-    read, groups = beside([start.id for start in starts], [len(s.values) for s in scored], places)
-    return auc(values, succeed), auc(*states(read), groups), brier(values, succeed)
+    suspects = {row for row in rows if non_finite(scored[row])} or rows
+    return sorted({scored[row].trajectory.start.problem_id for row in suspects})
 
 
 def _stats(
     scored: Sequence[Scored],
-    targets: TokenTargets,
-    mask: BoolArray,
+    targets: ArrayTargets,
+    mask: Flags,
     config: AlgorithmConfig,
     version: int,
     kl_mean: float,
-    calibration: tuple[float, float, float],
+    boundaries: Boundaries,
 ) -> BatchStats:
     gap = np.abs(targets.proximal - np.concatenate([s.trajectory.logprobs for s in scored]))
     gap = gap[np.concatenate([s.trajectory.versions for s in scored]) == version]
     weights = targets.importance
     bounded = weights == 0.0 if config.importance == "mask" else weights >= config.importance_cap
-    overall, within, score = calibration
+    auc, auc_within, brier = critic_calibration(scored, boundaries)
     return BatchStats(
         explained_variance=explained_variance(targets.old_values, targets.returns),
         returns_vary=varies(targets.returns),
-        value_auc=overall,
-        value_auc_within=within,
-        value_brier=score,
+        value_auc=auc,
+        value_auc_within=auc_within,
+        value_brier=brier,
         importance_mean=float(weights.mean()),
         importance_truncated=float(bounded.mean()),
         reference_kl=kl_mean,
@@ -224,10 +193,3 @@ def _stats(
 
 def _flat(arrays: Sequence[npt.NDArray[np.float32]]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays).astype(np.float32))
-
-
-def _padded(flat: Tensor, inside: Tensor) -> Tensor:
-    """[B, T] with the flat values [N] where `inside`, 0 elsewhere."""
-    out = torch.zeros(inside.shape, dtype=flat.dtype)
-    out[inside] = flat
-    return out

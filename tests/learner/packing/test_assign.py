@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import IntArray
-from learner.packing.plan import CPU_OVERHEAD, GPU_OVERHEAD, plan
+from learner.packing.assign import CPU_OVERHEAD, GPU_OVERHEAD, Assignment, assign_packed, assign_padded
 
 LENGTHS = st.lists(st.integers(2, 400), min_size=1, max_size=60)
 
@@ -15,24 +14,24 @@ LENGTHS = st.lists(st.integers(2, 400), min_size=1, max_size=60)
 def test_every_row_once_within_the_budget_and_as_many_micro_batches_on_every_rank(
     lengths: list[int], budget: int, ranks: int
 ) -> None:
-    cut = plan(lengths, budget, ranks)
-    assert len(cut) == ranks
-    assert len({len(groups) for groups in cut}) == 1
-    assert sorted(int(row) for groups in cut for group in groups for row in group) == list(range(len(lengths)))
-    for group in (group for groups in cut for group in groups if len(group) > 1):
+    assignment = assign_padded(lengths, budget, ranks)
+    assert len(assignment) == ranks
+    assert len({len(groups) for groups in assignment}) == 1
+    assert sorted(int(row) for groups in assignment for group in groups for row in group) == list(range(len(lengths)))
+    for group in (group for groups in assignment for group in groups if len(group) > 1):
         assert max(lengths[row] for row in group) * len(group) <= budget
 
 
-def loads(cut: list[list[IntArray]], lengths: list[int]) -> list[int]:
+def loads(assignment: Assignment, lengths: list[int]) -> list[int]:
     """Tokens that each rank reads, padding included."""
-    return [sum(max(lengths[r] for r in g) * len(g) for g in groups if len(g)) for groups in cut]
+    return [sum(max(lengths[r] for r in g) * len(g) for g in groups if len(g)) for groups in assignment]
 
 
 @pytest.mark.parametrize("overhead", [CPU_OVERHEAD, GPU_OVERHEAD])
 @pytest.mark.parametrize(("rows", "ranks"), [(256, 4), (256, 8), (128, 4), (64, 2)])
 def test_ranks_get_like_loads(rows: int, ranks: int, overhead: int) -> None:
     lengths = gsm8k(rows)
-    busy = loads(plan(lengths, 16_384, ranks, overhead), lengths)
+    busy = loads(assign_padded(lengths, 16_384, ranks, overhead), lengths)
     assert max(busy) <= 1.05 * sum(busy) / ranks
 
 
@@ -40,7 +39,7 @@ def test_rows_that_fit_one_micro_batch_are_shared_out() -> None:
     lengths = [400] * 20 + [
         100
     ]  # the least tokens: all of one width together, 8,000 for one rank and 100 for the other
-    busy = loads(plan(lengths, 8192, 2), lengths)
+    busy = loads(assign_padded(lengths, 8192, 2), lengths)
     assert max(busy) <= 4400
 
 
@@ -48,8 +47,8 @@ def test_rows_that_fit_one_micro_batch_are_shared_out() -> None:
 def test_the_busiest_rank_is_done_before_that_of_any_cut_into_two(
     lengths: list[int], budget: int, overhead: int
 ) -> None:
-    cut = plan(lengths, budget, 2, overhead)
-    needed = max(loads(cut, lengths)) + overhead * len(cut[0])
+    assignment = assign_padded(lengths, budget, 2, overhead)
+    needed = max(loads(assignment, lengths)) + overhead * len(assignment[0])
     rows = sorted(lengths, reverse=True)
     for at in range(len(rows) + 1):
         costs = [max(part) * len(part) for part in (rows[:at], rows[at:]) if part]
@@ -58,10 +57,10 @@ def test_the_busiest_rank_is_done_before_that_of_any_cut_into_two(
 
 
 def test_empty_micro_batches_only_when_rows_run_out() -> None:
-    cut = plan([10, 10, 10], 1000, 2)  # one group, split in two for two ranks
-    assert sorted(len(group) for groups in cut for group in groups) == [1, 2]
-    cut = plan([10], 1000, 3)
-    assert sorted(len(group) for groups in cut for group in groups) == [0, 0, 1]
+    assignment = assign_padded([10, 10, 10], 1000, 2)  # one group, split in two for two ranks
+    assert sorted(len(group) for groups in assignment for group in groups) == [1, 2]
+    assignment = assign_padded([10], 1000, 3)
+    assert sorted(len(group) for groups in assignment for group in groups) == [0, 0, 1]
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=7), st.integers(40, 120), st.integers(0, 60))
@@ -77,14 +76,16 @@ def test_the_cut_costs_least_of_all_cuts_of_the_sorted_rows(lengths: list[int], 
             groups.append([row]) if new else groups[-1].append(row)
         if all(max(group) * len(group) <= budget for group in groups):
             every.append(cost(groups))
-    ((*got,),) = ([[lengths[i] for i in group] for group in rank] for rank in plan(lengths, budget, 1, overhead))
+    ((*got,),) = (
+        [[lengths[i] for i in group] for group in rank] for rank in assign_padded(lengths, budget, 1, overhead)
+    )
     assert cost(got) == min(every)
 
 
 def test_padding_of_a_wide_mix_of_lengths_is_small() -> None:
     lengths = gsm8k(512)
     for ranks in (1, 4):
-        assert 1 - sum(lengths) / sum(loads(plan(lengths, 8192, ranks), lengths)) <= 0.05
+        assert 1 - sum(lengths) / sum(loads(assign_padded(lengths, 8192, ranks), lengths)) <= 0.05
 
 
 def gsm8k(rows: int) -> list[int]:
@@ -95,5 +96,20 @@ def gsm8k(rows: int) -> list[int]:
 
 def test_the_same_lengths_give_the_same_cut() -> None:
     lengths = [5, 9, 5, 7, 9, 5] * 20
-    first, second = plan(lengths, 64, 2), plan(lengths, 64, 2)
+    first, second = assign_padded(lengths, 64, 2), assign_padded(lengths, 64, 2)
     assert all(np.array_equal(a, b) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(20, 200), st.integers(1, 4))
+def test_packed_assignments_hold_every_row_once_within_the_budget(lengths: list[int], budget: int, ranks: int) -> None:
+    assignment = assign_packed(lengths, budget, ranks)
+    assert sorted(int(row) for rank in assignment for group in rank for row in group) == list(range(len(lengths)))
+    assert len({len(rank) for rank in assignment}) == 1
+    for group in (group for rank in assignment for group in rank):
+        assert len(group) <= 1 or sum(lengths[row] for row in group) <= budget
+
+
+def test_packed_assignments_are_few_and_even() -> None:
+    """12 rows of 100 tokens, budget 350, 2 ranks: 1,200 / 350 = 4 groups of 3 rows, 2 for each rank."""
+    assignment = assign_packed([100] * 12, 350, 2)
+    assert [[len(group) for group in rank] for rank in assignment] == [[3, 3], [3, 3]]

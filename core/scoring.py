@@ -1,0 +1,81 @@
+"""How well numbers tell right from wrong outcomes: AUC, within-group AUC and Brier score. Pure numpy.
+
+Called by `learner.calibration` (metrics of the critic) and by the rankings of `replay` (how far to trust the critic).
+Invariant: a number that the data do not define (one class only, nothing to compare) is NaN, never a made-up 0.5.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Reals = npt.NDArray[np.floating]
+Doubles = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.integer]
+
+
+def auc(values: Reals, correct: Flags, groups: Numbers | None = None) -> float:
+    """Chance that a correct item has a higher value than a wrong one [N] (ties count half); NaN without such a pair.
+
+    With `groups` only items of the same group are compared, and every such pair counts the same.
+
+    >>> auc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
+    0.875
+    """
+    groups = np.zeros(len(values), np.int64) if groups is None else groups
+    wins, positives, negatives = _mixed_groups(values, correct, groups)
+    return float(wins.sum() / (positives * negatives).sum()) if len(wins) else math.nan
+
+
+def within_auc(values: Reals, correct: Flags, groups: Numbers) -> tuple[float, float, float]:
+    """AUC within groups, its standard error, and the degrees of freedom of that; all NaN without a mixed group.
+
+    The AUC of a group is the share of its (correct, wrong) pairs that the values order rightly (ties count half). Over
+    groups it is their mean with weights m = n+ n- / (n+ + n- + 1) (van Elteren), which is how much a group's says.
+    Groups are independent, outcomes of one group are not (of one state there are several): the error is the groups' own
+    scatter, sqrt(sum (m (AUC - mean))^2 k / (k - 1)) / sum m, with k = (sum m)^2 / sum m^2 for the number of groups.
+
+    >>> within_auc(np.array([0.9, 0.1, 0.2]), np.array([True, False, True]), np.array([0, 0, 1]))[0]
+    1.0
+    """
+    wins, positives, negatives = _mixed_groups(values, correct, groups)
+    if not len(wins):
+        return math.nan, math.nan, math.nan
+    areas = wins / (positives * negatives)
+    weight = positives * negatives / (positives + negatives + 1)
+    area = float(np.average(areas, weights=weight))
+    number = float(weight.sum() ** 2 / (weight**2).sum())
+    if number <= 1.0:
+        return area, math.nan, 0.0
+    scatter = float(((weight * (areas - area)) ** 2).sum()) * number / (number - 1.0)
+    return area, float(np.sqrt(scatter)) / float(weight.sum()), number - 1.0
+
+
+def _mixed_groups(values: Reals, correct: Flags, groups: Numbers) -> tuple[Doubles, Doubles, Doubles]:
+    """Of every group with both outcomes: the pairs that the values order rightly, and its correct and wrong items."""
+    order = np.lexsort((values, groups))
+    value, right, group = values[order], correct[order], np.unique(groups[order], return_inverse=True)[1]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (value[1:] != value[:-1]) | (group[1:] != group[:-1])
+    first = np.flatnonzero(new)
+    sizes = np.diff(np.append(first, len(order)))
+    # midranks within each group, from 1
+    ranks = np.repeat(first + (sizes + 1) / 2.0, sizes) - np.searchsorted(group, group)
+    positives, negatives = (np.bincount(group, side).astype(np.float64) for side in (right, ~right))
+    mixed = (positives > 0) & (negatives > 0)
+    good, bad = positives[mixed], negatives[mixed]
+    return np.bincount(group, ranks * right)[mixed] - good * (good + 1) / 2, good, bad
+
+
+def brier(values: Reals, correct: Flags) -> float:
+    """Mean squared error of the values [N], read as probabilities and clipped to [0, 1]; 0 is perfect, NaN of nothing."""
+    if not len(values):
+        return math.nan
+    return float(np.mean((np.clip(values.astype(np.float64), 0.0, 1.0) - correct) ** 2))
+
+
+def base_brier(correct: Flags) -> float:
+    """Brier score of always saying the mean: m (1 - m)."""
+    mean = float(np.mean(correct))
+    return mean * (1.0 - mean)

@@ -1,0 +1,237 @@
+"""Policy, critic and reward model around Hugging Face models, computing only what training reads.
+
+Used by `learner.distributed` and `learner.supervised`. Invariants: [B, T, V] logits never exist (hidden states are gathered
+before scored tokens, then projected in chunks); a token's value is that of the state *before* it; there is no dropout, so
+scoring and training see the same function.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from core.errors import ModelError, first_line
+from learner.models.adapters import Lora, add_adapters
+from learner.models.logprobs import token_logprobs
+
+CHUNK_LOGITS = 2**26
+"""Logits projected at once (fp32: 256 MB). One chunk: kept for the backward pass; several: recomputed there."""
+
+_OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class PolicyModel(nn.Module):
+    """A causal language model that returns log-probabilities and entropies of chosen tokens."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state_index: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] fp32 of the distribution softmax(logits / temperature).
+
+        Without gradients the entropies are NaN: scoring does not read them.
+
+        Args:
+            tokens: [B, T] right-padded.
+            state_index: [N] index into B * T of the state before each target.
+            targets: [N] tokens.
+            temperature: of the sampling that the log-probabilities are compared with.
+            position_ids: [1, T] position of every token in its row, where rows are packed into one line; None: padded rows.
+        """
+        return self.read(_states(self.model.get_decoder(), tokens, state_index, position_ids), targets, temperature)
+
+    def read(self, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] from hidden states [N, H]."""
+        head = self.model.get_output_embeddings()
+        size = max(1, CHUNK_LOGITS // self.model.config.get_text_config().vocab_size)
+        if len(states) <= size:
+            return _read(head, states, targets, temperature)
+        parts = [
+            checkpoint(_read, head, s, t, temperature, use_reentrant=False)
+            for s, t in zip(states.split(size), targets.split(size), strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _read(head: nn.Module, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    return token_logprobs(head(states), targets, temperature)
+
+
+def _states(decoder: nn.Module, tokens: Tensor, state_index: Tensor, position_ids: Tensor | None) -> Tensor:
+    """Last hidden states [N, H] at `state_index` (index into B * T of `tokens` [B, T])."""
+    hidden = decoder(
+        input_ids=tokens, position_ids=position_ids, use_cache=False, **row_bounds(position_ids)
+    ).last_hidden_state
+    states: Tensor = hidden.reshape(-1, hidden.shape[-1]).index_select(0, state_index)
+    return states
+
+
+def row_bounds(position_ids: Tensor | None) -> dict[str, Any]:
+    """Bounds of packed rows for the attention functions of transformers; nothing for padded rows.
+
+    `position_ids`: of the tokens [1, T], each row's from 0. cu_seq_lens_q: bounds [rows + 1]; max_length_q: longest row.
+    """
+    if position_ids is None:
+        return {}
+    ends = torch.tensor([position_ids.shape[1]], device=position_ids.device)
+    bounds = torch.cat([(position_ids[0] == 0).nonzero()[:, 0], ends])
+    return {"cu_seq_lens_q": bounds.to(torch.int32), "max_length_q": int(bounds.diff().max())}
+
+
+def _value_head(trunk: PreTrainedModel) -> nn.Linear:
+    """A scalar head at zero: every value is 0 before the first step."""
+    head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class ValueModel(nn.Module):
+    """A decoder with a scalar head."""
+
+    def __init__(self, trunk: PreTrainedModel) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = _value_head(trunk)
+
+    def forward(self, tokens: Tensor, state_index: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Values [N] fp32 of the states at `state_index` (index into B * T of `tokens` [B, T])."""
+        values: Tensor = self.head(_states(self.trunk, tokens, state_index, position_ids))
+        return values[:, 0].float()
+
+
+class SharedModel(PolicyModel):
+    """A policy with a scalar head on its own trunk: one pass gives log-probabilities and values."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.head = _value_head(model)
+
+    def forward(  # type: ignore[override]  # a value more than the policy alone
+        self,
+        tokens: Tensor,
+        state_index: Tensor,
+        targets: Tensor,
+        temperature: float,
+        train_trunk: bool = True,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies and values [N] fp32; arguments as of `PolicyModel`.
+
+        Without `train_trunk` gradients end at the head (critic warm-up: the policy must not move).
+        """
+        with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
+            states = _states(self.model.get_decoder(), tokens, state_index, position_ids)
+            logprobs, entropy = self.read(states, targets, temperature)
+        values: Tensor = self.head(states)
+        return logprobs, entropy, values[:, 0].float()
+
+
+class RewardModel(nn.Module):
+    """A sequence classifier with one label: the score of a whole dialogue, read at the last token that is not padding.
+
+    The classifier reads it itself, so the score is the same wherever the saved model is loaded.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Scores [B] fp32 of the dialogues tokens[b, :lengths[b]] ([B, T], right-padded)."""
+        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        padded = tokens.masked_fill(~real, self.model.config.pad_token_id)
+        scores: Tensor = self.model(input_ids=padded, attention_mask=real.long(), use_cache=False).logits
+        return scores[:, 0].float()
+
+
+def load_policy(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> PolicyModel:
+    """The policy from a Hugging Face directory or name; `attention` as `learner.models.attention.choose_attention` says.
+
+    Raises:
+        ModelError: the model cannot be read, or transforms its logits in a way that is not supported.
+    """
+    return PolicyModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora, attention))
+
+
+def load_shared(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> SharedModel:
+    """The policy with a value head on its trunk. Raises ModelError as `load_policy`."""
+    return SharedModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora, attention))
+
+
+def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> ValueModel:
+    """The critic: a pretrained trunk and a head at zero. Adapters go on the trunk; the head is trained whole.
+
+    Raises ModelError as `load_policy`.
+    """
+    return ValueModel(_load(AutoModel, "the critic's trunk", path, dtype, lora, attention))
+
+
+def load_reward(path: str, dtype: torch.dtype) -> RewardModel:
+    """The reward model from a classifier, or from a causal language model with a new head. Raises ModelError."""
+    config = read_config(path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    config.num_labels = 1
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    options = {"config": config, "dtype": dtype}
+    return RewardModel(_pretrained(AutoModelForSequenceClassification, "a sequence classifier", path, options))
+
+
+def _load(
+    kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora | None, attention: str
+) -> PreTrainedModel:
+    """A model of one of transformers' auto classes, with adapters if asked for."""
+    options = {"config": read_config(path), "dtype": dtype, "attn_implementation": attention}
+    model = _pretrained(kind, what, path, options)
+    if lora is not None:
+        add_adapters(model, lora)
+    return model
+
+
+def _pretrained(kind: Any, what: str, path: str | Path, options: dict[str, Any]) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = kind.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path {path}: cannot be loaded as {what}: {first_line(error)}") from error
+    return model
+
+
+def recompute_activations(module: PolicyModel | ValueModel | RewardModel) -> None:
+    """Turn on gradient checkpointing. Hugging Face models do it in training mode only; there is no dropout to turn on."""
+    inner = module.trunk if isinstance(module, ValueModel) else module.model
+    inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    module.train()
+
+
+def read_config(path: str | Path) -> PretrainedConfig:
+    """The model's configuration without dropout (PPO's ratios must compare the same function)."""
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path {path}: no readable config.json: {first_line(error)}") from error
+    for name, value in config.to_dict().items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
+        if name in _OUTPUT_TRANSFORMS and value not in (None, 1.0):
+            raise ModelError(f"model.path {path}: {name}={value} changes the logits after lm_head; not supported")
+    return config

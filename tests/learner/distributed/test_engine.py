@@ -1,0 +1,72 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from core.config import LearnerConfig
+from learner.distributed.engine import GuardedAdamW, engine_config, sole_compiler
+from tests.processes import LONG
+
+
+def test_guarded_adamw_clips_and_refuses_what_is_not_finite() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = GuardedAdamW([{"params": [parameter]}], max_grad_norm=1.0, lr=0.1, weight_decay=0.0)
+    parameter.grad = torch.tensor([3.0, 4.0])
+    optimizer.step()
+    assert optimizer._global_grad_norm == 5.0  # before clipping
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(parameter.detach(), torch.tensor([-0.1, -0.1]))  # Adam's first step is lr x sign
+    moments = {k: v.clone() for k, v in optimizer.state[parameter].items()}
+    parameter.grad = torch.tensor([float("inf"), 0.0])
+    optimizer.step()
+    assert optimizer.overflow
+    torch.testing.assert_close(parameter.detach(), torch.tensor([-0.1, -0.1]))
+    for key, value in moments.items():
+        assert torch.equal(optimizer.state[parameter][key], value)
+
+
+def test_stage_0_needs_fp32_and_leaves_clipping_to_the_guard() -> None:
+    plain = engine_config(LearnerConfig(), torch.float32)
+    assert (plain["zero_optimization"]["stage"], plain["gradient_clipping"]) == (0, 0.0)
+    half = engine_config(LearnerConfig(), torch.bfloat16)  # fp32 master weights live in the ZeRO optimizer
+    assert (half["zero_optimization"]["stage"], half["gradient_clipping"]) == (1, 1.0)
+    assert half["bf16"] == {"enabled": True, "check_grad_overflow": True}
+    offloaded = engine_config(LearnerConfig(zero_stage=2, offload=True), torch.float32)
+    assert offloaded["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+
+
+COMPILES = """
+import sys, time
+from pathlib import Path
+from learner.distributed.engine import sole_compiler
+with sole_compiler(Path(sys.argv[1])):
+    Path(sys.argv[1], "lock").touch()
+    print("compiling", flush=True)
+    time.sleep(float(sys.argv[2]))
+    Path(sys.argv[1], "compiled").touch()
+"""
+
+
+def compiling(folder: Path, seconds: float) -> "subprocess.Popen[str]":
+    """A process in the middle of compiling."""
+    command = [sys.executable, "-c", COMPILES, str(folder), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "compiling\n"
+    return process
+
+
+def test_a_killed_compiler_leaves_nothing_that_anybody_waits_for(tmp_path: Path) -> None:
+    process = compiling(tmp_path, LONG)
+    process.kill()
+    with sole_compiler(tmp_path):
+        assert not (tmp_path / "lock").exists()
+    process.communicate()
+
+
+def test_a_living_compiler_is_waited_for(tmp_path: Path) -> None:
+    process = compiling(tmp_path, 1.0)
+    with sole_compiler(tmp_path):
+        assert (tmp_path / "compiled").exists()
+    process.communicate()

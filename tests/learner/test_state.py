@@ -1,0 +1,109 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core.errors import CheckpointError
+from learner.state import CheckpointLayout, LearnerState, read_state
+
+LAYOUT = CheckpointLayout(
+    "Qwen2ForCausalLM with 7 trained parameters", zero_stage=2, value_model="separate", lora_rank=0, lora_alpha=16
+)
+
+
+def new_state() -> LearnerState:
+    return LearnerState(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
+
+
+def test_the_warm_up_ends_after_its_length() -> None:
+    state = new_state()
+    trained = []
+    for _ in range(4):
+        trained.append(state.begin_update(2))
+        state.note_steps([False])
+        state.note_critic(0.0, True, 0.0)
+    assert trained == [False, False, True, True]
+
+
+def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
+    state = new_state()
+    trained = []
+    for variance in (0.0, 0.3, 0.5, 0.52, 0.51, 0.1, 0.9):
+        trained.append(state.begin_update(100))
+        state.note_steps([False])
+        state.note_critic(variance, True, 0.05)
+    # 0.5, 0.52, 0.51 lie within 0.05: the policy learns from the next update on, and never stops again
+    assert trained == [False] * 5 + [True] * 2
+
+
+def test_a_critic_that_has_not_learnt_anything_yet_has_not_settled() -> None:
+    state = new_state()
+    for variance in (0.0, 0.01, 0.02, -0.3, -0.31, -0.3, 0.1, 0.4, 0.41):
+        state.note_critic(variance, True, 0.05)
+        assert not state.policy_trains
+    state.note_critic(0.42, True, 0.05)
+    assert state.policy_trains
+
+
+def test_batches_whose_returns_do_not_vary_do_not_settle_the_critic() -> None:
+    state = new_state()
+    for variance, vary in [(0.1, True), *[(0.0, False)] * 5, (0.11, True)]:
+        state.note_critic(variance, vary, 0.05)
+        assert not state.policy_trains
+    state.note_critic(0.12, True, 0.05)
+    assert state.policy_trains
+
+
+def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken() -> None:
+    state = new_state()
+    state.note_steps([False, True], ["p3"])
+    state.note_steps([True, True], ["p7", "p1"])
+    assert state.skipped_problems == ["p1", "p3", "p7"]
+    state.note_steps([True, False, True], ["p9"])
+    assert state.skipped_problems == ["p9"]
+    state.note_steps([False], [])
+    assert state.skipped_problems == []
+
+
+def test_skipped_steps_count_in_a_row() -> None:
+    state = new_state()
+    state.note_steps([True, False, True])
+    assert state.skipped_in_row == 1
+    state.note_steps([True, True])
+    assert (state.skipped_in_row, state.steps, state.updates) == (3, 5, 2)
+    state.note_steps([False])
+    assert state.skipped_in_row == 0
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    state = LearnerState(
+        2, LAYOUT, 0.05, 0.03, version=7, updates=6, steps=24, skipped_problems=["p3"], variances=[0.1, 0.2]
+    )
+    state.save(tmp_path / "learner.json")
+    assert read_state(tmp_path / "learner.json", LAYOUT) == state
+    other = replace(LAYOUT, zero_stage=3, lora_rank=8)
+    with pytest.raises(
+        CheckpointError, match=r"\(zero_stage 2 in the checkpoint, 3 now; lora_rank 0 in the checkpoint, 8 now\)"
+    ):
+        read_state(tmp_path / "learner.json", other)
+    with pytest.raises(CheckpointError, match="no complete learner checkpoint"):
+        read_state(tmp_path / "missing.json", LAYOUT)
+
+
+def test_the_policy_counts_its_own_steps() -> None:
+    state = new_state()
+    for _ in range(3):
+        state.begin_update(2)
+        state.note_steps([False, True])
+    assert (state.steps, state.policy_steps) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("configured", "now", "expected"), [(0.05, 0.05, 0.08), (0.05, 0.0, 0.0), (0.0, 0.05, 0.05), (0.05, 0.1, 0.1)]
+)
+def test_the_kl_coefficient_is_that_of_the_checkpoint_unless_another_is_configured(
+    configured: float, now: float, expected: float
+) -> None:
+    state = LearnerState(ranks=1, layout=LAYOUT, kl_configured=configured, kl_coefficient=configured and 0.08)
+    state.continue_with(ranks=2, kl_configured=now)
+    assert (state.ranks, state.kl_configured, state.kl_coefficient) == (2, now, expected)
