@@ -54,12 +54,9 @@ class LearnerGroup:
 
         Args:
             model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
-            config, algorithm: the sections of the configuration.
             dtype: "float32" or "bfloat16".
-            device: "cpu" or "cuda".
             temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
             total_steps: optimizer steps of the whole run, for the learning-rate schedule.
-            seed: the run's seed.
             cpus, gpus: what a rank reserves; GPUs on device "cuda" only.
             local: run the one rank in this process instead of a Ray actor (debugging).
             sender: sends weights directly to the engines, in addition to the object store.
@@ -81,11 +78,9 @@ class LearnerGroup:
             arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
             trained, self._packed = self._ranks.call_same(RankWorker.load, *arguments)[0]
             self._ranks.call_same(RankWorker.open_channel, sender, config.deadline)
-            layout = CheckpointLayout(
-                trained, config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha
-            )
+            fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
             kl = algorithm.kl_coefficient
-            self._state = LearnerState(len(self._ranks), layout, kl_configured=kl, kl_coefficient=kl)
+            self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
 
         self._launch = launch
         launch()
@@ -132,7 +127,6 @@ class LearnerGroup:
         Raises:
             DivergenceError: `max_skipped_steps` in a row were skipped.
         """
-        begin = time.monotonic()
         state = self._state
         train_policy = state.begin_update(self._config.critic_warmup)
         algorithm = self._algorithm if train_policy else self._algorithm.model_copy(update={"value_lambda": 1.0})
@@ -154,10 +148,8 @@ class LearnerGroup:
             policy_lr=plans[-1][0].policy_lr,
             value_lr=plans[-1][0].value_lr,
             kl_coefficient=state.kl_coefficient,
-            tokens=int(batch.offsets[-1]),
             padding_share=padding_share(read, trained),
             policy_trained=train_policy,
-            seconds=time.monotonic() - begin,
         )
         self._note(scored, minibatches, steps, batch.stats, train_policy)
         return stats

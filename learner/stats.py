@@ -45,7 +45,6 @@ class BatchStats:
     reference_kl: float  # mean KL of pi_prox to the reference per token; 0 without a reference policy
     engine_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
     engine_gap_max: float
-    masked_share: float  # share of trajectories without loss (overlong: mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +62,10 @@ class UpdateStats(BatchStats):
     value_grad_norm: float
     policy_lr: float  # of the last step
     value_lr: float
-    tokens: int  # continuation tokens of the batch
     padding_share: float  # of what the models read in the update
     steps: int  # optimizer steps asked for
     skipped_steps: int  # of these, skipped by both models for a NaN or Inf
     policy_trained: bool  # False during critic_warmup
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

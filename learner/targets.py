@@ -103,7 +103,7 @@ def compute_targets(
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
         targets=targets,
-        stats=_stats(scored, targets, mask, config, version, float(divergence.mean()), boundaries),
+        stats=_stats(scored, targets, config, version, float(divergence.mean()), boundaries),
     )
 
 
@@ -165,7 +165,6 @@ def skipped_problems(
 def _stats(
     scored: Sequence[Scored],
     targets: ArrayTargets,
-    mask: Flags,
     config: AlgorithmConfig,
     version: int,
     kl_mean: float,
@@ -187,7 +186,6 @@ def _stats(
         reference_kl=kl_mean,
         engine_gap_mean=float(gap.mean()) if gap.size else 0.0,
         engine_gap_max=float(gap.max()) if gap.size else 0.0,
-        masked_share=float(1.0 - mask.mean()),
     )
 
 

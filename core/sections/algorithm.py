@@ -12,7 +12,7 @@ class AlgorithmConfig(Section):
 
     estimator: Literal["gae", "grpo", "rloo", "reinforce++"] = Field(
         "gae",
-        description="The policy's advantages: GAE with the critic, or critic-free: against the continuations of the same start (grpo, rloo) or the whole batch (reinforce++). The critic is trained in any case: replay ranks by it.",
+        description="The policy's advantages: GAE with the critic, or critic-free: against the continuations of the same start (grpo, rloo) or the whole batch (reinforce++). The critic is always trained: replay ranks by it.",
     )
     gamma: float = Field(1.0, gt=0, le=1, description="Discount.")
     policy_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda of the policy's advantages.")
@@ -32,21 +32,21 @@ class AlgorithmConfig(Section):
     value_clip: float = Field(0.5, gt=0, description="How far a value may move from its old one in one update.")
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     kl_coefficient: float = Field(
-        0.0, ge=0, description="Weight of the KL to the reference policy in the loss; 0: no reference policy is kept."
+        0.0, ge=0, description="Weight of the KL to the reference policy in the loss; 0: there is no reference policy."
     )
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL; k1 in the reward only.")
     kl_placement: Literal["loss", "reward"] = Field(
-        "loss", description="Whether that KL is a term of the loss or is taken from the reward of every token."
+        "loss", description="Where that KL acts: as a term of the loss, or subtracted from the reward of every token."
     )
     kl_target: float | None = Field(
         None,
         gt=0,
-        description="KL to the reference policy (nats per token) that kl_coefficient is adapted to; none: it is kept.",
+        description="KL to the reference policy (nats per token) that kl_coefficient is adapted to; none: it is constant.",
     )
     kl_horizon: int = Field(
         10_000,
         ge=1,
-        description="Trajectories over which that adaptation takes effect, at least those of an iteration: by up to 20 % then.",
+        description="Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration.",
     )
     aggregation: Literal["token-mean", "sequence-mean"] = Field(
         "token-mean", description="Mean of the losses over the global batch."
@@ -64,5 +64,5 @@ class AlgorithmConfig(Section):
         description="Truncated responses: no loss (mask), reward minus overlong_penalty (penalise), or as judged (keep).",
     )
     overlong_penalty: float = Field(
-        0.5, ge=0, description="Taken from the reward of a truncated response when overlong is 'penalise'."
+        0.5, ge=0, description="Subtracted from the reward of a truncated response when overlong is 'penalise'."
     )

@@ -20,19 +20,19 @@ class LearnerConfig(Section):
     )
     value_model: Literal["separate", "shared"] = Field(
         "separate",
-        description="The critic: a model of its own, or a value head on the policy's trunk (one pass, one loss, half the memory).",
+        description="The critic: a separate model, or a value head on the policy's trunk (one pass, one loss, half the memory).",
     )
     value_path: str = Field(
         "",
-        description="Hugging Face model that a separate critic starts from, of the policy's architecture and vocabulary (a reward model, say); empty: the policy's.",
+        description="Hugging Face model that a separate critic starts from, for example a reward model, with the policy's architecture and vocabulary; empty: the policy's.",
     )
     value_coefficient: float = Field(
-        0.1, gt=0, description="Weight of the value loss beside the policy's when value_model is 'shared'."
+        0.1, gt=0, description="Weight of the value loss against the policy's when value_model is 'shared'."
     )
     lora_rank: int = Field(
         0,
         ge=0,
-        description="Rank of LoRA adapters on all linear layers of policy and critic, which alone are trained; 0: all weights are trained.",
+        description="Rank of LoRA adapters on all linear layers of policy and critic; only the adapters are trained. 0: all weights are trained.",
     )
     lora_alpha: int = Field(16, ge=1, description="LoRA's scale: adapters count lora_alpha / lora_rank times.")
     epochs: int = Field(1, ge=1, description="Passes over an iteration's trajectories.")
@@ -46,7 +46,7 @@ class LearnerConfig(Section):
     value_lr: float = Field(3e-4, gt=0, description="Learning rate of the critic.")
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear learning-rate warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Learning rates after the warm-up: kept, or falling to 0 at the end of the run."
+        "constant", description="Learning rates after the warm-up: constant, or falling to 0 at the end of the run."
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping, by global norm.")
@@ -56,12 +56,12 @@ class LearnerConfig(Section):
     critic_settled: float = Field(
         0.0,
         ge=0,
-        description="End critic_warmup early once the critic's explained variance has stayed within this over 3 iterations, above this; 0: never.",
+        description="End critic_warmup early once the critic's explained variance is above this and has changed by less than this over 3 iterations; 0: never.",
     )
     max_restarts: int = Field(
         3,
         ge=0,
-        description="Restarts of the ranks from the last checkpoint (before the first: from the beginning), after one of them was lost, before the run stops.",
+        description="Restarts of the ranks after one of them died, from the last checkpoint (before the first: from the beginning); then the run stops.",
     )
     max_skipped_steps: int = Field(
         8, ge=1, description="Optimizer steps skipped in a row for a NaN or Inf after which the run stops."
@@ -72,7 +72,7 @@ class LearnerConfig(Section):
     )
     threads: int = Field(2, ge=1, description="CPU threads per rank (OMP_NUM_THREADS).")
     deadline: float = Field(
-        1800.0, gt=0, description="Seconds that one call of the learner may take before its ranks count as hung."
+        1800.0, gt=0, description="Seconds that one call of the learner may take; then its ranks count as hung."
     )
     max_logprob_gap: float = Field(
         1e-2,

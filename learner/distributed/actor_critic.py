@@ -35,17 +35,12 @@ class StepPlan:
 class ActorCritic(ABC):
     """What a rank trains and scores with: what both kinds have in common."""
 
-    policy: TrainEngine
-    """The engine that holds the policy."""
-
-    def __init__(self, policy: TrainEngine, losses: LossSettings) -> None:
-        self.policy = policy
+    def __init__(self, engines: dict[str, TrainEngine], losses: LossSettings) -> None:
+        """`engines` by the name of their checkpoint; the one named "policy" holds the policy."""
+        self.engines = engines
+        self.policy = engines["policy"]
         self._losses = losses
-        self._device = policy.device
-
-    @abstractmethod
-    def engines(self) -> dict[str, TrainEngine]:
-        """All engines, by the name of their checkpoint."""
+        self._device = self.policy.device
 
     @abstractmethod
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
@@ -78,12 +73,9 @@ class SeparateModels(ActorCritic):
     def __init__(
         self, policy: PolicyModel, value: ValueModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype
     ) -> None:
-        super().__init__(TrainEngine(policy, [list(policy.parameters())], engine, dtype), losses)
+        policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
         self._value = TrainEngine(value, [list(value.parameters())], engine, dtype)
-
-    def engines(self) -> dict[str, TrainEngine]:
-        """See `ActorCritic`."""
-        return {"policy": self.policy, "value": self._value}
+        super().__init__({"policy": policy_engine, "value": self._value}, losses)
 
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
@@ -136,11 +128,7 @@ class SharedTrunk(ActorCritic):
 
     def __init__(self, model: SharedModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype) -> None:
         groups = [list(model.model.parameters()), list(model.head.parameters())]
-        super().__init__(TrainEngine(model, groups, engine, dtype), losses)
-
-    def engines(self) -> dict[str, TrainEngine]:
-        """See `ActorCritic`."""
-        return {"policy": self.policy}
+        super().__init__({"policy": TrainEngine(model, groups, engine, dtype)}, losses)
 
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""

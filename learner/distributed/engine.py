@@ -219,7 +219,7 @@ class TrainEngine:
             return found is not None
         universal = f"{tag}.universal"
         if torch.distributed.get_rank() == 0:
-            to_universal(directory / tag, directory / universal)
+            _to_universal(directory / tag, directory / universal)
         torch.distributed.barrier()
         config = self._engine._config  # DeepSpeed reads this option from the file it was started with only
         config.load_universal_checkpoint = True
@@ -232,19 +232,11 @@ class TrainEngine:
                 shutil.rmtree(directory / universal)
 
 
-def to_universal(source: Path, target: Path) -> None:
+def _to_universal(source: Path, target: Path) -> None:
     """Convert a ZeRO checkpoint folder, whose files belong to ranks, into one whose files belong to parameters."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(target, ignore_errors=True)  # left by a conversion that was killed
-    ds_to_universal.main(
-        SimpleNamespace(
-            input_folder=str(source),
-            output_folder=str(target),
-            num_extract_workers=1,
-            num_merge_workers=1,
-            keep_temp_folder=False,
-            strict=True,
-            inject_missing_state=True,
-        )
-    )
+    folders = {"input_folder": str(source), "output_folder": str(target), "keep_temp_folder": False}
+    workers = {"num_extract_workers": 1, "num_merge_workers": 1}
+    ds_to_universal.main(SimpleNamespace(**folders, **workers, strict=True, inject_missing_state=True))

@@ -158,7 +158,7 @@ class RankWorker:
         """
         folder = Path(directory)
         with as_checkpoint_error(folder, "written; free space or fix the rights"):
-            for tag, engine in self._actor_critic.engines().items():
+            for tag, engine in self._actor_critic.engines.items():
                 engine.save(folder, tag)
             torch.save(random_states(self._device), folder / f"rng-{self._rank}.pt")
             return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
@@ -172,7 +172,7 @@ class RankWorker:
         folder = Path(directory)
         same = ranks == torch.distributed.get_world_size()
         with as_checkpoint_error(folder, "read; resume from another one"):
-            for tag, engine in self._actor_critic.engines().items():
+            for tag, engine in self._actor_critic.engines.items():
                 if not engine.restore(folder, tag, same):
                     raise CheckpointError(f"{folder / tag}: no complete DeepSpeed checkpoint; resume from another one")
             set_random_states(torch.load(folder / f"rng-{self._rank % ranks}.pt"), self._device)

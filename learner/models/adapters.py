@@ -1,7 +1,7 @@
-"""LoRA (2106.09685) through peft: adapters into a model, and out of its tensors again.
+"""LoRA (2106.09685) through peft: add adapters to a model, and merge them into its weights.
 
-Used by `learner.models` (in) and `learner.distributed.worker` (out: engines and exports get whole matrices under Hugging Face's names).
-peft is imported only where adapters are asked for. Invariants: base weights are frozen; a new adapter changes nothing
+Used by `learner.models.pretrained` (add) and `learner.distributed.worker` (merge: engines and exports get whole matrices under
+Hugging Face's names). peft is imported only where adapters are asked for. Invariants: base weights are frozen; a new adapter changes nothing
 (B = 0); `merged` of a model without adapters is the identity.
 """
 
@@ -27,7 +27,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied with."""
+        """The factor of B A."""
         return self.alpha / self.rank
 
 
@@ -36,11 +36,11 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, bias="none", target_modules="all-linear")
-    inject_adapter_in_model(config, model)  # trainable from here on: the adapters alone
+    inject_adapter_in_model(config, model)  # only the adapters are trainable now
 
 
 def merged(named: Iterable[NamedTensor], scale: float) -> Iterator[NamedTensor]:
-    """Whole parameters under their plain names: W + scale B A for adapted ones, in fp32 and back to W's type.
+    """Whole parameters under their plain names: W + scale B A where there are adapters, computed in fp32, in W's type.
 
     Relies on the order of `named_parameters`: a layer's base weight, then A, then B.
     """

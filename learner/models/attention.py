@@ -73,12 +73,10 @@ def register(kernel: Kernel) -> None:
         max_length_q: int,
         scaling: float | None = None,
         sliding_window: int | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        **___: Any,
+        **more: Any,
     ) -> tuple[Tensor, None]:
         """query [1, heads, T, D], key and value [1, key-value heads, T, D] -> [1, T, heads, D]."""
-        if softcap is not None or s_aux is not None:
+        if more.get("softcap") is not None or more.get("s_aux") is not None:
             raise ValueError("torch's attention for packed rows has no soft cap and no sinks; install flash-attn")
         line = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
         out = kernel(

@@ -1,6 +1,6 @@
 """Log-probabilities and entropies of chosen tokens from their logits [N, V]: one pass over them, and one back. Plain torch.
 
-Called by `learner.models`. Built from torch's own functions the same takes half a dozen more tensors of the logits' size.
+Called by `learner.models.pretrained`. torch's own functions would need half a dozen more tensors of the logits' size.
 Invariant: a row's results depend on that row alone, bit for bit, so that scoring and training agree.
 """
 
@@ -12,21 +12,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CPU_BLOCK = 2**18
-"""Logits handled at once on CPU (fp32: 1 MB): what lies between two of them then stays in a core's cache."""
+"""Logits handled at once on CPU (fp32: 1 MB): intermediate results then stay in a core's cache."""
 
 
 class TokenLogprobs(torch.autograd.Function):
     """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N] of softmax(logits / temperature).
 
-    The backward pass uses up what the forward pass has kept, the probabilities; a second one through the same tokens is refused
-    by torch.
+    The backward pass overwrites the probabilities that the forward pass saved; torch refuses a second backward pass.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """Keep the probabilities only, and nothing without `training`."""
+        """Save the probabilities only, and nothing without `training`."""
         logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         entropies = torch.full_like(logprobs, torch.nan)
         chances = torch.empty(logits.shape if training else (0,), dtype=torch.float32, device=logits.device)
@@ -63,7 +62,7 @@ class TokenLogprobs(torch.autograd.Function):
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets and entropies [N] fp32 of softmax(logits / temperature), from logits [N, V].
 
-    Where no gradient is computed (scoring) nobody reads the entropies: they are NaN.
+    Without gradients (scoring) the entropies are NaN.
     """
     training = torch.is_grad_enabled() and logits.requires_grad
     logprobs, entropies = TokenLogprobs.apply(logits, targets, temperature, training)

@@ -110,7 +110,7 @@ def _smallest(sizes: Sizes, budget: int, count: int) -> list[list[int]]:
 
 
 def _begins(widths: list[int], bound: int) -> list[int]:
-    """First rows of as few groups as fit the bound, for rows of falling width (a wider row is a group of its own)."""
+    """First rows of as few groups as fit the bound, for rows of falling width (a wider row forms a group alone)."""
     begins, at = [], 0
     while at < len(widths):
         begins.append(at)

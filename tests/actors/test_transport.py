@@ -87,7 +87,7 @@ def test_every_way_brings_the_same_and_a_restarted_engine_takes_part_again(
     for logprobs in pool.sequence_logprobs(PROBE):  # the successor's come from the object store
         np.testing.assert_array_equal(logprobs[0], after)
     for way in (GroupSender, HandleSender, None):
-        learner._all(RankWorker.open_channel, way, 120.0)
+        learner._ranks.call_same(RankWorker.open_channel, way, 120.0)
         engines = broadcast(learner, pool, blind=way is not None)
         assert (engines.given.direct is None) == (way is None)
         assert engines.given.manifest.digest == first.given.manifest.digest
@@ -100,7 +100,7 @@ def test_an_engine_that_a_direct_way_fails_is_named_and_takes_the_object_stores_
 ) -> None:
     pool, learner = parts
     engines = Engines(pool, blind=False)
-    learner._all(RankWorker.open_channel, None, 120.0)
+    learner._ranks.call_same(RankWorker.open_channel, None, 120.0)
     learner.broadcast(engines, PROBE)
     caplog.set_level(logging.WARNING)
     answers = pool.load_weights(replace(engines.given, direct=Handles((b"nothing",))))

@@ -146,7 +146,7 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
 
 
 def engine_gradients(path: Path, step: StepPlan, losses: LossSettings) -> dict[str, torch.Tensor]:
-    """What `SharedTrunk` accumulates before its step, in a rank of its own."""
+    """What `SharedTrunk` accumulates before its step, in a separate rank."""
     import ray
 
     from learner.distributed.ranks import rank_environment
