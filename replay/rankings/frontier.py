@@ -43,7 +43,7 @@ import numpy.typing as npt
 
 from core.records import FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import Columns, Flags, Index, Ranking, RankSettings
+from replay.rankings.base import Flags, Index, Ranking, RankSettings, StateColumns
 from replay.rankings.chains import Chains, chains_of, retention_order
 
 LOST = 0.4
@@ -57,7 +57,7 @@ UNTRIED = 0.1
 MASTERED = 0.9
 
 
-def frontier(columns: Columns, settings: RankSettings) -> FloatArray:
+def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
     """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
     priority = np.full(len(columns.value), -np.inf, np.float32)
     rested = resting(columns)
@@ -71,7 +71,7 @@ def frontier(columns: Columns, settings: RankSettings) -> FloatArray:
     return priority
 
 
-def chain_retention(columns: Columns, priority: FloatArray) -> FloatArray:
+def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
     """Retention [S]: class + 1 / (1 + order): a problem keeps whole chains, and the store what can still teach.
 
     Classes: 4 chains that have been tried, and the shallowest state of a chain that rests (its outcomes keep the chain from
@@ -88,7 +88,7 @@ def chain_retention(columns: Columns, priority: FloatArray) -> FloatArray:
     return retention
 
 
-def success_curve(columns: Columns, found: Chains, gate: float) -> Reals:
+def success_curve(columns: StateColumns, found: Chains, gate: float) -> Reals:
     """[K] the rising success estimate p of the states of the chains."""
     order = found.order
     wins, losses = columns.wins[order].astype(np.float64), columns.losses[order].astype(np.float64)
@@ -143,12 +143,12 @@ def mastered(wins: npt.NDArray[np.floating], losses: npt.NDArray[np.floating]) -
     return np.asarray((wins + 1) / (wins + losses + 2) > MASTERED)
 
 
-def resting(columns: Columns) -> Flags:
+def resting(columns: StateColumns) -> Flags:
     """[S] whether the state's problem is solved from its root already."""
     return mastered(columns.root_wins, columns.root_losses)
 
 
-def explores(columns: Columns, rested: Flags) -> Flags:
+def explores(columns: StateColumns, rested: Flags) -> Flags:
     """[S] the deepest third of own failures of problems without any proven state."""
     proven = columns.provenance != Provenance.OWN_FAILED
     hopeful = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0

@@ -34,7 +34,7 @@ import numpy as np
 from core.records import FloatArray
 from core.seeds import derive
 from replay.keys import Keys, Reals, mix
-from replay.rankings.base import Columns, Index, Ranking, RankSettings
+from replay.rankings.base import Index, Ranking, RankSettings, StateColumns
 
 RETIRED_ABOVE = 0.9
 LEAST_EPS, MOST_EPS = 0.05, 0.2
@@ -56,7 +56,7 @@ def belief(wins: FloatArray, losses: FloatArray, value: FloatArray, gate: float)
     return 1.0 + wins + PRIOR * gate * expected, 1.0 + losses + PRIOR * gate * (1.0 - expected)
 
 
-def posterior(columns: Columns, settings: RankSettings) -> FloatArray:
+def posterior(columns: StateColumns, settings: RankSettings) -> FloatArray:
     """Priority [S]; see the module."""
     a, b = belief(columns.wins, columns.losses, columns.value, settings.gate)
     mean, variance = moments(a, b)
@@ -94,7 +94,7 @@ def quarantined_below(decay: float) -> float:
     return min(max(bound, LEAST_EPS), MOST_EPS)
 
 
-def settled_retention(columns: Columns, priority: FloatArray) -> FloatArray:
+def settled_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
     """Retention [S]: priority - i / 10^4 for the state of the i-th highest priority in its problem, i = 0, 1, ...
 
     The i-th most tried settled state (tried, and of lower priority than a new one) has that of the i-th other state of its
