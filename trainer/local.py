@@ -25,7 +25,7 @@ def settle(config: Config) -> Config:
 
     Must be called before torch's compiler and vLLM are imported: they read their environment then.
     """
-    from actors.engine import environment
+    from actors.vllm_setup import environment
 
     device = choose_device(config)
     os.environ.update(environment(device, config.rollout.threads))

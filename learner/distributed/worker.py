@@ -25,7 +25,7 @@ with uncollected():  # a rank's process begins here
     import torch
     from transformers.utils import is_flash_attn_2_available
 
-    from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
+    from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
     from learner.distributed import randomness
     from learner.distributed.actor_critic import (
         ActorCritic,
@@ -115,7 +115,7 @@ class RankWorker:
         """From now on rank 0 also sends weights by this direct way, waiting for engines no longer than `seconds`."""
         if self._rank == 0:
             self.close_channel()
-            home = Home(self._device.type, os.environ["MASTER_ADDR"], seconds)
+            home = SenderHost(self._device.type, os.environ["MASTER_ADDR"], seconds)
             self._sender = None if sender is None else sender(home)
 
     def close_channel(self) -> None:
