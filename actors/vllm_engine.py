@@ -58,8 +58,7 @@ class VllmEngine:
                 max_num_seqs=config.max_running,
                 **(setup.engine_arguments(config, device) | config.engine_options),
             )
-            with setup.without_llvmlite():
-                self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+            self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except (OSError, ValueError, RuntimeError, TypeError, VLLMError) as error:
             named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
             raise ModelError(f"model.path = {model_path}: vLLM cannot load it{named}: {first_line(error)}") from error

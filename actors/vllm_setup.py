@@ -5,9 +5,7 @@ Used by `actors/vllm_engine.py`, where its process is started (`actors/handle.py
 """
 
 import os
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +47,6 @@ def environment(device: str, threads: int) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "TORCH_COMPILE_DISABLE": "1",  # compiling the sampler costs the first batch 7-30 s and gains nothing on CPU
     }
-
-
-@contextmanager
-def without_llvmlite() -> Iterator[None]:
-    """vLLM 0.32 searches every imported module for Triton kernels and fails at this one of numba's, whose `lib` answers any attribute.
-
-    They share a process with `--local` only.
-    """
-    name = "llvmlite.binding.ffi"
-    kept = {name: sys.modules.pop(name)} if name in sys.modules else {}
-    try:
-        yield
-    finally:
-        sys.modules.update(kept)
 
 
 def stop_tokens(model_path: str) -> list[int]:
