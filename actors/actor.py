@@ -1,7 +1,7 @@
 """The Ray actor around one engine: thin, so that what it does can be tested without Ray.
 
-Created by `actors/slot.py`. Invariant: one thread serves one call at a time, so a weight swap falls between engine steps,
-and a call that does not come back means that the process is dead or hung.
+Created by `actors/handle.py`. Invariant: one thread serves one call at a time, so a weight swap falls between engine steps, and a call
+that does not come back means that the process is dead or hung.
 """
 
 import os
@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.engines import build_engine
-from actors.flat import FlatBatch, Job
+from actors.jobs import Continuation, Job
 from core.config import Device, RolloutConfig
 from core.records import FloatArray, IntArray
-from core.sampling import Sampling
-from core.transport import complete
-from core.weights import Acknowledgement, Bucket, Place, Weights, resolved
+from core.transport import synchronise
+from core.weights import Acknowledgement, Bucket, Member, Weights, resolved
 
 DIRECT_SECONDS = 60.0
-"""Longest wait for the sender or another engine on a direct way; at most a quarter of `rollout.deadline`, so that an engine
-has time left to take the other way."""
+"""Longest wait for the sender or another engine on a direct way; at most a quarter of `rollout.deadline`, so that time is left for the
+object store's copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +31,11 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Said by an actor that can serve, with the weights of the model directory."""
+class StepResult:
+    """What an engine has finished, and what it still has."""
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one turn of stepping brought."""
-
-    batch: FlatBatch
-    unfinished: int  # samples still in flight
+    finished: list[Continuation]
+    unfinished: int  # samples in flight
 
 
 class RolloutActor:
@@ -64,18 +58,16 @@ class RolloutActor:
         node = ray.get_runtime_context().get_node_id()
         return Process(os.getpid(), node, os.path.realpath("/proc/self/fd/2"))
 
-    def start(self, model_path: str, config: RolloutConfig, dtype: str, device: Device, seed: int) -> Ready:
-        """Build the engine and report for duty."""
-        self._device, self._patience = device, min(DIRECT_SECONDS, config.deadline / 4)
+    def start(self, model_path: str, config: RolloutConfig, dtype: str, device: Device, seed: int) -> None:
+        """Build the engine, with the weights of the model directory. Raises ModelError."""
+        self._device, self._direct_seconds = device, min(DIRECT_SECONDS, config.deadline / 4)
         self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
-        return Ready()
 
-    def turn(self, jobs: list[Job], sampling: Sampling | None, seconds: float, refill: int) -> Turn:
-        """Take up `jobs` (drawn by `sampling`) and step for about `seconds`, or until only `refill` samples are in flight."""
-        if sampling is not None:
-            self._engine.add(jobs, sampling)
-        batch = self._engine.run(seconds, refill)
-        return Turn(batch, self._engine.unfinished)
+    def generate(self, jobs: list[Job], seconds: float, refill: int) -> StepResult:
+        """Take up `jobs` and step for about `seconds`, or until only `refill` samples are in flight."""
+        self._engine.add(jobs)
+        finished = self._engine.run(seconds, refill)
+        return StepResult(finished, self._engine.unfinished)
 
     def abort(self) -> None:
         """Drop everything that is in flight; see `Engine.abort`."""
@@ -84,33 +76,31 @@ class RolloutActor:
     def load_weights(self, weights: Weights, members: Sequence[Process] = ()) -> Acknowledgement:
         """Swap the weights; see `Engine.load_weights`.
 
-        `members`: those who take the direct way, if the learner offers one. Should it fail, the acknowledgement says why, and
-        the weights are those of the object store: a broadcast must not depend on the health of other engines.
+        `members`: the actors that take the direct way, if the learner offers one. If it fails, the weights come from the object store and
+        the acknowledgement says why: a broadcast must not depend on the health of other engines.
         """
         own = self.process()
         if weights.direct is None or own not in members:
             return self._engine.load_weights(self._stored(weights))
-        place = Place(list(members).index(own) + 1, len(members) + 1, self._device, self._patience)
+        member = Member(list(members).index(own) + 1, len(members) + 1, self._device, self._direct_seconds)
         try:
-            received = replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, place)), direct=None)
+            received = replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, member)), direct=None)
         except RuntimeError as error:
             detour = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             return replace(self._engine.load_weights(self._stored(weights)), detour=detour)
         acknowledgement = self._engine.load_weights(received)
-        complete(self._device)  # the sender may free its memory once this answer is there
+        synchronise(self._device)  # the sender may free its memory once it has this answer
         return acknowledgement
 
     @staticmethod
     def _stored(weights: Weights) -> Weights:
-        """With the buckets of the object store at hand."""
+        """With the buckets of the object store, which are read in place: the node has one copy."""
         import ray
 
-        def fetch(bucket: Any) -> Bucket:
-            return list(
-                ray.get(bucket) if isinstance(bucket, ray.ObjectRef) else bucket
-            )  # the node's copy, read in place
+        def _fetch(bucket: Any) -> Bucket:
+            return list(ray.get(bucket) if isinstance(bucket, ray.ObjectRef) else bucket)
 
-        return resolved(replace(weights, direct=None), fetch)
+        return resolved(replace(weights, direct=None), _fetch)
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1] at temperature 1; see `Engine.sequence_logprobs`."""

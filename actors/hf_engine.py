@@ -1,8 +1,8 @@
 """Generation by plain `transformers`, for machines that vLLM does not support and for breakpoints inside the model.
 
-Chosen by `rollout.engine: hf`; keeps the contract of `actors/base.py` (see there). It decodes a wave of samples one token per
-step; samples of one start share the reading of their context, and those that wait begin when the wave has ended or the
-weights change. Invariant: the cache of a wave was computed by the weights in use.
+Chosen by `rollout.engine: hf`; `actors/engines.py` says what every engine does. It decodes a wave of samples, one token per step. Samples of
+one start share the reading of their context. Those that wait begin when the wave has ended or the weights change. Invariant: the cache of a
+wave was computed by the weights in use.
 """
 
 import time
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engine import stop_tokens
-from actors.flat import Continuation, FlatBatch, Job, pack
+from actors.jobs import Continuation, Job
+from actors.vllm_setup import stop_tokens
 from core.config import Device, RolloutConfig
 from core.errors import ModelError, WeightError, first_line
 from core.records import Finish, FloatArray, IntArray
@@ -29,12 +29,10 @@ from core.weights import Acknowledgement, Weights, digest, unpack
 class Sample:
     """One continuation under way."""
 
-    start_id: str
+    job: Job
     number: int
     context: list[int]
-    budget: int  # tokens
-    sampling: Sampling
-    dice: torch.Generator
+    generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -43,17 +41,6 @@ class Sample:
     def ids(self) -> list[int]:
         """Context and what was generated."""
         return self.context + self.tokens
-
-    def finished(self, finish: Finish) -> Continuation:
-        """The record of a continuation that has ended."""
-        return Continuation(
-            start_id=self.start_id,
-            sample=self.number,
-            tokens=np.array(self.tokens, np.int32),
-            logprobs=np.array(self.logprobs, np.float32),
-            versions=np.array(self.versions, np.int32),
-            finish=finish,
-        )
 
 
 @dataclass(slots=True)
@@ -96,17 +83,15 @@ class HfEngine:
         """Samples in flight."""
         return len(self._waiting) + (len(self._wave.samples) if self._wave else 0)
 
-    def add(self, jobs: Iterable[Job], sampling: Sampling) -> None:
-        """Take up the samples of `jobs`; sample i of a start draws with `derive(start.seed, i)` and nothing else."""
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Take up the samples of `jobs`; see `Engine.add`."""
         for job in jobs:
-            start = job.start
-            context = start.context_ids.tolist()
-            budget = sampling.max_response_tokens - len(start.prefix_ids)
+            context = job.start.context_ids.tolist()
             for number in job.samples:
-                dice = torch.Generator(self._device).manual_seed(derive(start.seed, number))
-                self._waiting.append(Sample(start.id, number, context, budget, sampling, dice))
+                generator = torch.Generator(self._device).manual_seed(derive(job.start.seed, number))
+                self._waiting.append(Sample(job, number, context, generator))
 
-    def run(self, seconds: float, refill: int = 0) -> FlatBatch:
+    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
         """Step for about `seconds`, at least once, or until only `refill` samples are left in flight; returns what finished."""
         end = time.monotonic() + seconds
         done: list[Continuation] = []
@@ -116,32 +101,24 @@ class HfEngine:
                 break
         if self._sleeps and not self.unfinished:
             self._model.to("cpu")
-        return pack(done)
-
-    def generate(self, jobs: Iterable[Job], sampling: Sampling) -> FlatBatch:
-        """All samples of `jobs`, to their ends."""
-        self.add(jobs, sampling)
-        return self.run(float("inf"))
+        return done
 
     @torch.no_grad()
     def step(self) -> list[Continuation]:
         """One token for every sample of the wave; returns those that ended by it."""
         wave = self._wave or self._begin()
-        done, going = [], []
-        for row, (sample, (token, logprob)) in enumerate(
-            zip(wave.samples, draw(wave.logits, wave.samples), strict=True)
-        ):
+        done, going = list[Continuation](), list[int]()
+        drawn = draw_tokens(wave.logits, wave.samples)
+        for row, (sample, (token, logprob)) in enumerate(zip(wave.samples, drawn, strict=True)):
             sample.tokens.append(token)
             sample.logprobs.append(logprob)
             sample.versions.append(self.version)
-            if token in self._stop:
-                done.append(sample.finished(Finish.STOP))
-            elif len(sample.tokens) == sample.budget:
-                done.append(sample.finished(Finish.LENGTH))
-            elif repeats(sample.tokens, sample.sampling):
-                done.append(sample.finished(Finish.REPETITION))
-            else:
+            finish = self._finish(sample)
+            if finish is None:
                 going.append(row)
+            else:
+                found = sample.tokens, sample.logprobs, sample.versions
+                done.append(Continuation(sample.job.start.id, sample.number, *found, finish))
         self._wave = self._advance(wave, going) if going else None
         return done
 
@@ -152,10 +129,7 @@ class HfEngine:
 
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps; samples in flight are read again by the new ones.
-
-        Raises WeightError when a parameter is missing.
-        """
+        """Swap the weights between two steps; the new ones read the samples in flight again. Raises WeightError when one is missing."""
         parameters = dict(self._model.named_parameters())
         given = dict(unpack(weights))
         missing = sorted(parameters.keys() - given.keys())
@@ -174,13 +148,21 @@ class HfEngine:
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""
-        self._model.to(self._device)  # which does nothing unless it slept
+        self._model.to(self._device)
         found = []
         for sequence in sequences:
             ids = torch.from_numpy(np.array(sequence, np.int64)).to(self._device)
             table = torch.log_softmax(self._model(input_ids=ids[None, :-1]).logits[0].float(), -1)
             found.append(table.gather(1, ids[1:, None])[:, 0].cpu().numpy())
         return found
+
+    def _finish(self, sample: Sample) -> Finish | None:
+        """Why a sample ends with its last token, if it does."""
+        if sample.tokens[-1] in self._stop:
+            return Finish.STOP
+        if len(sample.tokens) == sample.job.budget:
+            return Finish.LENGTH
+        return Finish.REPETITION if repeats(sample.tokens, sample.job.sampling) else None
 
     def _begin(self) -> Wave:
         """Read the contexts of the next samples, each different context once."""
@@ -225,7 +207,7 @@ class HfEngine:
 
 
 def repeats(tokens: Sequence[int], sampling: Sampling) -> bool:
-    """Whether the end is a pattern of at most `repetition_tokens`, `repetition_times` times: what vLLM's detector looks for."""
+    """Whether the end repeats a pattern of at most `repetition_tokens` tokens `repetition_times` times, as vLLM's detector decides it."""
     times = sampling.repetition_times
     for size in range(1, min(sampling.repetition_tokens, len(tokens) // times) + 1):
         if all(tokens[-n] == tokens[-n - size] for n in range(1, size * (times - 1) + 1)):
@@ -233,25 +215,25 @@ def repeats(tokens: Sequence[int], sampling: Sampling) -> bool:
     return False
 
 
-def draw(logits: Tensor, samples: Sequence[Sample]) -> list[tuple[int, float]]:
+def draw_tokens(logits: Tensor, samples: Sequence[Sample]) -> list[tuple[int, float]]:
     """A token and its log-probability for every row [B, V]: from softmax(logits / temperature) cut to `top_p`.
 
-    The most likely of p / e, e exponential, is a draw from p; every sample throws its own dice. With temperature 0 it is the
-    most likely token, with its log-probability at temperature 1.
+    The largest of p / e, with e exponential, is a draw from p (exponential race); every sample has its own generator. With temperature 0 it
+    is the most likely token, with its log-probability at temperature 1.
     """
     from transformers import TopPLogitsWarper
 
     found: dict[int, tuple[int, float]] = {}
     rows: dict[Sampling, list[int]] = {}
     for row, sample in enumerate(samples):
-        rows.setdefault(sample.sampling, []).append(row)
+        rows.setdefault(sample.job.sampling, []).append(row)
     for sampling, members in rows.items():
         part = logits[members]
         if sampling.temperature:
             part = part / sampling.temperature
             if sampling.top_p < 1:
                 part = TopPLogitsWarper(sampling.top_p)(torch.empty(0), part)  # type: ignore[arg-type]
-            noise = [torch.empty_like(part[0]).exponential_(generator=samples[row].dice) for row in members]
+            noise = [torch.empty_like(part[0]).exponential_(generator=samples[row].generator) for row in members]
             tokens = (part - torch.stack(noise).log()).argmax(-1)
         else:
             tokens = part.argmax(-1)

@@ -1,14 +1,14 @@
-"""The pool's place when a run has one process and no Ray (`launch.py train --local`): one engine, called directly.
+"""The pool of a run in one process without Ray (`launch.py train --local`): one engine, called directly.
 
-Made by `trainer/build.py`. Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of
-engines, in the same order (to the bit for vLLM on CPU, see `actors/base.py`); an error of the engine reaches the caller as
-itself, so that a debugger stops where it arose.
+Made by `trainer/build.py`. Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of engines, in the
+same order (to the bit for vLLM on CPU, see `actors/engines.py`). An error of the engine reaches the caller as itself, so that a debugger
+stops where it arose.
 """
 
 import time
 from collections.abc import Sequence
 
-from actors.base import Engine
+from actors.engines import Engine
 from actors.ledger import Ledger, Queues, check_room
 from core.config import RolloutConfig
 from core.records import FloatArray, IntArray, Start, Trajectory
@@ -25,17 +25,16 @@ class LocalPool:
         self.restarts = self.quarantined = 0  # an engine in this process cannot be lost without it
         self._engine = engine
         self._busy = 0.0  # seconds of generation
-        self._max_prompt_tokens = config.max_prompt_tokens
-        self._max_response_tokens = config.max_response_tokens
+        self._room = (config.max_prompt_tokens, config.max_response_tokens)
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
         """All samples of all starts, ordered by start and sample. Raises ConfigError when a start does not fit."""
-        check_room(starts, sampling, self._max_prompt_tokens, self._max_response_tokens)
+        check_room(starts, sampling, *self._room)
         begun = time.monotonic()
         ledger = Ledger()
         ledger.add(starts, sampling)
-        while work := ledger.take(NAME, ledger.open):
-            ledger.accept(self._engine.generate(work.jobs, sampling))
+        self._engine.add(ledger.take(NAME, ledger.open))
+        ledger.accept(self._engine.run(float("inf")))
         self._busy += time.monotonic() - begun
         return [trajectory for start in starts for trajectory in ledger.collect(start.id)]
 
@@ -48,7 +47,7 @@ class LocalPool:
         return [self._engine.load_weights(handle)]
 
     def make_room(self) -> None:
-        """There is nobody who could."""
+        """There are no elastic actors."""
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
         """[1][sequence][T - 1]: log-probability of tokens 1..T-1 of each sequence at temperature 1."""

@@ -1,14 +1,14 @@
-"""The pool on a thread of its own: generation goes on whatever the learner does (asynchronous mode).
+"""The pool on a thread of its own: generation goes on while the learner works (asynchronous mode).
 
-Made by `trainer/build.py`; the loop and the learner's broadcast use it like a pool. Invariant: only the thread changes the
-pool. A call is carried out between two rounds of it; an error that ends the rounds is raised to whoever asks next.
+Made by `trainer/build.py`; the loop and the learner's broadcast use it like a pool. Invariant: only the thread changes the pool. It carries
+out a call between two rounds of the pool. An error that ends the thread is raised in every later call.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.ledger import Queues
@@ -25,17 +25,17 @@ Finished = tuple[str, list[Trajectory]]
 """A start id and its trajectories by sample; none if the start was quarantined."""
 
 PATIENCE = 0.5
-"""Seconds between two looks whether the thread or its work has ended."""
+"""Seconds between two looks whether the thread has ended, or new calls have come."""
 
 
 class RolloutStream:
-    """Generates what was submitted until it is closed; the pool stays with whoever made it."""
+    """Generates what was submitted, until it is closed. The pool stays open."""
 
     def __init__(self, pool: "RolloutPool") -> None:
         self._pool = pool
         self._calls: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue()
         self._finished: queue.Queue[Finished] = queue.Queue()
-        self._owed = 0  # starts submitted and not handed out
+        self._open = 0  # starts submitted and not returned
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rollout-stream", daemon=True)
         self._thread.start()
@@ -51,47 +51,37 @@ class RolloutStream:
         return self._pool.quarantined
 
     def submit(self, starts: Sequence[Start], sampling: Sampling) -> None:
-        """Queue starts; returns when they are in the books."""
+        """Queue starts. Raises ConfigError when one does not fit."""
         self._call(lambda: self._pool.submit(starts, sampling))
-        self._owed += len(starts)
+        self._open += len(starts)
 
     def finished(self) -> list[Finished]:
         """The starts that were completed since the last call; waits for the first.
 
-        Raises what has ended the rounds, and ActorError when no start is left to wait for.
+        Raises the error that has ended the thread, and ActorError when no engine can complete one.
         """
         found: list[Finished] = []
         while not found or not self._finished.empty():
             try:
                 found.append(self._finished.get(timeout=PATIENCE))
             except queue.Empty:
-                self._check()
-                if self._call(self._lost):
-                    raise ActorError(
-                        f"{self._owed} starts are owed, but no engine has them: a defect of the pool"
-                    ) from None
-        self._owed -= len(found)
+                self._call(self._check_progress)
+        self._open -= len(found)
         return found
-
-    def _lost(self) -> bool:
-        """On the thread: whether nothing is under way, nor finished. Raises ActorError when nothing can be."""
-        self._pool.check()
-        queues = self._pool.queues()
-        return not queues.waiting and not queues.running and self._finished.empty()
 
     def abandon(self) -> None:
         """Forget everything that was submitted."""
         self._call(self._pool.abandon)
-        self._owed = 0
+        self._open = 0
         while not self._finished.empty():
             self._finished.get()
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
-        """As `RolloutPool.generate`: before all that has been submitted."""
+        """As `RolloutPool.generate`: before all that was submitted."""
         return self._call(lambda: self._pool.generate(starts, sampling))
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        """As `RolloutPool.load_weights`: each engine swaps between two turns, with what it has in flight."""
+        """As `RolloutPool.load_weights`: an engine swaps between two steps and goes on with the samples that it has."""
         return self._call(lambda: self._pool.load_weights(handle))
 
     def make_room(self) -> None:
@@ -103,31 +93,30 @@ class RolloutStream:
         return self._call(lambda: self._pool.sequence_logprobs(sequences))
 
     def queues(self) -> Queues:
-        """As `RolloutPool.queues`, looked at from outside: also when the rounds have ended."""
+        """As `RolloutPool.queues`; works also when the thread has ended."""
         return self._pool.queues()
 
     def close(self) -> None:
-        """End the thread; the pool may be used without it again, and what was not handed out is in its books still."""
-        self._pool.stop()
+        """End the thread. The pool can be used without it afterwards, and still has what was not returned."""
+        self._pool.stopping = True
         self._thread.join()
-        self._pool.resume()
+        self._pool.stopping = False
 
     def _call(self, function: Callable[[], R]) -> R:
-        """Carry out `function` on the thread. Raises what it raises, or what has ended the rounds."""
+        """Carry out `function` on the thread. Raises what it raises, or the error that has ended the thread."""
         future: Future[R] = Future()
-        self._check()
         self._calls.put((function, future))
-        while True:
-            try:
-                return future.result(timeout=PATIENCE)
-            except TimeoutError:
-                if future.done():  # its own TimeoutError, or an answer that has come since
-                    return future.result()
-                self._check()
+        while not wait([future], PATIENCE).done:
+            if self._error is not None:
+                raise self._error
+        return future.result()
 
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _check_progress(self) -> None:
+        """On the thread. Raises ActorError when nothing is finished nor can be."""
+        self._pool.check()
+        queues = self._pool.queues()
+        if not queues.waiting and not queues.running and self._finished.empty():
+            raise ActorError(f"{self._open} starts were submitted, but no engine has them: a defect of the pool")
 
     def _run(self) -> None:
         try:
@@ -140,7 +129,7 @@ class RolloutStream:
             self._error = error
 
     def _serve(self, wait: bool) -> None:
-        """Carry out the calls that are there; `wait` a moment for the first."""
+        """Carry out the next call; if there is none, `wait` PATIENCE seconds for it."""
         try:
             function, future = self._calls.get(timeout=PATIENCE) if wait else self._calls.get_nowait()
         except queue.Empty:
@@ -151,11 +140,6 @@ class RolloutStream:
             future.set_exception(error)
 
 
-@contextmanager
-def streaming(pool: "RolloutPool") -> Iterator[RolloutStream]:
+def streaming(pool: "RolloutPool") -> "closing[RolloutStream]":
     """A stream over `pool` that ends with the block."""
-    stream = RolloutStream(pool)
-    try:
-        yield stream
-    finally:
-        stream.close()
+    return closing(RolloutStream(pool))

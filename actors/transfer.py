@@ -1,8 +1,8 @@
 """How new weights get into a running vLLM model: a weight transfer engine of vLLM that reads `core.weights.Weights`.
 
-Named by `actors/engine.py` as vLLM's worker extension, so that every worker process of an engine imports it (and thereby
-registers the backend) before it loads its model. Invariant: after `finish_weight_update` the model computes with the new
-weights alone, or an error was raised; no copy of the old ones is left in use.
+`actors/vllm_setup.py` names it as vLLM's worker extension, so that every worker process of an engine imports it, and thereby registers the
+backend, before it loads its model. Invariant: after `finish_weight_update` the model computes with the new weights alone, or an error was
+raised.
 """
 
 import warnings
@@ -25,25 +25,20 @@ BACKEND = "retrospect"
 
 
 @dataclass
-class NoInit(WeightTransferInitInfo):
-    """There is no connection to set up: Ray's object store has brought the buffers."""
-
-
-@dataclass
 class Update(WeightTransferUpdateInfo):
-    """One whole set of weights, in Hugging Face's names and layout."""
+    """All weights, in Hugging Face's names and layout."""
 
     weights: Weights
 
 
-class BufferTransfer(WeightTransferEngine[NoInit, Update]):
-    """Loads flat buffers through vLLM's layer-wise reload, which redoes what the kernels prepared at the first load."""
+class BufferTransfer(WeightTransferEngine[WeightTransferInitInfo, Update]):
+    """Loads flat buffers through vLLM's layer-wise reload, which repeats the kernels' preparation of the first load."""
 
-    init_info_cls = NoInit
+    init_info_cls = WeightTransferInitInfo
     update_info_cls = Update
 
-    def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to connect to."""
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
+        """Nothing to connect to: the buffers are in this process."""
 
     def start_weight_update(self) -> None:
         """Give the layers their checkpoint layout back (a plain `load_weights` fails on prepacked CPU layers)."""
@@ -65,8 +60,8 @@ class BufferTransfer(WeightTransferEngine[NoInit, Update]):
     def finish_weight_update(self) -> None:
         """Prepare the kernels again.
 
-        With tied embeddings vLLM 0.32 on CPU leaves the output layer with its packed copy of the *old* embedding (found
-        by comparing with Hugging Face: log-probabilities off by 12 nats), so it is packed anew here.
+        With tied embeddings vLLM 0.32 on CPU keeps the output layer's packed copy of the *old* embedding (log-probabilities are off by 12
+        nats from Hugging Face), so it is packed again here.
         """
         finalize_layerwise_reload(self.model, self.model_config)
         head = getattr(self.model, "lm_head", None)
@@ -74,11 +69,11 @@ class BufferTransfer(WeightTransferEngine[NoInit, Update]):
             dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
     def shutdown(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
 
 class WorkerExtension:
-    """vLLM mixes this into its worker class; it is empty, since importing its module is what is wanted."""
+    """vLLM mixes this into its worker class. It is empty: what counts is that its module is imported."""
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, BufferTransfer)

@@ -21,10 +21,10 @@ from unittest.mock import patch
 import numpy as np
 import psutil
 
-from actors.actor import Process, Ready, Turn
-from actors.flat import Continuation, Job, pack
+from actors.actor import Process, StepResult
+from actors.handle import EngineRecipe
+from actors.jobs import Continuation, Job
 from actors.pool import RolloutPool
-from actors.slot import EngineRecipe
 from bench.report import Check, check, median, write
 from core.config import RolloutConfig
 from core.records import Finish, Start
@@ -33,7 +33,7 @@ from core.weights import Acknowledgement
 
 ENGINES = 1000
 TOKENS = 16  # per continuation
-DELAY = (0.05, 0.25)  # seconds of a turn
+DELAY = (0.05, 0.25)  # seconds of a request
 GOAL = 20_000.0
 GROWTH = 0.02
 SAMPLING = Sampling(1.0, 1.0, TOKENS)
@@ -46,20 +46,19 @@ class Engines:
         """One process for all, which no failure of one may kill: it is given as that of another node."""
         return Process(0, "simulated", "")
 
-    async def start(self) -> Ready:
+    async def start(self) -> None:
         """At once."""
-        return Ready()
 
-    async def turn(self, jobs: list[Job], _sampling: Sampling | None, _seconds: float, _refill: int) -> Turn:
+    async def generate(self, jobs: list[Job], _seconds: float, _refill: int) -> StepResult:
         """All samples, finished, after a while."""
         await asyncio.sleep(random.uniform(*DELAY))
-        tokens, logprobs = np.ones(TOKENS, np.int32), np.zeros(TOKENS, np.float32)
+        tokens, logprobs = [1] * TOKENS, [0.0] * TOKENS
         found = [
             Continuation(job.start.id, sample, tokens, logprobs, tokens, Finish.LENGTH)
             for job in jobs
             for sample in job.samples
         ]
-        return Turn(pack(found), 0)
+        return StepResult(found, 0)
 
     async def load_weights(self, version: int, _members: Sequence[Process] = ()) -> Acknowledgement:
         """Nothing to load."""
@@ -78,7 +77,7 @@ class SimulatedRecipe(EngineRecipe):
         return ray.remote(Engines).options(**options).remote()
 
     def start(self, actor: Any) -> Any:
-        """Reference to its `Ready`."""
+        """The reference of its answer."""
         return actor.start.remote()
 
 

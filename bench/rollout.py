@@ -153,7 +153,7 @@ def in_actor(function: Callable[[Any], Any]) -> Any:
 
 def serve_bare(model: str, connection: Connection) -> None:
     """The bare process: loads vLLM, then answers lists of requests with (`Took`, tokens)."""
-    from actors.engine import CPU_BLOCK, stop_tokens
+    from actors.vllm_setup import CPU_BLOCK, stop_tokens
 
     os.nice(WORKER_NICENESS)
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -169,7 +169,7 @@ def serve_bare(model: str, connection: Connection) -> None:
         distributed_executor_backend="uni",
         skip_tokenizer_init=True,
         block_size=CPU_BLOCK,
-        enable_chunked_prefill=False,  # with it a seeded request may crash, see actors/engine.py
+        enable_chunked_prefill=False,  # with it a seeded request may crash, see actors/vllm_setup.py
     )
     stop, spent = stop_tokens(model), dict[str, float]()
     timed(engine.llm_engine, "step", spent)
@@ -311,7 +311,7 @@ def launches(count: int) -> list[Check]:
 @contextmanager
 def bare_process(model: str) -> Iterator[Connection]:
     """Bare vLLM in a process of its own, ready."""
-    from actors.engine import environment
+    from actors.vllm_setup import environment
 
     context = multiprocessing.get_context("spawn")
     connection, end = context.Pipe()

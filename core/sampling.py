@@ -1,4 +1,4 @@
-"""How continuations are drawn; shared by training rollouts and evaluation."""
+"""How continuations are drawn, in training rollouts and in evaluation."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass
 class Sampling:
     """Sampling of one batch of rollouts.
 
-    A start with a prefix of K tokens may generate max_response_tokens - K tokens: the budget is the whole response's.
+    max_response_tokens counts the whole response: a start with a prefix of K tokens may generate max_response_tokens - K more.
     """
 
     temperature: float  # 0: greedy
     top_p: float
     max_response_tokens: int
-    repetition_tokens: int = (
-        0  # a continuation is cut when its end repeats a pattern of at most so many tokens; 0: never
-    )
-    repetition_times: int = 2  # ... so many times in a row
+    # A continuation is cut when its end repeats a pattern of at most repetition_tokens tokens, repetition_times times in a row.
+    repetition_tokens: int = 0  # 0: never
+    repetition_times: int = 2

@@ -1,11 +1,11 @@
-"""Direct ways for weights from learner rank 0 to the engines, beside the copy that every broadcast leaves in the object store.
+"""Direct ways for weights from learner rank 0 to the engines, in addition to the copy that every broadcast puts into the object store.
 
-`learner.distributed.worker` owns a `Sender`, gives it every bucket while `core.weights.pack` publishes it, and sends its offer along as
-`Weights.direct`; `actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched; no wait is
-without a deadline; what is received is told from what was sent by its digest alone, so a receiver never trusts a channel.
+`learner.distributed.worker` owns a `Sender`, gives it every bucket while `core.weights.pack` publishes it, and sends its offer as
+`Weights.direct`; `actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched; every wait has a
+deadline; the receiver's digest decides whether the bytes are right.
 
-A group is made for one broadcast, of the engines that serve at that moment: whoever died, left or joined since the last one
-needs no word. An engine that starts between two broadcasts reads the object store's copy and needs no learner for it.
+Each broadcast makes its own group, of the engines that serve at that moment. So engines may die, leave and join between two broadcasts. An
+engine that starts then reads the object store's copy, without the learner.
 """
 
 import logging
@@ -23,14 +23,14 @@ import torch
 import torch.multiprocessing  # teaches ForkingPickler to pass tensors by handle
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-from core.weights import Home, Manifest, Place, Received, Sender, TensorSpec
+from core.weights import Manifest, Member, Received, Sender, SenderHost, TensorSpec
 
 ALIGNMENT = 16
-"""Bytes that every tensor's place in a flat bucket is a multiple of, so that it can be viewed as any type."""
+"""Every tensor begins at a multiple of so many bytes in a flat bucket, so that it can be viewed as any type."""
 GROUP_SECONDS = 60.0
-"""Longest wait of the sender for a receiver, and for one bucket, once an engine has asked for the group."""
+"""Longest wait of the sender for a receiver, and for one bucket, after the first engine has come."""
 WORLD = "world"
-"""Key under which the engines tell the sender how large the group is; NOBODY: it was not needed."""
+"""Key under which the engines tell the sender the size of the group; NOBODY: none came."""
 NOBODY = "0"
 
 logger = logging.getLogger("retrospect.transport")
@@ -43,15 +43,15 @@ class Meeting:
     host: str
     port: int
 
-    def receive(self, manifest: Manifest, place: Place) -> list[Received]:
-        """Join as rank `place.rank`. Raises RuntimeError when another member does not come or is lost."""
-        store = self.connect(place.seconds)
-        store.set(WORLD, str(place.world))
-        group = join(store, place)
+    def receive(self, manifest: Manifest, member: Member) -> list[Received]:
+        """Join as rank `member.rank`. Raises RuntimeError when another member does not come or is lost."""
+        store = self.connect(member.seconds)
+        store.set(WORLD, str(member.world))
+        group = join(store, member)
         try:
             buckets: list[Received] = []
             for specs in by_bucket(manifest):
-                flat = torch.empty(places(specs)[-1], dtype=torch.uint8, device=place.device)
+                flat = torch.empty(offsets(specs)[-1], dtype=torch.uint8, device=member.device)
                 send(group, flat)
                 buckets.append(split(flat, specs))
             return buckets
@@ -65,11 +65,11 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """One pickled handle per bucket to memory of the sender's: CUDA's between processes on a GPU, else the host's, shared."""
+    """One pickled handle per bucket to the sender's memory: a CUDA handle between processes on a GPU, else shared memory of the host."""
 
     pickled: tuple[bytes, ...]
 
-    def receive(self, manifest: Manifest, place: Place) -> list[Received]:
+    def receive(self, manifest: Manifest, member: Member) -> list[Received]:
         """Map the sender's memory: nothing is copied. Raises RuntimeError when it is not there."""
         found: list[Received] = []
         for handle, specs in zip(self.pickled, by_bucket(manifest), strict=True):
@@ -77,16 +77,16 @@ class Handles:
                 flat: torch.Tensor = pickle.loads(handle)
             except (pickle.UnpicklingError, OSError, EOFError) as error:
                 raise RuntimeError(f"not a handle of this machine: {error}") from error
-            flat.untyped_storage()._shared_incref()  # torch counts a handle as used up by its first reader; there are several
-            found.append(split(flat.to(place.device), specs))
+            flat.untyped_storage()._shared_incref()  # torch expects one reader per handle; there are several
+            found.append(split(flat.to(member.device), specs))
         return found
 
 
 class GroupSender(Sender):
     """Channel `collective`: one broadcast to all engines, by NCCL between GPUs and by Gloo between CPUs."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, host: SenderHost) -> None:
+        self._host = host
         self._flats: list[torch.Tensor] = []
         self._sending: threading.Thread | None = None
         self._store: TCPStore | None = None
@@ -99,18 +99,18 @@ class GroupSender(Sender):
     def offer(self) -> Meeting:
         """Begin to wait for the engines, on a thread of its own."""
         store = TCPStore(
-            self._home.host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=GROUP_SECONDS)
+            self._host.host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=GROUP_SECONDS)
         )
-        self._store = store  # whoever comes late, `close` too, must find it
+        self._store = store
         self._sending = threading.Thread(target=self._send, args=(store,), name="weight-broadcast", daemon=True)
         self._sending.start()
-        return Meeting(self._home.host, int(store.port))
+        return Meeting(self._host.host, int(store.port))
 
     def close(self) -> None:
-        """End the group, also one that nobody came to, and free the copies."""
+        """End the group, also when no engine came, and free the copies."""
         if self._store is not None and self._sending is not None:
-            if self._sending.is_alive():  # a connection of its own: the thread's is busy waiting
-                Meeting(self._home.host, int(self._store.port)).connect(GROUP_SECONDS).set(WORLD, NOBODY)
+            if self._sending.is_alive():  # on a second connection: the thread's own is busy waiting
+                Meeting(self._host.host, int(self._store.port)).connect(GROUP_SECONDS).set(WORLD, NOBODY)
             self._sending.join()
         if self._group is not None:
             self._group.shutdown()
@@ -119,23 +119,23 @@ class GroupSender(Sender):
 
     def _send(self, store: TCPStore) -> None:
         try:
-            store.wait([WORLD], timedelta(seconds=self._home.seconds))
+            store.wait([WORLD], timedelta(seconds=self._host.seconds))
             world = store.get(WORLD).decode()
             if world == NOBODY:
                 return
             # kept until `close`: engines may still be passing data on to each other
-            self._group = join(store, Place(0, int(world), self._home.device, GROUP_SECONDS))
+            self._group = join(store, Member(0, int(world), self._host.device, GROUP_SECONDS))
             for flat in self._flats:
                 send(self._group, flat)
-        except RuntimeError as error:  # every engine that misses something says so itself and has another way
+        except RuntimeError as error:  # an engine that misses something reports it and reads the object store's copy
             logger.warning("weight broadcast to a group: %s", error)
 
 
 class HandleSender(Sender):
     """Channel `ipc`: engines on this process's GPU (on CPU: its machine) read its memory."""
 
-    def __init__(self, home: Home) -> None:
-        if home.device == "cpu":
+    def __init__(self, host: SenderHost) -> None:
+        if host.device == "cpu":
             torch.multiprocessing.set_sharing_strategy("file_system")  # descriptors pass between relatives only
         self._flats: list[torch.Tensor] = []
 
@@ -146,38 +146,38 @@ class HandleSender(Sender):
     def offer(self) -> Handles:
         """Handles to all copies, complete in memory."""
         if self._flats:
-            complete(self._flats[0].device.type)
+            synchronise(self._flats[0].device.type)
         return Handles(tuple(bytes(ForkingPickler.dumps(flat)) for flat in self._flats))
 
     def close(self) -> None:
-        """Free the copies; a reader that still holds one keeps its memory."""
+        """Free the copies; a reader that still maps one keeps its memory."""
         for flat in self._flats:
-            flat.untyped_storage()._shared_decref()  # the one that the handle held; see `Handles.receive`
+            flat.untyped_storage()._shared_decref()  # counted when the handle was pickled; see `Handles.receive`
         self._flats = []
 
 
-def join(store: TCPStore, place: Place) -> Any:
-    """A process group of `place.world` members that meet at `store`; the backend follows from the device."""
-    timeout = timedelta(seconds=place.seconds)
-    if place.device == "cpu":
-        return ProcessGroupGloo(store, place.rank, place.world, timeout)
+def join(store: TCPStore, member: Member) -> Any:
+    """A process group of `member.world` members that meet at `store`; the backend follows from the device."""
+    timeout = timedelta(seconds=member.seconds)
+    if member.device == "cpu":
+        return ProcessGroupGloo(store, member.rank, member.world, timeout)
     from torch.distributed import ProcessGroupNCCL  # is not in CPU builds
 
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return ProcessGroupNCCL(store, place.rank, place.world, options)
+    return ProcessGroupNCCL(store, member.rank, member.world, options)
 
 
 def send(group: Any, flat: torch.Tensor) -> None:
-    """Rank 0's bytes into everybody's `flat`; returns when they are there."""
+    """Broadcast rank 0's bytes into every member's `flat`; returns when they are there."""
     options = BroadcastOptions()
     options.rootRank = 0
     group.broadcast([flat], options).wait()
-    complete(flat.device.type)  # NCCL's wait orders streams, not the host
+    synchronise(flat.device.type)  # NCCL's wait orders streams, not the host
 
 
-def complete(device: str) -> None:
-    """Wait for what was given to a GPU; others may then change or free what it reads."""
+def synchronise(device: str) -> None:
+    """Wait for the work of a GPU; afterwards its inputs may be changed or freed."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -188,14 +188,14 @@ def by_bucket(manifest: Manifest) -> Iterator[list[TensorSpec]]:
         yield list(specs)
 
 
-def places(specs: Sequence[TensorSpec]) -> list[int]:
-    """Where each tensor begins in the flat bucket (bytes), and last where the bucket ends."""
-    return _places([prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs])
+def offsets(specs: Sequence[TensorSpec]) -> list[int]:
+    """Byte at which each tensor begins in the flat bucket, and last the bucket's size."""
+    return _offsets([prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs])
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One uint8 tensor with the bytes of all, on their device, each aligned."""
-    begins = _places([tensor.nbytes for tensor in tensors])
+    """One uint8 tensor with the bytes of all, each aligned, on their device."""
+    begins = _offsets([tensor.nbytes for tensor in tensors])
     flat = torch.zeros(begins[-1], dtype=torch.uint8, device=tensors[0].device)
     for begin, tensor in zip(begins, tensors, strict=False):
         flat[begin : begin + tensor.nbytes] = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -205,8 +205,8 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def split(flat: torch.Tensor, specs: Sequence[TensorSpec]) -> Received:
     """Undo `flattened`: views, without the padding."""
     sizes = [prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs]
-    return [flat[begin : begin + size] for begin, size in zip(places(specs), sizes, strict=False)]
+    return [flat[begin : begin + size] for begin, size in zip(offsets(specs), sizes, strict=False)]
 
 
-def _places(sizes: Sequence[int]) -> list[int]:
+def _offsets(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]

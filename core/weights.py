@@ -1,8 +1,8 @@
 """Model weights as buckets of flat byte buffers, with a manifest that names the tensors and a digest.
 
-The learner calls `pack`, the buckets travel (object store, and `core.transport`), every engine calls `unpack` and acknowledges with the version
-and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a bucket is copied once, into wherever it
-is published, so that neither a second copy of the model nor of a bucket is ever held on the way.
+The learner calls `pack`, the buckets travel (object store, and `core.transport`), every engine calls `unpack` and acknowledges with the
+version and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a bucket is copied once, to where it is published,
+so that memory never has a second copy of the model or of a bucket.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ from core.records import FloatArray, IntArray
 
 Buffer = npt.NDArray[np.uint8]
 Bucket = list[Buffer]
-"""The bytes of some tensors, one buffer each: under Ray they lie out of band, one shared copy per node."""
+"""The bytes of some tensors, one buffer each. Ray keeps one shared copy per node."""
 Received = list[torch.Tensor]
 """The same as uint8 tensors on the engine's device: a bucket that came directly."""
 NamedTensor = tuple[str, torch.Tensor]
 BUCKET_BYTES = 2**28
-"""Bytes after which a bucket is full; a larger tensor has one of its own."""
+"""Bytes after which a bucket is full; a larger tensor has a bucket to itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """Where a sender is."""
+class SenderHost:
+    """Where the sender of a broadcast runs."""
 
     device: str  # "cpu" or "cuda"
     host: str  # the address that engines reach it by
@@ -56,26 +56,26 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A receiver among those of one broadcast."""
+class Member:
+    """One process of a broadcast."""
 
     rank: int  # 0 is the sender
-    world: int  # all of them, the sender too
+    world: int  # number of processes, with the sender
     device: str  # "cpu" or "cuda"
     seconds: float  # longest wait for another
 
 
 class Direct(Protocol):
-    """What a sender offers to the engines of one broadcast; see `core.transport`."""
+    """What a sender offers to the engines for one broadcast; see `core.transport`."""
 
-    def receive(self, manifest: Manifest, place: Place) -> list[Received]:
-        """The buckets. Raises RuntimeError when they do not come."""
+    def receive(self, manifest: Manifest, member: Member) -> list[Received]:
+        """The buckets. Raises RuntimeError when they do not arrive."""
 
 
 class Sender(Protocol):
     """A direct way for weights out of learner rank 0; see `core.transport`."""
 
-    def __init__(self, home: Home) -> None: ...
+    def __init__(self, host: SenderHost) -> None: ...
 
     def stage(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take a bucket."""
@@ -84,7 +84,7 @@ class Sender(Protocol):
         """What the engines need to receive what was staged."""
 
     def close(self) -> None:
-        """Every engine has answered: forget what was staged. Idempotent."""
+        """Forget what was staged, once every engine has answered. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Weights:
 
     manifest: Manifest
     buckets: tuple[Any, ...]  # of `Bucket`, or of what publishing one gave: Ray object references
-    direct: Direct | None = None  # a shorter way to the same bytes, for the engines that serve during the broadcast
+    direct: Direct | None = None  # a faster way to the same bytes, for the engines that serve during the broadcast
 
 
 WeightHandle = Weights | Any
@@ -107,7 +107,7 @@ class Acknowledgement:
     engine: str
     version: int
     digest: str
-    detour: str = ""  # why the copy in the object store was read although there was a direct way
+    detour: str = ""  # why it read the object store's copy although there was a direct way
 
 
 def copied(bucket: Bucket) -> Bucket:
@@ -129,12 +129,12 @@ def pack(
         version: of the weights.
         publish: copies a bucket to where engines find it and returns how they do (`ray.put`).
         bucket_bytes: when a bucket is full.
-        sender: offers the same bytes by a shorter way.
+        sender: offers the same bytes by a direct way.
     """
     specs: list[TensorSpec] = []
     handles: list[Any] = []
     digests: list[Future[str]] = []
-    with ThreadPoolExecutor(1) as hashing:  # a bucket is hashed while it is copied: both leave the interpreter alone
+    with ThreadPoolExecutor(1) as hashing:  # a bucket is hashed while it is copied: both release the GIL
         for number, tensors in enumerate(bucketed(named, bucket_bytes)):
             if sender is not None:
                 sender.stage([tensor for _, tensor in tensors])
@@ -162,7 +162,7 @@ def bucketed(named: Iterable[NamedTensor], bucket_bytes: int) -> Iterator[list[N
 
 
 def resolved(weights: Weights, fetch: Callable[[Any], Bucket]) -> Weights:
-    """The weights with their buckets at hand: `fetch` undoes what published them (`ray.get`)."""
+    """The weights with their buckets in this process; `fetch` (`ray.get`) turns a handle into a bucket."""
     return replace(weights, buckets=tuple(fetch(handle) for handle in weights.buckets))
 
 

@@ -23,10 +23,11 @@ HEAVY = {"ray", "vllm", "deepspeed"}
 """Only these files may import an engine at their top; everything else must start in a second."""
 ADAPTERS = {
     "actors/actor.py",
-    "actors/engine.py",
+    "actors/handle.py",
     "actors/pool.py",
-    "actors/slot.py",
     "actors/transfer.py",
+    "actors/vllm_engine.py",
+    "actors/vllm_setup.py",
     "learner/distributed/engine.py",
     "learner/group.py",
     "learner/distributed/ranks.py",

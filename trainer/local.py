@@ -26,7 +26,7 @@ def settle(config: Config) -> Config:
 
     Must be called before torch's compiler and vLLM are imported: they read their environment then.
     """
-    from actors.engine import environment
+    from actors.vllm_setup import environment
 
     device = choose_device(config.cluster, _torch_sees_gpu)
     os.environ.update(environment(device, config.rollout.threads))

@@ -13,11 +13,11 @@ class RolloutConfig(Section):
     engine: Literal["vllm", "hf"] = Field(
         "vllm", description="vllm; or hf: plain transformers generation, slow, for machines that vLLM does not support."
     )
-    actors: int = Field(1, ge=1, description="Rollout actors, each with an engine of its own.")
+    actors: int = Field(1, ge=1, description="Rollout actors, one engine each.")
     max_actors: int = Field(
         0,
         ge=0,
-        description="Rollout actors that may join while the run goes on, as the cluster grows (they ask Ray's autoscaler for room); up to rollout.actors: none.",
+        description="Rollout actors in all once the cluster has room: those beyond rollout.actors ask Ray's autoscaler for it and join while the run goes on; up to rollout.actors: none.",
     )
     max_staleness: int = Field(
         0,
@@ -36,7 +36,7 @@ class RolloutConfig(Section):
     tokens_in_flight: int | None = Field(
         None,
         ge=1,
-        description="Tokens (prompt and whole response budget) of the sequences that one engine holds at once; none: as many as 1.25 x max_running sequences have.",
+        description="Tokens (prompt and whole response budget) of the sequences that one engine has at once; none: those of 1.25 x max_running sequences.",
     )
     repetition_tokens: int = Field(
         0,
@@ -57,7 +57,7 @@ class RolloutConfig(Section):
     )
     sleep: bool = Field(
         False,
-        description="GPU: move an engine's weights to the host and free its cache whenever it has nothing to do, for a learner on the same GPU.",
+        description="GPU: move an engine's weights to the host and free its cache while it is idle, for a learner on the same GPU.",
     )
     engine_options: Options = Field(
         {},
@@ -70,11 +70,11 @@ class RolloutConfig(Section):
     deadline: float = Field(
         600.0,
         gt=0,
-        description="Seconds without an answer (they come several times a second) after which an actor counts as hung; after a quarter it is named as slow.",
+        description="Seconds without an answer (they come several times a second) after which an actor counts as hung; after a quarter of them it is named as slow.",
     )
     max_restarts: int = Field(
         3,
         ge=0,
-        description="Losses of rollout actors within restart_window that are mended before the run stops with a checkpoint; several actors lost within a minute count once.",
+        description="Losses of rollout actors within restart_window before the run stops with a checkpoint; several actors lost within a minute count once, and so does a start that makes engines raise.",
     )
     restart_window: float = Field(3600.0, gt=0, description="Seconds that max_restarts is counted over.")

@@ -22,7 +22,7 @@ from core.startup import uncollected
 with uncollected():  # a rank's process begins here
     import torch
 
-    from core.weights import Bucket, Home, NamedTensor, Sender, Weights, pack
+    from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
     from learner.distributed.actor_critic import ActorCritic, SeparateModels, SharedTrunk, StepPlan, policy_inputs
     from learner.distributed.engine import join_ranks
     from learner.models.adapters import Lora, adapters_off, merged
@@ -81,7 +81,7 @@ class RankWorker:
         """Let rank 0 also send weights directly, waiting for engines no longer than `seconds`."""
         if self._rank == 0:
             self.close_channel()
-            home = Home(self._device.type, os.environ["MASTER_ADDR"], seconds)
+            home = SenderHost(self._device.type, os.environ["MASTER_ADDR"], seconds)
             self._sender = None if sender is None else sender(home)
 
     def close_channel(self) -> None:

@@ -47,10 +47,10 @@ def engines(request: pytest.FixtureRequest) -> dict[bool, Any]:
 
 
 def start(tiny_model: Callable[[bool], Path], engine: str) -> Iterator[dict[bool, Any]]:
-    """Rollout actors for tied and for untied embeddings, started side by side."""
+    """Rollout actors for tied and for untied embeddings, started at the same time."""
     import ray
 
-    from actors.slot import EngineRecipe
+    from actors.handle import EngineRecipe
 
     config = CONFIG.model_copy(update={"engine": engine})
     actors, ready = {}, []

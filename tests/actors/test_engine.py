@@ -9,9 +9,10 @@ import pytest
 import ray
 import torch
 
-from actors.engine import SLEEPERS, VllmEngine, stop_tokens
-from actors.flat import FlatBatch, Job
+from actors.jobs import Continuation, Job
 from actors.ledger import Ledger
+from actors.vllm_engine import SLEEPERS, VllmEngine
+from actors.vllm_setup import stop_tokens
 from core.errors import ModelError, WeightError
 from core.records import Finish, Start, Trajectory
 from core.sampling import Sampling
@@ -22,7 +23,7 @@ BUDGET = 24
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_response_tokens=BUDGET)
 RANDOM = Sampling(temperature=1.0, top_p=1.0, max_response_tokens=BUDGET)
 TOLERANCE = 1e-4  # nats; seen: 5e-6
-PATIENT = 500.0  # seconds of a turn that is to end with its samples, on a machine that may be busy
+PATIENT = 500.0  # seconds of a request that ends with its samples, on a machine that may be busy
 
 Get = Callable[[bool], Path]
 
@@ -30,9 +31,8 @@ Get = Callable[[bool], Path]
 def generate(engine: Any, starts: Sequence[Start], sampling: Sampling = RANDOM) -> list[Trajectory]:
     ledger = Ledger()
     ledger.add(starts, sampling)
-    work = ledger.take("engine", ledger.open)
-    assert work is not None
-    ledger.accept(ray.get(engine.turn.remote(work.jobs, sampling, PATIENT, 0)).batch)
+    jobs = ledger.take("engine", ledger.open)
+    ledger.accept(ray.get(engine.generate.remote(jobs, PATIENT, 0)).finished)
     return [one for start in starts for one in ledger.collect(start.id)]
 
 
@@ -141,13 +141,11 @@ def test_samples_in_flight_go_on_with_new_weights(engines: dict[bool, Any], tiny
     starts = [models.start(index, samples=4) for index in range(8)]
     ledger = Ledger()
     ledger.add(starts, RANDOM)
-    work = ledger.take("engine", 32)
-    assert work is not None
-    turn = ray.get(engine.turn.remote(work.jobs, RANDOM, 0.01, 0))
-    assert turn.unfinished > 0
-    ledger.accept(turn.batch)
+    result = ray.get(engine.generate.remote(ledger.take("engine", 32), 0.01, 0))
+    assert result.unfinished > 0
+    ledger.accept(result.finished)
     update(engine, new, 2)
-    ledger.accept(ray.get(engine.turn.remote([], None, PATIENT, 0)).batch)
+    ledger.accept(ray.get(engine.generate.remote([], PATIENT, 0)).finished)
     found = [one for start in starts for one in ledger.collect(start.id)]
     mixed = [one for one in found if set(one.versions.tolist()) == {1, 2}]
     assert mixed
@@ -161,10 +159,10 @@ def test_samples_in_flight_go_on_with_new_weights(engines: dict[bool, Any], tiny
 def test_what_is_aborted_is_gone_and_may_come_again(engines: dict[bool, Any]) -> None:
     engine, starts = engines[True], [models.start(index, samples=4) for index in range(8)]
     expected = generate(engine, starts)
-    turn = ray.get(engine.turn.remote([Job(start, (0, 1, 2, 3)) for start in starts], RANDOM, 0.01, 0))
-    assert turn.unfinished > 0
+    jobs = [Job(start, RANDOM, (0, 1, 2, 3)) for start in starts]
+    assert ray.get(engine.generate.remote(jobs, 0.01, 0)).unfinished > 0
     ray.get(engine.abort.remote())
-    assert ray.get(engine.turn.remote([], None, PATIENT, 0)).unfinished == 0
+    assert ray.get(engine.generate.remote([], PATIENT, 0)).unfinished == 0
     assert [one.tokens.tolist() for one in generate(engine, starts)] == [one.tokens.tolist() for one in expected]
 
 
@@ -177,9 +175,9 @@ def test_an_engine_sleeps_when_it_has_nothing_to_do_and_wakes_for_whatever_comes
     update(engine, old, 1)
     starts = [models.start(index, samples=2) for index in range(4)]
     expected, weights = generate(engine, starts), models.weights(new, 2)
-    jobs, asked = [Job(start, (0, 1)) for start in starts], [one.sequence_ids for one in expected]
+    jobs, asked = [Job(start, RANDOM, (0, 1)) for start in starts], [one.sequence_ids for one in expected]
 
-    def naps(actor: Any) -> tuple[list[bool], FlatBatch, list[Any]]:
+    def naps(actor: Any) -> tuple[list[bool], list[Continuation], list[Any]]:
         engine: VllmEngine = actor._engine
         asleep = []
 
@@ -189,15 +187,16 @@ def test_an_engine_sleeps_when_it_has_nothing_to_do_and_wakes_for_whatever_comes
             return answer
 
         engine._sleeps = True
-        after(lambda: engine.generate(jobs, RANDOM))
-        after(engine.abort)  # what an abandoned pipeline asks for: it needs no memory
-        after(lambda: engine.load_weights(weights))  # without the cache, which has its place when samples come
+        engine.add(jobs)
+        after(lambda: engine.run(PATIENT))
+        after(engine.abort)  # it needs no memory
+        after(lambda: engine.load_weights(weights))  # without the cache, which comes back with the next samples
         assert engine._asleep == {"kv_cache"}
-        engine.add(jobs, RANDOM)
-        after(lambda: engine.run(0.0))  # a turn that leaves samples in flight
+        engine.add(jobs)
+        after(lambda: engine.run(0.0))  # this leaves samples in flight
         batch = after(lambda: engine.run(PATIENT))
         scores = after(lambda: engine.sequence_logprobs(asked))
-        after(lambda: engine.add(jobs, RANDOM))
+        after(lambda: engine.add(jobs))
         after(lambda: engine.run(PATIENT))
         engine._sleeps = False
         engine._wake(*SLEEPERS)
@@ -244,7 +243,7 @@ def test_weights_that_lack_a_parameter_are_refused(engines: dict[bool, Any], tin
     weights = pack([pair for pair in model.named_parameters() if "layers.1.mlp.down_proj" not in pair[0]], 5)
     with pytest.raises(WeightError, match=r"weights of version 5 lack model\.layers\.1\.mlp\.down_proj"):
         ray.get(engines[False].load_weights.remote(weights))
-    update(engines[False], models.load(tiny_model(False)), 6)  # and the engine can still be mended
+    update(engines[False], models.load(tiny_model(False)), 6)  # and the engine still takes others
 
 
 def test_a_checkpoint_without_end_token_is_refused(tmp_path: Path) -> None:
@@ -270,7 +269,8 @@ def test_samples_share_their_context_through_the_cache_until_the_weights_change(
             return outputs
 
         inner.step = noting
-        actor._engine.generate([Job(start, (0, 1, 2)) for start in starts], RANDOM)
+        actor._engine.add([Job(start, RANDOM, (0, 1, 2)) for start in starts])
+        actor._engine.run(PATIENT)
         inner.step = step
         return [[found[f"{sample}/{start.id}"] for sample in range(3)] for start in starts]
 

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import ray
 
-from actors.budget import Budget
 from actors.pool import RolloutPool
-from actors.slot import explain
 from core.errors import ActorError, ModelError
 from core.records import Start, Trajectory
 from core.sampling import Sampling
@@ -44,8 +42,8 @@ def keys(trajectories: Sequence[Trajectory]) -> list[tuple[str, int]]:
 
 def many(count: int = 96, samples: int = 4) -> list[Start]:
     """Starts whose draws are no near ties: with the weights of seeds 0, 4, 8 and 10 no two tokens of the first 96 are closer than
-    8e-5 nats, with those of seeds 1 and 2 none of the first 192 than 5e-5. Who decodes a sample, and in which company, changes
-    the rounding (seed 5 has two 4e-6 apart, and they do change places).
+    8e-5 nats, with those of seeds 1 and 2 none of the first 192 than 5e-5. The other samples of a batch change the rounding (seed 5
+    has two tokens 4e-6 apart, and they do change places).
     """
     return [models.start(index, prefix=index % 5, samples=samples) for index in range(count)]
 
@@ -78,26 +76,10 @@ def test_every_engine_acknowledges_and_scores(pool: RolloutPool, tiny_model: Get
             np.testing.assert_allclose(score, models.logprobs(model, sequence), atol=1e-4)
 
 
-def test_new_work_is_with_an_engine_before_its_turn_ends(pool: RolloutPool) -> None:
-    starts, (first, second), restarts = many(8), pool._slots, pool.restarts
-    expected = pool.generate(starts, SAMPLING)
-    pump_until(pool, lambda: pool.idle)
-    for part in (starts[:4], starts[4:]):
-        pool.submit(part, SAMPLING)
-        pool._offer(first)
-        first.begun -= 1.0  # its turn is half over
-    assert (first.call is not None, second.call) == (True, None)
-    assert first.queued is not None
-    assert first.queued.samples == 8  # half of the 32 that are open, less the 8 that it has
-    found = collect(pool, len(starts))
-    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
-    assert pool.restarts == restarts
-
-
 def disturbed(pool: RolloutPool, starts: Sequence[Start], number: int, victims: Sequence[int]) -> list[Trajectory]:
-    """Generate, while signal `number` goes to the processes `victims` in the middle of their first turn.
+    """Generate, while signal `number` goes to the processes `victims` in the middle of their first request.
 
-    More is waiting than they can be given at once, so that whoever is lost is missed.
+    More waits than they can get at once, so that the work of a lost engine is missed.
     """
     pool.submit(starts, SAMPLING)
     pool.pump()
@@ -169,16 +151,18 @@ def pump_until(pool: RolloutPool, condition: Callable[[], bool]) -> None:
         pool.pump()
 
 
-def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(pool: RolloutPool, tiny_model: Get) -> None:
+def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(
+    pool: RolloutPool, tiny_model: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool.close()
+    monkeypatch.setattr("actors.budget.TOGETHER", 3600.0)  # however long a busy machine takes to notice the second
     config = {"engine": "hf", "max_restarts": 1, "deadline": 600.0}
     with closing(launch(tiny_model(True), **config)) as pool:
-        pool._losses = Budget(1, 3600.0, together=3600.0)  # however long a busy machine takes to notice the second
         starts = many()
         expected = pool.generate(starts, SAMPLING)
         found = disturbed(pool, starts, signal.SIGKILL, pool.pids())
         assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
-        assert (pool.restarts, pool._losses.spent) == (2, 1)
+        assert (pool.restarts, pool._budget.spent) == (2, 1)
         pump_until(pool, lambda: pool.queues().actors == 2)
         with pytest.raises(
             ActorError, match=r"^rollout-\d: its process died.*max_restarts = 1 within 3600 s is used up"
@@ -189,7 +173,7 @@ def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(pool:
         unreachable = ray.exceptions.ActorUnavailableError(
             "connection lost", None
         )  # what Ray says as long as it does not know
-        assert explain(pool._slots[0], unreachable).startswith("its process died")
+        assert pool._actors[0].explain(unreachable).startswith("its process died")
         weights = models.weights(models.load(tiny_model(True)), 9)
         with pytest.raises(ActorError, match="is used up"):  # and no waiting for engines that will not come
             pool.load_weights(ray.put(weights))

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import ray
 
-from actors.slot import EngineRecipe
+from actors.handle import EngineRecipe
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_engine import TOLERANCE, Get, generate, largest_gap, update

@@ -11,24 +11,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.transport import GroupSender, Handles, HandleSender, flattened, places
-from core.weights import Home, Place, Sender, Weights, digest, pack, unpack
+from core.transport import GroupSender, Handles, HandleSender, flattened, offsets
+from core.weights import Member, Sender, SenderHost, Weights, digest, pack, unpack
 
-HOME = Home("cpu", "127.0.0.1", seconds=120.0)
+HOME = SenderHost("cpu", "127.0.0.1", seconds=120.0)
 NAMED = [(f"layer.{i}", torch.randn(3 + i, 5)) for i in range(5)] + [("odd", torch.randn(7).bfloat16())]
 SENDERS: list[type[Sender]] = [GroupSender, HandleSender]
 OTHER_PROCESS = """
 import pickle, sys
 from dataclasses import replace
-from core.weights import Place, digest
+from core.weights import Member, digest
 weights = pickle.load(sys.stdin.buffer)
-print(digest(replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, Place(1, 2, "cpu", 60.0))))))
+print(digest(replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, Member(1, 2, "cpu", 60.0))))))
 """
 
 
 def received(weights: Weights, rank: int, world: int, seconds: float = 120.0) -> Weights:
     assert weights.direct is not None
-    return replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, Place(rank, world, "cpu", seconds))))
+    return replace(
+        weights, buckets=tuple(weights.direct.receive(weights.manifest, Member(rank, world, "cpu", seconds)))
+    )
 
 
 def to_all(weights: Weights, count: int) -> Sequence[Weights]:
@@ -105,6 +107,6 @@ def test_a_handle_that_leads_nowhere_is_an_error() -> None:
 
 def test_places_are_aligned() -> None:
     weights = pack(NAMED, 1)
-    begins = places(weights.manifest.tensors)
+    begins = offsets(weights.manifest.tensors)
     assert all(begin % 16 == 0 for begin in begins)
     assert begins[-1] == len(flattened([tensor for _, tensor in NAMED]))

@@ -177,14 +177,14 @@ def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_setti
 
 
 def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Parts) -> None:
-    slot = cast(RolloutStream, parts.actors)._pool._slots[1]
-    ray.get(slot._actor.__ray_call__.remote(receive_badly))
+    actor = cast(RolloutStream, parts.actors)._pool._actors[1]
+    ray.get(actor._actor.__ray_call__.remote(receive_badly))
     with pytest.raises(WeightError, match=r"^rollout-1 acknowledged version \d+ \(0+\), the learner sent"):
         parts.learner.broadcast(parts.actors, [])
 
 
 def receive_badly(_: object) -> None:
     """In the actor's process: as if the weights had been damaged on their way."""
-    import actors.engine
+    import actors.vllm_engine
 
-    vars(actors.engine)["digest"] = lambda *_: "0" * 32
+    vars(actors.vllm_engine)["digest"] = lambda *_: "0" * 32

@@ -1,4 +1,4 @@
-"""Engines beyond `rollout.actors`, and one that is slow: plain transformers, which are quickly there."""
+"""Actors beyond `rollout.actors`, and one that is slow: plain transformers, which start quickly."""
 
 import logging
 import os
@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import ray
 
-from actors.budget import GUEST_TRIES
-from actors.pool import RolloutPool
-from actors.slot import EngineRecipe, explain
-from core.errors import ActorError
+from actors.handle import EngineRecipe
+from actors.pool import JOIN_TRIES, RolloutPool
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
@@ -29,15 +27,15 @@ def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
         yield pool
 
 
-def test_as_many_join_as_may_and_one_that_left_does_not_come_back(pool: RolloutPool, tiny_model: Get) -> None:
-    assert [slot.name for slot in pool._slots] == ["rollout-0"]  # the run begins with those that must be there
-    pool.load_weights(ray.put(models.weights(models.load(tiny_model(True)), 4)))  # the first rounds ask for the guest
+def test_as_many_join_as_may_and_leave_to_make_room(pool: RolloutPool, tiny_model: Get) -> None:
+    assert [actor.name for actor in pool._actors] == ["rollout-0"]  # the run begins with the needed ones
+    pool.load_weights(ray.put(models.weights(models.load(tiny_model(True)), 4)))  # the first rounds ask for the other
     starts = many(8)
     expected = pool.generate(starts, SAMPLING)
-    guest = pool._slots[1]
-    assert (guest.name, guest.guest) == ("rollout-1", True)
-    pump_until(pool, lambda: guest.acknowledged is not None)  # as soon as it serves, before any work
-    assert guest.acknowledged == pool._slots[0].acknowledged
+    joined = pool._actors[1]
+    assert (joined.name, joined.elastic) == ("rollout-1", True)
+    pump_until(pool, lambda: joined.acknowledged is not None)  # as soon as it serves, before any work
+    assert joined.acknowledged == pool._actors[0].acknowledged
     found = pool.generate(starts, SAMPLING)
     assert {version for one in found for version in one.versions.tolist()} == {4}
     assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
@@ -46,15 +44,15 @@ def test_as_many_join_as_may_and_one_that_left_does_not_come_back(pool: RolloutP
     assert len(pool.pids()) == 2  # and no third
 
     process = pool.pids()[1]
-    pool.remove("rollout-1")
-    pump_until(pool, lambda: len(pool._slots) == 1)
+    pool.submit(starts, SAMPLING)
+    pool.pump()  # both have work
+    pool.make_room()
     assert ends(process)
-    assert tokens(pool.generate(starts, SAMPLING)) == tokens(expected)
+    found = [one for _, trajectories in sorted(collect(pool, len(starts)).items()) for one in trajectories]
+    assert sorted(keys(found)) == sorted(keys(expected))
     for _ in range(3):
         pool.pump()
-    assert [slot.name for slot in pool._slots] == ["rollout-0"]
-    with pytest.raises(ActorError, match=r"^rollout-0: cannot leave, it is the last"):
-        pool.remove("rollout-0")
+    assert [actor.name for actor in pool._actors] == ["rollout-0"]  # none comes back before the next weights
     assert (pool.restarts, pool.quarantined) == (0, 0)
 
 
@@ -63,14 +61,14 @@ def test_one_that_cannot_load_the_model_is_given_up(pool: RolloutPool, caplog: p
     caplog.set_level(logging.WARNING)
     good = pool._recipe
     pool._recipe = replace(good, model_path="/nowhere")
-    name = pool.add()
+    name = pool._join().name
     pool._recipe = good
-    pump_until(pool, lambda: len(pool._slots) == 1)
+    pump_until(pool, lambda: len(pool._actors) == 1)
     assert f"{name} cannot join and is given up: ModelError: model.path = /nowhere" in caplog.text
     expected = tokens(pool.generate(many(8), SAMPLING))
     assert len(expected) == 32
-    assert len(pool._slots) == 1  # it is not asked for again
-    assert (pool.restarts, pool._losses.spent) == (0, 0)
+    assert len(pool._actors) == 1  # it is not asked for again
+    assert (pool.restarts, pool._budget.spent) == (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,13 @@ def test_one_whose_process_dies_while_loading_is_given_up_and_costs_no_restart(
     caplog.set_level(logging.WARNING)
     restarts, good = pool.restarts, pool._recipe
     pool._recipe = Deadly(**{field.name: getattr(good, field.name) for field in fields(good)})
-    name = pool.add()
+    name = pool._join().name
     pool._recipe = good
-    pump_until(pool, lambda: len(pool._slots) == 1)
+    pump_until(pool, lambda: len(pool._actors) == 1)
     assert f"{name} cannot join and is given up: its process died" in caplog.text
-    assert (pool.restarts - restarts, pool._losses.spent, pool._doubts._losses) == (GUEST_TRIES - 1, 0, [])
+    assert (pool.restarts - restarts, pool._budget.spent) == (JOIN_TRIES - 1, 0)
     assert len(pool.generate(many(8), SAMPLING)) == 32
-    assert len(pool._slots) == 1
+    assert len(pool._actors) == 1
 
 
 def test_a_slow_engine_is_named_and_left_alone(
@@ -102,7 +100,7 @@ def test_a_slow_engine_is_named_and_left_alone(
     starts, restarts = many(8), pool.restarts
     expected = pool.generate(starts, SAMPLING)
     pump_until(pool, lambda: pool.idle)
-    monkeypatch.setattr("actors.slot.SLOW", 0.005)  # 3 s of 600
+    monkeypatch.setattr("actors.handle.SLOW", 0.005)  # 3 s of 600
     caplog.set_level(logging.WARNING)
     pool.submit(starts, SAMPLING)
     (process,) = pool.pids()
@@ -112,10 +110,10 @@ def test_a_slow_engine_is_named_and_left_alone(
         for _ in range(3):
             pool.pump()
         unreachable = ray.exceptions.ActorUnavailableError("connection lost", None)
-        assert explain(pool._slots[0], unreachable).startswith("it cannot be reached (")  # its process is there
+        assert pool._actors[0].explain(unreachable).startswith("it cannot be reached (")  # its process is there
     finally:
         os.kill(process, signal.SIGCONT)
-    assert caplog.text.count("is slow") == 1  # once per call
+    assert caplog.text.count("is slow") == 1  # once per request
     found = collect(pool, len(starts))
     assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
     assert (pool.pids(), pool.restarts) == ([process], restarts)

@@ -1,4 +1,4 @@
-"""Places and weights that are lost: engines, guests and other actors compete for CPUs; plain transformers, quickly there."""
+"""Lost places and lost weights: needed, elastic and other actors compete for CPUs. Plain transformers, which start quickly."""
 
 import logging
 import os
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import ray
 
+from actors.handle import START_SECONDS
 from actors.pool import RolloutPool
-from actors.slot import Duty
 from actors.stream import streaming
 from core.errors import ActorError
 from core.weights import Weights
@@ -23,12 +23,12 @@ from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_unti
 from tests.processes import LONG
 
 CPUS, FILLED = 1.3, 0.3
-"""Of the 4 of the tests' cluster, 0 to 1 are taken by engines of other modules: there is room for two actors of CPUS beside one
-of FILLED, and not for three."""
+"""Of the 4 of the tests' cluster, 0 to 1 are taken by engines of other modules: there is room for one actor of FILLED and two
+of CPUS, and not for three."""
 
 
 class Elsewhere:
-    """What a learner rank is to the engines: a process that has a place, and publishes weights."""
+    """What a learner rank is to the engines: a process that uses CPUs and publishes weights."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -79,33 +79,34 @@ def versions(pool: RolloutPool) -> set[int]:
     return {number for one in pool.generate(many(4), SAMPLING) for number in one.versions.tolist()}
 
 
-def test_what_must_be_there_goes_before_guests(pool: RolloutPool, weights: Weights) -> None:
+def test_needed_actors_go_before_elastic_ones(pool: RolloutPool, weights: Weights) -> None:
     rank, filler = actor(CPUS), actor(FILLED)
     ray.get([rank.pid.remote(), filler.pid.remote()], timeout=LONG)
-    pool.load_weights(ray.put(version(weights, 1)))  # the first rounds ask for the guest, which finds no room
+    pool.load_weights(ray.put(version(weights, 1)))  # the first rounds ask for the elastic one, which finds no room
     expected = pool.generate(many(8), SAMPLING)
-    first, guest = pool._slots
-    assert (first.guest, guest.guest, guest.process) == (False, True, None)
+    first, other = pool._actors
+    assert (first.elastic, other.elastic, other.process) == (False, True, None)
 
-    os.kill(pool.pids()[0], signal.SIGKILL)  # the guest, which waits longer, may get the place of the engine
+    os.kill(pool.pids()[0], signal.SIGKILL)  # the other, which waits longer, may get its place
     found = pool.generate(many(8), SAMPLING)
     assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
-    (serving,) = [slot for slot in pool._slots if slot.serving]
-    (waiting,) = [slot for slot in pool._slots if not slot.serving]
-    assert (serving.guest, waiting.guest, waiting.process) == (False, True, None)
-    assert waiting.left() == float("inf")  # nothing hangs and nothing is restarted for want of room
-    assert pool.restarts == 1
+    (serving,) = [one for one in pool._actors if one.serving]
+    (waiting,) = [one for one in pool._actors if not one.serving]
+    assert (serving.elastic, waiting.elastic, waiting.process) == (False, True, None)
+    waiting.requests[0].begun -= 10 * START_SECONDS
+    pool.pump()
+    assert pool.restarts == 1  # it may wait for room as long as it takes
 
     ray.kill(rank)
-    pump_until(pool, lambda: waiting.process is not None)  # the guest has taken its place
+    pump_until(pool, lambda: waiting.process is not None)  # the elastic one has taken its place
     pool.make_room()
     successor = actor(CPUS)
     ray.get(successor.pid.remote(), timeout=LONG)
-    assert pool._slots == [serving]
+    assert pool._actors == [serving]
     assert versions(pool) == {1}
-    assert pool._slots == [serving]  # no guest before the learner is there again
+    assert pool._actors == [serving]  # none joins before the learner is there again
     pool.load_weights(ray.put(version(weights, 2)))
-    assert len(pool._slots) == 2
+    assert len(pool._actors) == 2
     assert versions(pool) == {2}
     assert pool.restarts == 1
 
@@ -115,40 +116,37 @@ def test_weights_lost_with_the_process_that_sent_them_are_no_fault_of_the_engine
 ) -> None:
     caplog.set_level(logging.WARNING)
     pool.make_room()
-    (engine,) = pool._slots
+    (engine,) = pool._actors
     rank = actor(0.0)
     published = [ray.get(rank.publish.remote(version(weights, number)), timeout=LONG) for number in (3, 4)]
     pool.load_weights(published[0])
     end(rank, published[1])
     restarts, process = pool.restarts, engine.process
-    with pytest.raises(ActorError, match="the weights were lost with the process that had published them"):
+    with pytest.raises(
+        ActorError, match="the weights of the rollout actors were lost with the process that had published them"
+    ):
         pool.load_weights(published[1])
     assert "OwnerDiedError" in caplog.text
-    assert (pool.restarts, engine.process, engine.serving) == (
-        restarts,
-        process,
-        True,
-    )  # a guest may have come meanwhile
-    with pytest.raises(ActorError, match="no rollout actor has weights"):
+    assert (pool.restarts, engine.process, engine.serving) == (restarts, process, True)
+    with pytest.raises(ActorError, match="the weights of the rollout actors were lost"):
         pool.generate(many(4), SAMPLING)
-    pool.abandon()
     pool.load_weights(ray.put(version(weights, 5)))
     assert versions(pool) == {5}
 
 
-def test_a_turn_whose_answer_is_lost_is_the_engines_even_while_weights_wait_behind_it(
+def test_a_lost_answer_is_the_engines_loss_even_while_new_weights_wait_behind_it(
     pool: RolloutPool, weights: Weights
 ) -> None:
-    """Its node is gone, and what it said with it: Ray's error is the same as for lost weights."""
+    """Its node is gone, and its answer with it: Ray's error is the same as for lost weights."""
     pool.make_room()
-    (engine,) = pool._slots
+    (engine,) = pool._actors
     pool.load_weights(ray.put(version(weights, 6)))
     starts, restarts = many(8), pool.restarts
     expected = pool.generate(starts, SAMPLING)
     pool.submit(starts, SAMPLING)
-    pool._offer(engine)  # a turn
-    engine.duties.append(Duty(lambda actor: actor.process.remote(), lambda _: None, loads=True))
-    pool._lose(engine, ray.exceptions.ObjectLostError("0" * 56, None, ""))
+    pool._assign(engine, serving=1)
+    engine.ask(lambda actor: actor.process.remote(), LONG, lambda _: None, "load")
+    pool._lose(engine, ray.exceptions.ObjectLostError("0" * 56, None, ""), engine.requests[0])
     assert (pool.restarts, engine.serving) == (restarts + 1, False)
     found = collect(pool, len(starts))
     assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
@@ -161,15 +159,15 @@ def test_an_engine_that_comes_back_to_lost_weights_waits_for_others(pool: Rollou
     rank = actor(0.0)
     published = ray.get(rank.publish.remote(version(weights, 7)), timeout=LONG)
     pool.load_weights(published)
-    pool.make_room()  # a guest that came before the weights are lost would have them, and go on
-    (engine,) = pool._slots
+    pool.make_room()
+    (engine,) = pool._actors
     restarts, killed = pool.restarts, engine.process
     assert killed is not None
     with streaming(pool) as stream:
         end(rank, published)
         os.kill(killed.pid, signal.SIGKILL)
         stream.submit(many(8), SAMPLING)
-        with pytest.raises(ActorError, match="no rollout actor has weights"):
+        with pytest.raises(ActorError, match="the weights of the rollout actors were lost"):
             stream.finished()
         assert (pool.restarts, engine.serving) == (restarts + 1, True)
         assert engine.process != killed

@@ -1,0 +1,260 @@
+"""The driver's handle of one rollout actor: starts it, gives it requests with deadlines, says why it failed, and ends it.
+
+Used by `actors/pool.py` alone. Invariant: an actor answers its requests in the order in which it got them, and the first of them always
+has a deadline.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+
+from actors.actor import Process, RolloutActor
+from actors.vllm_setup import environment
+from core.config import Device, RolloutConfig
+from core.errors import ActorError, RetrospectError
+
+NAME_TRIES, NAME_PAUSE = 300, 0.1
+"""How often Ray is asked for the name of a killed actor, every so many seconds, before the name counts as another pool's."""
+START_SECONDS = 600.0
+"""How long a process may take to begin, and then an engine to load its model; large ones come from slow disks."""
+EXIT_SECONDS = 1.0
+"""How long a process may take to end when Ray asks it to; a stopped one never does."""
+LOG_LINES, LOG_BYTES = 3, 4096
+"""How much of the end of an actor's log goes into the line about its failure."""
+DIED = "its process died"
+SLOW = 0.25
+"""Share of the deadline after which an actor that has not answered is named as slow."""
+
+logger = logging.getLogger("retrospect.actors")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecipe:
+    """All that is needed to start an engine, the first time and after every death."""
+
+    model_path: str
+    config: RolloutConfig
+    dtype: str
+    device: Device
+    seed: int
+    cpus: float
+
+    def create(self, name: str) -> Any:
+        """A new actor process, without its engine yet. Raises ValueError while the name is taken."""
+        cuda = self.device == "cuda"
+        options = ray.remote(RolloutActor).options(
+            name=name,
+            num_cpus=self.cpus,
+            num_gpus=self.config.tensor_parallel * self.config.gpus if cuda else 0,
+            runtime_env={"env_vars": environment(self.device, self.config.threads)},
+            max_restarts=0,  # the pool restarts: it alone knows the current weights and what was in flight
+            max_task_retries=0,
+        )
+        return options.remote(name)
+
+    def start(self, actor: Any) -> Any:
+        """Let an actor load the model; returns the reference of its answer."""
+        return actor.start.remote(self.model_path, self.config, self.dtype, self.device, self.seed)
+
+
+Kind = Literal["start", "load", "generate", "ask"]
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A call that an actor has not answered yet."""
+
+    answer: Any  # object reference
+    accept: Callable[[Any], None]  # what to do with the answer
+    seconds: float  # deadline, counted from `begun`
+    kind: Kind
+    begun: float  # when the actor got it, or had answered the one before
+    slow: bool = False  # whether it has been reported as slow
+
+
+class ActorHandle:
+    """The rollout actor of the name rollout-`index`, whatever process it has at the moment.
+
+    An `elastic` actor is one beyond `rollout.actors`: it waits for room in the cluster as long as it takes (a waiting actor is what makes
+    Ray's autoscaler add a node), and the run goes on without it.
+    """
+
+    def __init__(self, index: int, recipe: EngineRecipe, elastic: bool = False) -> None:
+        self.index = index
+        self.name = f"rollout-{index}"
+        self.elastic = elastic
+        self.serving = False  # its engine is loaded
+        self.process: Process | None = None  # the present or last one
+        self.acknowledged: tuple[int, str] | None = None  # version and digest of its weights
+        self.failed_starts = 0  # in a row
+        self.requests: deque[Request] = deque()
+        self._recipe = recipe
+        self._actor: Any = None
+
+    def launch(self, ready: Callable[[Any], None]) -> None:
+        """Create a new actor and let it load its model; `ready` is called when it can serve."""
+
+        def _placed(process: Process) -> None:
+            self.process = process
+
+        self.process = self.acknowledged = None
+        self._actor = self._named_actor()
+        self.ask(lambda actor: actor.process.remote(), START_SECONDS, _placed, "start")
+        self.ask(self._recipe.start, START_SECONDS, ready, "start")
+
+    def ask(
+        self, call: Callable[[Any], Any], seconds: float, accept: Callable[[Any], None], kind: Kind = "ask"
+    ) -> Request:
+        """Send a request; the actor carries it out after those it has."""
+        request = Request(call(self._actor), accept, seconds, kind, begun=time.monotonic())
+        self.requests.append(request)
+        return request
+
+    def answer(self) -> tuple[Request, Any]:
+        """Take the first request, which is done: its result, or the exception that it raised (one of ours as itself)."""
+        request = self.requests.popleft()
+        if self.requests:
+            self.requests[0].begun = time.monotonic()
+        try:
+            return request, ray.get(request.answer)
+        except ray.exceptions.RayTaskError as error:
+            return request, error.cause if isinstance(error.cause, RetrospectError) else error
+        except ray.exceptions.RayError as error:
+            return request, error
+
+    def seconds_left(self) -> float:
+        """Seconds until the deadline of the first request."""
+        return self.requests[0].begun + self.requests[0].seconds - time.monotonic()
+
+    def kill(self) -> None:
+        """End the process, also a stopped one that cannot react to Ray, and forget the requests."""
+        self.requests.clear()
+        self.serving = False
+        if self._actor is None:
+            return
+        ray.kill(self._actor, no_restart=True)
+        if self.process is not None and _here(self.process):
+            _await_end(self.process.pid)
+        self._actor = None
+
+    def explain(self, error: BaseException) -> str:
+        """What has happened to the actor, with the end of its log, in one line.
+
+        On a busy machine Ray may call an actor unreachable seconds before it notices that the process has died.
+        """
+        process = self.process
+        unreachable = isinstance(error, ray.exceptions.ActorUnavailableError)
+        dead = unreachable and process is not None and _here(process) and not _is_worker(process.pid)
+        return (DIED if dead else describe(error)) + self.log_end()
+
+    def log_end(self) -> str:
+        """The last lines of the actor's log as the end of a sentence, or on another node where the log is."""
+        if self.process is None:
+            return ""
+        if not _here(self.process):
+            return f"; its log: {self.process.log} on node {self.process.node[:12]}"
+        lines = _tail(Path(self.process.log))
+        return f"; its log ends: {' | '.join(lines)}" if lines else ""
+
+    def _named_actor(self) -> Any:
+        """A new actor under the handle's name, which Ray may still be freeing from the one before."""
+        taken: ValueError | None = None
+        for _ in range(NAME_TRIES):
+            try:
+                return self._recipe.create(self.name)
+            except ValueError as error:
+                taken = error
+            time.sleep(NAME_PAUSE)
+        raise ActorError(
+            f"{self.name}: an actor of this name is already running in this Ray namespace; "
+            f"close the other pool or use another namespace"
+        ) from taken
+
+
+def answers(actors: Sequence[ActorHandle], seconds: float) -> Iterator[tuple[ActorHandle, Request, Any]]:
+    """Wait up to `seconds` for the next answer: (actor, request, result or exception) for each that is there.
+
+    A request past its deadline is answered by a TimeoutError.
+    """
+    busy = [actor for actor in actors if actor.requests]
+    if not busy:
+        return
+    first = [actor.requests[0].answer for actor in busy]
+    ray.wait(first, num_returns=1, timeout=max(0.0, min(seconds, *(actor.seconds_left() for actor in busy))))
+    done, _ = ray.wait(first, num_returns=len(first), timeout=0)  # all that are there, not just the first
+    arrived = set(done)
+    for actor in busy:
+        request = actor.requests[0]
+        if request.answer in arrived:
+            yield actor, *actor.answer()
+        elif actor.seconds_left() <= 0:
+            yield actor, request, TimeoutError(f"it hangs: no answer within {request.seconds:g} s")
+        elif actor.serving and not request.slow and actor.seconds_left() < (1 - SLOW) * request.seconds:
+            request.slow = True
+            limit = SLOW * request.seconds
+            logger.warning("%s is slow: no answer within %g s%s", actor.name, limit, actor.log_end())
+
+
+def describe(error: BaseException) -> str:
+    """The cause of a failed request in one line."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        error = error.cause
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return f"it cannot be reached ({lines[0][:300] if lines else ''})"
+    if isinstance(error, ray.exceptions.RayActorError):
+        exits = [line for line in lines if line.startswith(("Worker exit", "The actor died", "The actor is dead"))]
+        return DIED + (f" ({' '.join(exits)[:300]})" if exits else "")
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def weights_lost(error: BaseException) -> bool:
+    """Whether a request failed because the process that had published the weights, or its node, is gone."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    lost, late = ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError
+    return isinstance(cause, lost) and not isinstance(cause, late)
+
+
+def _here(process: Process) -> bool:
+    """Whether it runs, or ran, on this node."""
+    return bool(process.node == ray.get_runtime_context().get_node_id())
+
+
+def _tail(log: Path) -> list[str]:
+    """The last few lines that are not empty, cut to a readable length; none when the file cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.strip()[:200] for line in text.splitlines() if line.strip()][-LOG_LINES:]
+
+
+def _await_end(pid: int) -> None:
+    """Wait a moment for a process that Ray was told to end, then kill it. (To kill it first would make Ray print a crash.)"""
+    end = time.monotonic() + EXIT_SECONDS
+    while _is_worker(pid):
+        if time.monotonic() > end:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.01)
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether `pid` is still a Ray worker, and not another process that got the number since."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"ray::" in file.read()
+    except OSError:
+        return False

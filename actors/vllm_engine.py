@@ -1,0 +1,223 @@
+"""A vLLM engine inside this process: token in, token out, stepped by one thread.
+
+Made by `actors/engines.py`, which says what every engine does. vLLM turns `torch.set_num_threads` off in its process and seeds torch anew, so
+`trainer/local.py`, which shares the process, sets its threads before.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from actors import vllm_setup as setup
+from actors.jobs import Continuation, Job
+from actors.options import STRUCTURED
+from core.config import Device, RolloutConfig
+from core.errors import ModelError, first_line
+from core.records import Finish, FloatArray, IntArray
+from core.sampling import Sampling
+from core.seeds import derive
+from core.startup import uncollected
+from core.weights import Acknowledgement, Weights, digest
+
+WEIGHTS = "weights"
+SLEEPERS = (WEIGHTS, "kv_cache")
+"""vLLM's names of what it can move off the GPU."""
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.REPETITION}
+
+
+class VllmEngine:
+    """One engine and what is in flight in it.
+
+    Raises ModelError when the model directory cannot be used.
+    """
+
+    def __init__(
+        self, model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str = "engine"
+    ) -> None:
+        os.environ.update(setup.environment(device, config.threads))
+        with uncollected():
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.exceptions import VLLMError
+            from vllm.usage.usage_lib import UsageContext
+            from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.name = name
+        self._stop = setup.stop_tokens(model_path)
+        self._sleeps = config.sleep and device != "cpu"
+        self._asleep = set[str]()  # of SLEEPERS: what is off the GPU
+        try:
+            arguments = EngineArgs(
+                model=model_path,
+                dtype=dtype,  # type: ignore[arg-type]
+                seed=seed % 2**32,
+                max_model_len=config.max_prompt_tokens + config.max_response_tokens,
+                max_num_seqs=config.max_running,
+                **(setup.engine_arguments(config, device) | config.engine_options),
+            )
+            self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+        except (OSError, ValueError, RuntimeError, TypeError, VLLMError) as error:
+            named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
+            raise ModelError(f"model.path = {model_path}: vLLM cannot load it{named}: {first_line(error)}") from error
+        self._extra = setup.sampling_extras(config.sampling_options, self._engine)
+        self._engine.set_weight_version("0")
+        self._done: list[Continuation] = []
+        self._scores: dict[str, FloatArray] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """Samples in flight."""
+        return int(self._engine.get_num_unfinished_requests())
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Take up the samples of `jobs`; see `Engine.add`.
+
+        Every sample is one request (vLLM would seed the children of an `n`-request with seed, seed + 1, ...). Samples of a start share
+        its context through the prefix cache.
+        """
+        from vllm.inputs.engine import tokens_input
+
+        for job in jobs:
+            self._wake(*SLEEPERS)
+            context = job.start.context_ids.tolist()
+            for sample in job.samples:
+                params = self._sampling_params(job.sampling, job.budget, derive(job.start.seed, sample))
+                self._engine.add_request(f"{sample}/{job.start.id}", tokens_input(context), params)
+
+    def step(self) -> None:
+        """One engine step; `run` returns what it finishes."""
+        for output in self._engine.step():
+            if output.finished and output.prompt_logprobs is not None:
+                self._scores[output.request_id] = _score(output)
+            elif output.finished:
+                self._done.append(_continuation(output))
+
+    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
+        """Step for about `seconds`, at least once, or until only `refill` samples are left in flight; returns what finished."""
+        end = time.monotonic() + seconds
+        while self.unfinished > refill:
+            self.step()
+            if time.monotonic() >= end:
+                break
+        self._rest()
+        finished, self._done = self._done, []
+        return finished
+
+    def abort(self) -> None:
+        """Drop everything that is in flight."""
+        self._engine.abort_request(list(self._engine.output_processor.request_states), internal=True)
+        self._done = []
+
+    def load_weights(self, weights: Weights) -> Acknowledgement:
+        """Swap the weights between two steps. Raises WeightError when a parameter is missing.
+
+        The new weights read the context of the samples in flight again, so that every later token is drawn from exactly the new policy.
+        vLLM does not empty the prefix cache by itself.
+        """
+        self._wake(WEIGHTS)
+        with ThreadPoolExecutor(1) as hashing:  # while they are copied
+            received = hashing.submit(digest, weights)
+            self._engine.collective_rpc("start_weight_update")
+            self._engine.collective_rpc("update_weights", kwargs={"update_info": {"weights": weights}})
+            self._engine.collective_rpc("finish_weight_update")
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._engine.set_weight_version(str(weights.manifest.version))
+        return Acknowledgement(self.name, weights.manifest.version, received.result())
+
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2.
+
+        The first T - 1 tokens are a prompt. The last one is scored as the token that follows it, so that a sequence may be as long as
+        the engine's context.
+        """
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        self._wake(*SLEEPERS)
+        for index, sequence in enumerate(sequences):
+            ids = sequence.tolist()
+            params = SamplingParams(
+                temperature=1.0,
+                max_tokens=1,
+                prompt_logprobs=0,
+                logprob_token_ids=[ids[-1]],
+                flat_logprobs=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            self._engine.add_request(f"score/{index}", tokens_input(ids[:-1]), params)
+        while len(self._scores) < len(sequences):
+            self.step()
+        scores = [self._scores[f"score/{index}"] for index in range(len(sequences))]
+        self._scores = {}
+        self._rest()
+        return scores
+
+    def _rest(self) -> None:
+        """With nothing in flight, leave the GPU's memory to a learner that shares it."""
+        if self._sleeps and not self._asleep and not self.unfinished:
+            self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
+            self._asleep = set(SLEEPERS)
+
+    def _wake(self, *sleepers: str) -> None:
+        """Move these back to the GPU. New weights need no cache: next to the learner's copy of them there may be no room for it."""
+        for tag in [tag for tag in sleepers if tag in self._asleep]:
+            self._engine.wake_up([tag])
+            self._asleep.remove(tag)
+
+    def _sampling_params(self, sampling: Sampling, budget: int, seed: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+
+        greedy = sampling.temperature == 0
+        extra, size, times = self._extra, sampling.repetition_tokens, sampling.repetition_times
+        if "min_tokens" in extra:  # vLLM refuses more than there is room for after a prefix
+            extra = extra | {"min_tokens": min(extra["min_tokens"], budget)}
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=1.0 if greedy else sampling.top_p,
+            seed=None if greedy else seed,
+            max_tokens=budget,
+            stop_token_ids=self._stop,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            repetition_detection=RepetitionDetectionParams(max_pattern_size=size, min_count=times) if size else None,
+            **extra,
+        )
+
+
+def _continuation(output: Any) -> Continuation:
+    """The record of one finished request."""
+    result = output.outputs[0]
+    if result.finish_reason not in FINISHES:
+        raise RuntimeError(
+            f"vLLM gave up {output.request_id} after {len(result.token_ids)} tokens ({result.finish_reason}); with {STRUCTURED} it does so "
+            f"where no token of the model's vocabulary fits the grammar"
+        )
+    sample, start_id = output.request_id.split("/", 1)
+    versions = [-1] * len(result.token_ids)
+    for span in result.weight_versions:
+        versions[span.start : span.end] = [int(span.version)] * (span.end - span.start)
+    if -1 in versions:
+        raise RuntimeError(f"vLLM names no weights for some tokens of {output.request_id}: {result.weight_versions}")
+    return Continuation(
+        start_id=start_id,
+        sample=int(sample),
+        tokens=list(result.token_ids),
+        logprobs=list(result.logprobs.logprobs),
+        versions=versions,
+        finish=FINISHES[result.finish_reason],
+    )
+
+
+def _score(output: Any) -> FloatArray:
+    """[T - 1] from the log-probabilities of the first T - 1 tokens (the first has none) and of the asked last one."""
+    last = output.outputs[0].logprobs
+    asked = last.logprobs[-1]  # entry 0 is the token that was drawn, entry 1 the one that was asked for
+    return np.array([*output.prompt_logprobs.logprobs, asked], dtype=np.float32)

@@ -1,0 +1,120 @@
+"""What vLLM is given: environment variables, engine arguments, a user's sampling options, end tokens of a checkpoint.
+
+Used by `actors/vllm_engine.py`, where its process is started (`actors/handle.py`, `trainer/local.py`), and by `actors/hf_engine.py`
+(`stop_tokens`).
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.options import STRUCTURED
+from core.config import RolloutConfig
+from core.errors import ConfigError, ModelError, first_line
+from core.startup import waiting
+
+CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
+CPU_BLOCK = 32
+"""Tokens per block of the KV cache on CPU. vLLM's default there, 128, would share no prefix shorter than that; its CPU
+kernels want a multiple of 32."""
+KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",  # large blocks come from the heap, too,
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),  # whose end is never given back,
+    "MALLOC_TOP_PAD_": str(2**26),  # and which grows in steps of 64 MB
+}
+"""Read by glibc when a process starts (mallopt(3)). By default every block of more than 32 MB is mapped anew, and the
+system clears each of its pages: a third of the time that new weights took into a layer. Other C libraries ignore this."""
+
+
+def environment(device: str, threads: int) -> dict[str, str]:
+    """Variables that must be set in the engine's process before torch and vLLM are imported."""
+    common = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", str(CACHE)),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if device != "cpu":
+        return common
+    return common | {
+        **KEEP_FREED_MEMORY,
+        **waiting(),
+        "OMP_NUM_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCH_COMPILE_DISABLE": "1",  # compiling the sampler costs the first batch 7-30 s and gains nothing on CPU
+    }
+
+
+def stop_tokens(model_path: str) -> list[int]:
+    """End-of-sequence tokens of a checkpoint: those of its generation config and its config.
+
+    Raises ModelError when it names none.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    found: set[int] = set()
+    for source in (GenerationConfig, AutoConfig):
+        try:
+            ids = source.from_pretrained(model_path).eos_token_id
+        except (OSError, ValueError):  # a checkpoint need not have a generation config
+            continue
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    if not found:
+        raise ModelError(f"model.path = {model_path}: config.json is missing or has no eos_token_id; set it there")
+    return sorted(found)
+
+
+def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
+    """vLLM's arguments that do not depend on the model; see `actors/options.py` for those that a user may add."""
+    from vllm.config import WeightTransferConfig
+
+    import actors.transfer as transfer
+
+    common = {
+        "skip_tokenizer_init": STRUCTURED not in config.sampling_options,
+        "generation_config": "vllm",  # else a checkpoint's own top_p, top_k, ... would change the distribution
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "enable_sleep_mode": config.sleep and device != "cpu",
+        "async_scheduling": False,  # a step in flight during a weight swap would get the wrong version
+        "disable_log_stats": True,
+        "tensor_parallel_size": config.tensor_parallel,
+        "distributed_executor_backend": "uni" if config.tensor_parallel == 1 else "mp",
+        "weight_transfer_config": WeightTransferConfig(backend=transfer.BACKEND),
+        "worker_extension_cls": f"{transfer.__name__}.{transfer.WorkerExtension.__name__}",
+    }
+    if device == "cpu":
+        context = config.max_prompt_tokens + config.max_response_tokens
+        return common | {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+            "block_size": CPU_BLOCK,
+            # A context read in two steps crashes a seeded request on CPU (vLLM 0.32 takes back the number drawn in the
+            # first step with `Generator.get_offset`, which CPU generators lack): read it whole or not yet.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(4096, context, config.max_running),  # 4096: vLLM's default on CPU
+        }
+    return common | {"gpu_memory_utilization": config.gpu_memory_share}
+
+
+def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:
+    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that vLLM's `engine` would refuse at every start."""
+    if not options:
+        return {}
+    from pydantic import TypeAdapter
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMError
+
+    config = engine.vllm_config
+    try:
+        params = TypeAdapter(SamplingParams).validate_python(dict(options))
+        params.verify(
+            config.model_config, config.speculative_config, config.structured_outputs_config, engine.tokenizer
+        )
+    except (ValueError, VLLMError) as error:  # pydantic's ValidationError is a ValueError, vLLM's is not
+        raise ConfigError(f"rollout.sampling_options = {sorted(options)}: {first_line(error)}") from error
+    return {name: getattr(params, name) for name in options}
