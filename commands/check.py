@@ -4,8 +4,10 @@ Invariant: no actor is started and no model is built; what cannot be checked her
 """
 
 import os
+from argparse import Namespace
 
 from actors.options import check_options, check_training_options, describe_options
+from commands.options import configuration
 from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
@@ -15,27 +17,23 @@ from trainer.preflight import check_judging_model, describe_data, load_task, loc
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
 
 
-def print_check(config: Config, offline: bool) -> None:
-    """Resolved values, batch arithmetic, placement; then model, data and devices unless `offline`."""
+def check_recipe(options: Namespace) -> int:
+    """Print resolved values, batch arithmetic and placement; then check model, data and devices unless `offline`."""
+    config = configuration(options)
     plan = batch_plan(config)
     check_options(config.rollout, config.cluster.device)
     check_training_options(config)
-    print(dump_config(config))
-    print(describe_plan(config, plan))
-    for line in describe_options(config.rollout):
-        print(line)
     device = config.cluster.device if config.cluster.device != "auto" else ("cuda" if local_resources().gpus else "cpu")
     bundles = placement(config, device)
-    print(describe_placement(bundles, device))
-    if offline:
+    lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout)]
+    print("\n".join([*lines, describe_placement(bundles, device)]))
+    if options.offline:
         print("offline: model, data and devices were not checked")
-        return
-    print(check_model_and_data(config))
-    for line in check_supervised(config):
-        print(line)
+        return 0
+    print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     check_resources(bundles, cluster_resources(config.cluster))
-    print("devices: enough")
-    print("check passed")
+    print("devices: enough\ncheck passed")
+    return 0
 
 
 def describe_plan(config: Config, plan: BatchPlan) -> str:

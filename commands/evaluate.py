@@ -6,11 +6,13 @@ down with its verdict.
 
 import json
 import os
+from argparse import Namespace
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commands.options import DEFAULT, configuration
 from core.config import Config, Device, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import load_config
@@ -61,7 +63,16 @@ def by_problem(result: Evaluation) -> dict[str, Verdict]:
     return {item.trajectory.start.problem_id: item.verdict for item in result.greedy}
 
 
-def run(config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False) -> int:
+def evaluate_target(options: Namespace) -> int:
+    """`launch.py evaluate`: the configuration is that of --config, or of the target's run, or the default recipe."""
+    run = run_of(Path(options.target)) if options.target else None
+    config = configuration(options, run.config if run else DEFAULT)
+    return evaluate_models(config, options.target, options.against, options.responses, options.local)
+
+
+def evaluate_models(
+    config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False
+) -> int:
     """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it.
 
     `local`: in this process, without Ray.
@@ -74,31 +85,32 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
     rival = model_of(Path(against)) if against else ""
     batch_plan(config)
-    where = responses or config.run.root / "evaluations" / f"{name_of(target or config.model.path)}.jsonl"
+    name = f"{Path(target or config.model.path).name}-{datetime.now():%Y%m%d-%H%M%S}"
+    where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
     check_place(where)
     config = settled(config, local)
     with prepare(config) as ready:
         if rival:
             check_rival(ready.model, rival)
         with connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
-            result = held_out(config, ready.task, ready.model, device, local)
+            result = evaluate_model(config, ready.task, ready.model, device, local)
             rows = list(response_rows(result, ready.task, ready.model))
             write_rows(where, rows)  # at once: whatever becomes of the other model, these are not generated again
-            other = held_out(config, ready.task, rival, device, local) if rival else None
-        report(ready.model, result)
+            other = evaluate_model(config, ready.task, rival, device, local) if rival else None
+        print_evaluation(ready.model, result)
         numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **record(result)}
         if other is not None:
-            report(rival, other)
+            print_evaluation(rival, other)
             write_rows(where, [*rows, *response_rows(other, ready.task, rival)])
             comparison = compare(result, other, config.run.seed)
-            report_comparison(comparison)
+            print_comparison(comparison)
             numbers |= {"against": {"model": rival, **record(other)}, "comparison": asdict(comparison)}
     write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
     return 0
 
 
-def held_out(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
+def evaluate_model(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
     """A model's evaluation in engines of its own."""
     with build.rollout_pool(config, model, device, local) as actors:
         seed = derive(config.run.seed, "evaluation")
@@ -134,7 +146,7 @@ def check_rival(model: str, rival: str) -> None:
         raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
 
 
-def report(model: str, result: Evaluation) -> None:
+def print_evaluation(model: str, result: Evaluation) -> None:
     """Print the estimates over all and by level."""
     print(f"{model}: {describe(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
@@ -148,15 +160,10 @@ def report(model: str, result: Evaluation) -> None:
         print(f"  {level or 'all':<20} {text}")
 
 
-def report_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print the win rate."""
     wins = comparison.win_rate
     print(
         f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {100 * comparison.ties:.1f} %"
     )
     print(f"  success, first minus second: {percent(comparison.success)}")
-
-
-def name_of(target: str) -> str:
-    """A file name for an evaluation of a model or run, with the date."""
-    return f"{Path(target).name}-{datetime.now():%Y%m%d-%H%M%S}"
