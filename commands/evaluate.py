@@ -1,7 +1,6 @@
 """`launch.py evaluate`: one model, or one against another, on the held-out problems of a recipe.
 
-Called by `launch.py`. Invariant: both models answer the same problems through the same pool and judge; every response is written
-down with its verdict.
+Called by `launch.py`. Invariant: both models answer the same problems, judged alike; every response is written with its verdict.
 """
 
 import json
@@ -17,7 +16,6 @@ from core.config import Config, Device, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
-from core.records import Verdict
 from core.run_directory import write_atomically
 from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap, paired_difference
@@ -42,8 +40,10 @@ class Comparison:
 
 def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     """The first against the second. Raises ActorError when there is no problem that both answered."""
-    theirs = by_problem(second)
-    pairs = [(mine, theirs[name]) for name, mine in by_problem(first).items() if name in theirs]
+    mine, theirs = (
+        {item.trajectory.start.problem_id: item.verdict for item in result.greedy} for result in (first, second)
+    )
+    pairs = [(verdict, theirs[name]) for name, verdict in mine.items() if name in theirs]
     if not pairs:
         raise ActorError("no held-out problem was answered by both models; why engines left them out is printed above")
     rewards = [(mine.reward, other.reward) for mine, other in pairs]
@@ -56,11 +56,6 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
             [float(other.correct) for _, other in pairs], [float(mine.correct) for mine, _ in pairs], rng=rng
         ),
     )
-
-
-def by_problem(result: Evaluation) -> dict[str, Verdict]:
-    """The verdict of each problem's greedy response: of a problem that no engine could generate there is none."""
-    return {item.trajectory.start.problem_id: item.verdict for item in result.greedy}
 
 
 def evaluate_target(options: Namespace) -> int:
@@ -147,7 +142,7 @@ def check_rival(model: str, rival: str) -> None:
 
 
 def print_evaluation(model: str, result: Evaluation) -> None:
-    """Print the estimates over all and by level."""
+    """Print the estimates over all problems and by level."""
     print(f"{model}: {describe(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
     for one in result.overall.passes:
@@ -155,15 +150,12 @@ def print_evaluation(model: str, result: Evaluation) -> None:
     if result.overall.majority is not None:
         print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
     for level, scores in result.levels.items():
-        further = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
-        text = ", ".join([percent(scores.success), *further, f"{scores.success.problems} problems"])
-        print(f"  {level or 'all':<20} {text}")
+        last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
+        print(f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems")
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the win rate."""
-    wins = comparison.win_rate
-    print(
-        f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {100 * comparison.ties:.1f} %"
-    )
+    wins, ties = comparison.win_rate, 100 * comparison.ties
+    print(f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {ties:.1f} %")
     print(f"  success, first minus second: {percent(comparison.success)}")

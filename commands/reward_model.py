@@ -7,10 +7,8 @@ of the task are not learned either, so that no policy is judged on prompts whose
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +17,9 @@ from commands.options import configuration
 from commands.supervised_rows import hold_out, read_dialogues, supervised_model
 from core.config import Config, RewardModelConfig
 from core.errors import DataError
+from core.records import FloatArray
 from core.seeds import derive, generator
-from learner.packing.examples import Pair, PairBatch, pair_batches
+from learner.packing.examples import Pair, pair_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.dialogue.reward_model import Scale
@@ -28,72 +27,50 @@ from tasks.estimators import Estimate, bootstrap
 from tasks.held_out import evaluation_prompts, prompts
 from tasks.problems import digest
 from trainer.preflight import load_tokenizer
-from trainer.supervised import Numbers, SupervisedJob, begin_supervised, resume_supervised
-
-if TYPE_CHECKING:
-    from learner.supervised import Preference, SupervisedGroup
-
+from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
 Reals = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class RewardJob(SupervisedJob):
-    """Pairs to learn and to measure on."""
+def pair_scores(batches: Batches, outputs: Outputs) -> Reals:
+    """[N, 2] scores of the chosen and the rejected dialogues, in no particular order."""
+    found: list[FloatArray] = []
+    for own, measured in zip(batches, outputs, strict=True):
+        for batch, scores in zip(own, measured, strict=True):
+            found.append(scores.reshape(2, -1).T[batch.weights > 0])  # a filler has no weight
+    return np.concatenate(found, dtype=np.float64)
 
-    train: Sequence[Pair]
-    held_out: Sequence[Pair]
 
-    def objective(self) -> "type[Preference]":
-        """Bradley-Terry."""
-        from learner.supervised import Preference
+def measure_pairs(batches: Batches, outputs: Outputs) -> Numbers:
+    """Accuracy with its interval, loss and mean margin on the held-out pairs."""
+    margins = np.diff(pair_scores(batches, outputs)[:, ::-1], axis=1)[:, 0]
+    right = accuracy(margins)
+    return {
+        "held_out_accuracy": right.mean,
+        "held_out_accuracy_low": right.low,
+        "held_out_accuracy_high": right.high,
+        "held_out_loss": float(np.mean(np.logaddexp(0.0, -margins))),
+        "held_out_margin": float(margins.mean()),
+        "held_out_pairs": len(margins),
+    }
 
-        return Preference
 
-    def batches(self, rows: Sequence[Pair]) -> list[list[PairBatch]]:
-        """[rank][micro-batch]."""
-        return pair_batches(rows, self.budget, self.ranks)
+def describe_accuracy(numbers: Numbers) -> str:
+    """The accuracy on held-out pairs, where it was measured."""
+    if "held_out_accuracy" not in numbers:
+        return ""
+    mean, low, high = (100 * numbers[f"held_out_accuracy{end}"] for end in ("", "_low", "_high"))
+    pairs, loss = numbers["held_out_pairs"], numbers["held_out_loss"]
+    return f"accuracy {mean:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {pairs} pairs, loss {loss:.4f}"
 
-    def scores(self, group: "SupervisedGroup") -> Reals:
-        """[N, 2] scores of the chosen and the rejected held-out dialogues, in no particular order."""
-        batches = self.batches(self.held_out)
-        found = []
-        for own, measured in zip(batches, group.measure(batches), strict=True):
-            for batch, scores in zip(own, measured, strict=True):
-                found.append(scores.reshape(2, -1).T[batch.weights > 0])  # a filler has no weight
-        return np.concatenate(found).astype(np.float64)
 
-    def measure(self, group: "SupervisedGroup") -> Numbers:
-        """Accuracy with its interval, loss and mean margin on the held-out pairs."""
-        margins = np.diff(self.scores(group)[:, ::-1], axis=1)[:, 0]
-        right = accuracy(margins)
-        loss = float(np.mean(np.logaddexp(0.0, -margins)))
-        return {
-            "held_out_accuracy": right.mean,
-            "held_out_accuracy_low": right.low,
-            "held_out_accuracy_high": right.high,
-            "held_out_loss": loss,
-            "held_out_margin": float(margins.mean()),
-        }
-
-    def describe(self, numbers: Numbers) -> str:
-        """The accuracy, where it was measured."""
-        if "held_out_accuracy" not in numbers:
-            return ""
-        low, high = numbers["held_out_accuracy_low"], numbers["held_out_accuracy_high"]
-        return (
-            f"accuracy {100 * numbers['held_out_accuracy']:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}) on "
-            f"{len(self.held_out)} pairs, loss {numbers['held_out_loss']:.4f}"
-        )
-
-    def export(self, group: "SupervisedGroup", directory: Path) -> None:
-        """Write the model and how its scores are normalised."""
-        group.export(directory)
-        scores = self.scores(group)
-        right = accuracy(scores[:, 0] - scores[:, 1])
-        known = {"mean": right.mean, "low": right.low, "high": right.high, "pairs": right.problems}
-        scale = Scale(float(scores.mean()), max(float(scores.std()), 1e-6), lowest=float(scores.min()))
-        scale.save(directory, known)
+def save_scale(batches: Batches, outputs: Outputs, directory: Path) -> None:
+    """Write how rewards are normalised: by mean and deviation of the held-out scores."""
+    scores = pair_scores(batches, outputs)
+    right = accuracy(scores[:, 0] - scores[:, 1])
+    known = {"mean": right.mean, "low": right.low, "high": right.high, "pairs": right.problems}
+    scale = Scale(float(scores.mean()), max(float(scores.std()), 1e-6), lowest=float(scores.min()))
+    scale.save(directory, known)
 
 
 def accuracy(margins: Reals) -> Estimate:
@@ -109,7 +86,7 @@ def train_reward_model(options: Namespace) -> int:
     return begin_supervised(configuration(options), reward_job, "reward-model")
 
 
-def reward_job(config: Config) -> RewardJob:
+def reward_job(config: Config) -> SupervisedJob:
     """The model and the pairs. Raises ModelError, DataError, ConfigError."""
     settings, learner = config.reward_model, config.learner
     if not settings.pairs:
@@ -117,7 +94,8 @@ def reward_job(config: Config) -> RewardJob:
     model = supervised_model(config, "reward_model", dialogues=2)
     train, held_out = load_pairs(config, model)
     print(f"{len(train)} pairs to learn, {len(held_out)} held out")
-    return RewardJob(model, settings, train, held_out, learner.micro_batch_tokens, learner.ranks)
+    batches = partial(pair_batches, budget=learner.micro_batch_tokens, ranks=learner.ranks)
+    return SupervisedJob(model, settings, train, held_out, batches, measure_pairs, describe_accuracy, save_scale)
 
 
 def preferences(settings: RewardModelConfig) -> list[list[tuple[str, Messages]]]:

@@ -6,8 +6,7 @@ the task's evaluation problems, and of the user's dialogues those with the small
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 
@@ -17,47 +16,14 @@ from core.config import Config, SftConfig
 from core.errors import DataError
 from core.records import Problem
 from core.seeds import derive
-from learner.packing.examples import Text, TokenBatch, text_batches
+from learner.packing.examples import Text, text_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.held_out import evaluation_prompts, prompts
 from tasks.problems import digest, encode
 from tasks.task import task_items
 from trainer.preflight import load_tokenizer
-from trainer.supervised import Numbers, SupervisedJob, begin_supervised, resume_supervised
-
-if TYPE_CHECKING:
-    from learner.supervised import NextToken, SupervisedGroup
-
-
-@dataclass(frozen=True, slots=True)
-class SftJob(SupervisedJob):
-    """Texts with the tokens to learn."""
-
-    train: Sequence[Text]
-    held_out: Sequence[Text]
-
-    def objective(self) -> "type[NextToken]":
-        """The next token."""
-        from learner.supervised import NextToken
-
-        return NextToken
-
-    def batches(self, rows: Sequence[Text]) -> list[list[TokenBatch]]:
-        """[rank][micro-batch]."""
-        return text_batches(rows, self.budget, self.ranks)
-
-    def measure(self, group: "SupervisedGroup") -> Numbers:
-        """Loss per learned token of the held-out texts, in nats."""
-        batches = self.batches(self.held_out)
-        loss = 0.0
-        for own, found in zip(batches, group.measure(batches), strict=True):
-            loss -= sum(float(np.dot(logprobs, batch.weights)) for batch, logprobs in zip(own, found, strict=True))
-        return {"held_out_loss": loss}
-
-    def describe(self, numbers: Numbers) -> str:
-        """The loss."""
-        return f"loss {numbers['held_out_loss']:.4f} nats per token" if "held_out_loss" in numbers else ""
+from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
 
 def fine_tune(options: Namespace) -> int:
@@ -67,12 +33,26 @@ def fine_tune(options: Namespace) -> int:
     return begin_supervised(configuration(options), sft_job, "sft")
 
 
-def sft_job(config: Config) -> SftJob:
+def sft_job(config: Config) -> SupervisedJob:
     """The model and the rows. Raises ModelError, DataError, ConfigError."""
     model = supervised_model(config, "sft")
     train, held_out = from_messages(config, model) if config.sft.path else from_task(config, model)
     print(f"{len(train)} rows to learn, {len(held_out)} held out")
-    return SftJob(model, config.sft, train, held_out, config.learner.micro_batch_tokens, config.learner.ranks)
+    batches = partial(text_batches, budget=config.learner.micro_batch_tokens, ranks=config.learner.ranks)
+    return SupervisedJob(model, config.sft, train, held_out, batches, held_out_loss, describe_loss)
+
+
+def held_out_loss(batches: Batches, outputs: Outputs) -> Numbers:
+    """Loss per learned token, in nats."""
+    loss = 0.0
+    for own, logprobs in zip(batches, outputs, strict=True):
+        loss -= sum(float(np.dot(found, batch.weights)) for batch, found in zip(own, logprobs, strict=True))
+    return {"held_out_loss": loss}
+
+
+def describe_loss(numbers: Numbers) -> str:
+    """The held-out loss, where it was measured."""
+    return f"loss {numbers['held_out_loss']:.4f} nats per token" if "held_out_loss" in numbers else ""
 
 
 def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -50,6 +51,7 @@ MEANINGS: Mapping[str, str] = {
 """What OpenRLHF, verl, TRL and others call our fields."""
 RARELY_MEANT = ("starter.", "evaluation.", "sft.", "reward_model.")
 """Sections that a field name without its section does not mean, except in the command of that section."""
+_Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
 KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH"}
 
 
@@ -103,11 +105,6 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(f"command line: {message}")
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=40)
 
 
 class _Help(argparse.Action):

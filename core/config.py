@@ -1,7 +1,6 @@
 """The typed configuration of a run: every field with its default, unit and bounds.
 
-Read by `launch.py` (help, command-line overrides) and handed section by section to the parts; nobody keeps the whole.
-Unknown keys are errors. The sections of the parts are in `core/sections/`. Checks that need more than one field live in `core/plan.py`.
+Handed section by section to the parts. Unknown keys are errors. Checks that need more than one field are in `core/plan.py`.
 """
 
 from pathlib import Path
@@ -16,28 +15,6 @@ from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
 from core.sections.supervised import RewardModelConfig, SftConfig, SupervisedConfig
 from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
-
-__all__ = [
-    "AlgorithmConfig",
-    "ClusterConfig",
-    "CodeConfig",
-    "Columns",
-    "Config",
-    "Device",
-    "EvaluationConfig",
-    "LearnerConfig",
-    "ModelConfig",
-    "ReplayConfig",
-    "RewardModelConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "SandboxMode",
-    "Section",
-    "SftConfig",
-    "StarterConfig",
-    "SupervisedConfig",
-    "TaskConfig",
-]
 
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""

@@ -8,59 +8,45 @@ the seed and s alone, so a resumed run repeats the uninterrupted one.
 import json
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.config import Config, SupervisedConfig
+from core.config import Config, RewardModelConfig, SupervisedConfig
 from core.errors import ConfigError, DivergenceError
 from core.load import dump_config, load_config
 from core.plan import supervised_placement
+from core.records import FloatArray
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from core.seeds import generator
 from trainer import checkpoint
 
 if TYPE_CHECKING:
-    from learner.supervised import NextToken, Preference, SupervisedGroup
+    from learner.supervised import SupervisedGroup
 
 Numbers = dict[str, float]
+Batches = Sequence[Sequence[Any]]  # [rank][micro-batch]
+Outputs = Sequence[Sequence[FloatArray]]  # [rank][micro-batch] of the model, see `learner.supervised`
 LINES = 20
 """Progress lines of a run."""
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedJob(ABC):
+class SupervisedJob:
     """A model, the rows that it learns, and what is measured on the held-out ones."""
 
     model: str  # Hugging Face directory or name
     settings: SupervisedConfig
     train: Sequence[Any]
     held_out: Sequence[Any]
-    budget: int  # tokens of a pass
-    ranks: int
-
-    @abstractmethod
-    def objective(self) -> "type[NextToken] | type[Preference]":
-        """What is learned."""
-
-    @abstractmethod
-    def batches(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """[rank][micro-batch] of one optimizer step over these rows."""
-
-    @abstractmethod
-    def measure(self, group: "SupervisedGroup") -> Numbers:
-        """Numbers on the held-out rows, by name."""
-
-    @abstractmethod
-    def describe(self, numbers: Numbers) -> str:
-        """The numbers of `measure` for a person; empty when they are not among `numbers`."""
-
-    def export(self, group: "SupervisedGroup", directory: Path) -> None:
-        """Write the model in Hugging Face format."""
-        group.export(directory)
+    batches: Callable[[Sequence[Any]], Batches]  # of rows
+    measure: Callable[[Batches, Outputs], Numbers]  # by name
+    describe: Callable[[Numbers], str]  # empty when nothing was measured
+    save: Callable[[Batches, Outputs, Path], None] | None = (
+        None  # of the held-out rows, what belongs to the saved model
+    )
 
 
 MakeJob = Callable[[Config], SupervisedJob]
@@ -87,29 +73,36 @@ def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> 
 
 
 def _supervise(config: Config, job: SupervisedJob, run: RunDirectory, resumed: Path | None) -> int:
-    from learner.supervised import SupervisedGroup
+    from learner.supervised import NextToken, Preference, SupervisedGroup
     from trainer.cluster import connect
 
     open_log(run)
-    cluster = config.cluster
+    objective = Preference if isinstance(job.settings, RewardModelConfig) else NextToken
+    cpus, gpus = config.cluster.learner_cpus, config.cluster.learner_gpus
     with connect(config, run.name, supervised_placement) as device:
         write_versions(run)
-        with closing(
-            SupervisedGroup(
-                job.objective(),
-                job.model,
-                config.learner,
-                dtype=config.model.dtype,
-                device=device,
-                cpus=cluster.learner_cpus,
-                gpus=cluster.learner_gpus,
-            )
-        ) as group:
+        kind = config.model.dtype
+        group = SupervisedGroup(objective, job.model, config.learner, dtype=kind, device=device, cpus=cpus, gpus=gpus)
+        with closing(group):
             take_steps(group, job, config, run, resumed)
             with checkpoint.replacing(run.policy) as folder:
-                job.export(group, folder)
+                export_model(group, job, folder)
     print(f"model   {run.policy}\nnumbers {run.metrics}")
     return 0
+
+
+def export_model(group: "SupervisedGroup", job: SupervisedJob, folder: Path) -> None:
+    """Write the model in Hugging Face format, and what belongs to it."""
+    group.export(folder)
+    if job.save:
+        batches = job.batches(job.held_out)
+        job.save(batches, group.measure(batches), folder)
+
+
+def held_out_numbers(group: "SupervisedGroup", job: SupervisedJob) -> Numbers:
+    """What is measured on the held-out rows, by name."""
+    batches = job.batches(job.held_out)
+    return job.measure(batches, group.measure(batches))
 
 
 def take_steps(
@@ -125,7 +118,7 @@ def take_steps(
         first = int(json.loads((resumed / "progress.json").read_text())["step"])
     _keep_lines(run.metrics, first)
     if not first:
-        _note(run, {"step": 0} | job.measure(group), job, total)
+        _note(run, {"step": 0} | held_out_numbers(group, job), job, total)
     for step in range(first, total):
         number, last = step + 1, step + 1 == total
         rate = learning_rate(settings.lr, step, settings.warmup_steps, total, settings.schedule)
@@ -136,7 +129,7 @@ def take_steps(
             raise DivergenceError(f"step {number}: {skipped} steps in a row had a NaN or Inf; lower the learning rate")
         numbers: Numbers = {"step": number, "loss": done.loss, "rate": rate, "grad_norm": done.grad_norm}
         if last or (settings.evaluate_every and number % settings.evaluate_every == 0):
-            numbers |= job.measure(group)
+            numbers |= held_out_numbers(group, job)
         _note(run, numbers | {"seconds": time.monotonic() - begun}, job, total)
         if last or number % settings.checkpoint_every == 0:
             _save(group, run, number, config.run.keep_checkpoints)

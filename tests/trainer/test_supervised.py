@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from core.config import Config, RewardModelConfig, SftConfig, StarterConfig, Tas
 from core.errors import ActorError, ConfigError, DataError, ModelError
 from core.records import Verdict
 from core.run_directory import RunDirectory
-from learner.packing.examples import Pair, Text
+from learner.packing.examples import Pair, Text, pair_batches, text_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import (
@@ -36,7 +37,15 @@ from tasks.dialogue.reward_model import (
 from tasks.starter import resolve_model
 from tasks.task import task_items
 from tests.conftest import FEW_ROWS
-from trainer.supervised import MakeJob, resume_supervised, rows_of_step, take_steps
+from trainer.supervised import (
+    MakeJob,
+    SupervisedJob,
+    export_model,
+    held_out_numbers,
+    resume_supervised,
+    rows_of_step,
+    take_steps,
+)
 
 WIDTH = 48  # tokens of a pass: several passes per step
 
@@ -99,17 +108,17 @@ def reference(model: str, steps: Sequence[Sequence[Text]], rate: float) -> tuple
 def test_two_ranks_and_many_passes_learn_what_plain_torch_learns(model: str, tmp_path: Path) -> None:
     from learner.supervised import NextToken
 
-    rows = texts(13)
-    job = sft.SftJob(model, SftConfig(), rows, rows[:3], WIDTH, ranks=2)
+    rows, batches = texts(13), partial(text_batches, budget=WIDTH, ranks=2)
+    job = SupervisedJob(model, SftConfig(), rows, rows[:3], batches, sft.held_out_loss, sft.describe_loss)
     steps = [rows_of_step(0, step, len(rows), 7) for step in range(3)]
     assert sorted(steps[0] + steps[1]) == list(range(13))  # 7 and 6 rows: an epoch
     losses, weights = reference(model, [[rows[i] for i in step] for step in steps], 1e-3)
     with group(NextToken, model, ranks=2) as ranks:
-        before = job.measure(ranks)["held_out_loss"]
+        before = held_out_numbers(ranks, job)["held_out_loss"]
         assert [ranks.step(job.batches([rows[i] for i in step]), 1e-3).loss for step in steps] == pytest.approx(
             losses, abs=1e-5
         )
-        assert job.measure(ranks)["held_out_loss"] < before
+        assert held_out_numbers(ranks, job)["held_out_loss"] < before
         ranks.export(tmp_path)
     found = dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters())
     assert found.keys() == weights.keys()
@@ -144,14 +153,18 @@ def settings_of(model: str) -> Config:
 
 def learn(model: str, folder: Path, resumed: Path | None) -> RunDirectory:
     """Six steps over 24 pairs, checkpoints after 3 and 6; `resumed`: from there."""
+    from learner.supervised import Preference
+
     whole = settings_of(model)
     run = RunDirectory.create(folder, "run", "x")
     known = pairs(AutoTokenizer.from_pretrained(model), 30)
-    job = reward_model.RewardJob(model, whole.reward_model, known[6:], known[:6], 4 * WIDTH, ranks=1)
-    with group(job.objective(), model, ranks=1) as ranks:
+    batches = partial(pair_batches, budget=4 * WIDTH, ranks=1)
+    measured = reward_model.measure_pairs, reward_model.describe_accuracy, reward_model.save_scale
+    job = SupervisedJob(model, whole.reward_model, known[6:], known[:6], batches, *measured)
+    with group(Preference, model, ranks=1) as ranks:
         take_steps(ranks, job, whole, run, resumed)
         run.policy.mkdir()
-        job.export(ranks, run.policy)
+        export_model(ranks, job, run.policy)
     return run
 
 
