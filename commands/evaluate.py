@@ -151,7 +151,9 @@ def print_evaluation(model: str, result: Evaluation) -> None:
         print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
     for level, scores in result.levels.items():
         last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
-        print(f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems")
+        print(
+            f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
+        )
 
 
 def print_comparison(comparison: Comparison) -> None:

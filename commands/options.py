@@ -12,19 +12,19 @@ from core.command_line import OptionParser
 from core.config import Config
 from core.load import load_config, override
 
-DEFAULT = (
-    Path(core.__file__).parents[1] / "configs" / "demo.yaml"
-)  # not beside launch.py: `ray submit` copies that alone
+DEFAULT = Path(core.__file__).parents[1] / "configs" / "demo.yaml"
+"""The recipe without --config. It is found from a package: `ray submit` copies launch.py alone."""
 
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """The options given to a command; `fields` are those of the configuration. --help ends here. Raises ConfigError."""
-    about, fields, add = COMMANDS[command]
+    about, fields, adders = COMMANDS[command]
     parser = OptionParser(command, about, fields)
     parser.set_defaults(local=False)
     if fields:
         parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/demo.yaml)")
-    add(parser)
+    for add in adders:
+        add(parser)
     return parser.read(arguments)
 
 
@@ -42,11 +42,6 @@ def _engines(parser: OptionParser) -> None:
     parser.add_field("--engine", "rollout.engine", metavar="{vllm,hf}", help="short for --rollout.engine")
 
 
-def _train(parser: OptionParser) -> None:
-    _resume(parser)
-    _engines(parser)
-
-
 def _evaluate(parser: OptionParser) -> None:
     parser.set_defaults(target="")
     one = parser.add_mutually_exclusive_group()
@@ -57,7 +52,6 @@ def _evaluate(parser: OptionParser) -> None:
     parser.add_argument("--against", default="", metavar="PATH", help="a second one to compare with: win rate")
     parser.add_argument("--responses", type=Path, metavar="FILE", help=".jsonl or .parquet for all responses")
     parser.add_field("--task", "task.name", metavar="NAME", help="short for --task.name")
-    _engines(parser)
 
 
 def _check(parser: OptionParser) -> None:
@@ -78,17 +72,17 @@ def _report(parser: OptionParser) -> None:
     parser.add_argument("run", type=Path, help="run directory, finished, stopped or running")
 
 
-COMMANDS: Mapping[str, tuple[str, bool, Callable[[OptionParser], None]]] = {
-    "train": ("Train a recipe, or go on with a run.", True, _train),
+COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
+    "train": ("Train a recipe, or go on with a run.", True, [_resume, _engines]),
     "evaluate": (
-        "Evaluate a model on held-out problems, with the configuration of --config, of the target's run, or configs/demo.yaml.",
+        "Evaluate a model on held-out problems (--config: by default its run's).",
         True,
-        _evaluate,
+        [_evaluate, _engines],
     ),
-    "sft": ("Fine-tune model.path on canonical solutions or dialogues.", True, _resume),
-    "reward-model": ("Train a reward model on preference pairs.", True, _resume),
-    "check": ("Check a recipe without training.", True, _check),
-    "replay": ("Show or export the states of a run's replay store.", False, _replay),
-    "report": ("Summarise a run and draw its curves anew.", False, _report),
+    "sft": ("Fine-tune model.path on canonical solutions or dialogues.", True, [_resume]),
+    "reward-model": ("Train a reward model on preference pairs.", True, [_resume]),
+    "check": ("Check a recipe without training.", True, [_check]),
+    "replay": ("Show or export the states of a run's replay store.", False, [_replay]),
+    "report": ("Summarise a run and draw its curves anew.", False, [_report]),
 }
 """By command: what it is for, whether it takes a configuration, and what adds its own options."""

@@ -161,11 +161,17 @@ def nearest(name: str, names: Iterable[str], section: str = "") -> str:
     ('replay.ratio', 'learner.policy_lr', 'sft.lr')
     """
     known = list(names)
-    short = {known_name.rpartition(".")[2]: known_name for known_name in reversed(known)}  # of several the first
-    rare = {word: full for word, full in short.items() if full.startswith(RARELY_MEANT)}
-    meant = {word: full for full, words in MEANINGS.items() if full in known for word in words.split()}
-    within = {f"{full.partition('.')[0]}.{word}": full for word, full in meant.items()}
-    own = {full.removeprefix(f"{section}."): full for full in known if full.startswith(f"{section}.")}
-    usual = {word: full for word, full in short.items() if word not in rare}
-    keys = rare | meant | within | usual | own | {full: full for full in known}
+    last = {full: full.rpartition(".")[2] for full in known}
+    usual = {last[full]: full for full in reversed(known) if not full.startswith(RARELY_MEANT)}  # of several the first
+    rare = {last[full]: full for full in known}
+    meant: dict[str, str] = {}
+    dotted: dict[str, str] = {}
+    for field, words in ((field, text.split()) for field, text in MEANINGS.items()):
+        meant |= {word: field for word in words if field in known}
+        for full in known:
+            if full == field or last[full] in words:
+                dotted |= {f"{full.partition('.')[0]}.{word}": full for word in words}
+    dotted |= {full: full for full in known}
+    own = {key.removeprefix(f"{section}."): full for key, full in dotted.items() if key.startswith(f"{section}.")}
+    keys = rare | meant | usual | own | dotted
     return keys[difflib.get_close_matches(name, keys, n=1, cutoff=0.0)[0]]

@@ -30,12 +30,10 @@ class RunConfig(Section):
         40, ge=1, description="Iterations to train: rollout, reward, score, replay, update, broadcast."
     )
     checkpoint_every: int = Field(
-        10,
-        ge=1,
-        description="Iterations between checkpoints; the last iteration always has one, and one whose evaluation is the best so far.",
+        10, ge=1, description="Iterations between checkpoints; the last iteration and the best evaluation have one too."
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="Newest checkpoints to keep, beside the one with the best success on held-out problems."
+        2, ge=1, description="Newest checkpoints to keep, besides the best one on held-out problems."
     )
 
 

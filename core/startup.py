@@ -1,6 +1,6 @@
-"""How processes that import large libraries begin: with less garbage collection, and with OpenMP's threads told how to wait.
+"""The start of a process that imports large libraries: less garbage collection, and how OpenMP's threads wait.
 
-Used where such a process begins; no torch here. Invariant: a variable that the user has set stays as it is.
+Called at the top of such a process, before torch is imported. Invariant: a variable that the user has set keeps its value.
 """
 
 import atexit
@@ -15,7 +15,7 @@ spin for long cost 40x on a busy machine (128 against 5,055 tokens/s); threads t
 update of 3.97 s against 2.68 s). A short spin takes 2.26 s, and 5.5 s beside two busy processes."""
 
 
-atexit.register(gc.unfreeze)  # the last collection of a process frees everything: Triton complains of what is left
+atexit.register(gc.unfreeze)  # else Triton reports a leak when the process ends
 
 
 def waiting() -> dict[str, str]:

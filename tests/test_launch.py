@@ -87,6 +87,8 @@ def test_help_is_short_and_explains_the_fields_of_a_section(command: str) -> Non
         ("train --learning_rate 1", "--learner.policy_lr"),
         ("train --lr 1", "--learner.policy_lr"),
         ("train --critic-lr=1", "--learner.value_lr"),
+        ("train --sft.learning-rate 1", "--sft.lr"),
+        ("sft --learning_rate 1", "--sft.lr"),
         ("sft --lr 1", "--sft.lr"),
         ("evaluate RUN --batch_size 1", "--rollout.starts"),
         ("train --replay.share 1", "--replay.ratio"),

@@ -44,9 +44,7 @@ class SupervisedJob:
     batches: Callable[[Sequence[Any]], Batches]  # of rows
     measure: Callable[[Batches, Outputs], Numbers]  # by name
     describe: Callable[[Numbers], str]  # empty when nothing was measured
-    save: Callable[[Batches, Outputs, Path], None] | None = (
-        None  # of the held-out rows, what belongs to the saved model
-    )
+    save: Callable[[Batches, Outputs, Path], None] | None = None  # writes what belongs to the model
 
 
 MakeJob = Callable[[Config], SupervisedJob]
