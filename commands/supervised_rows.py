@@ -30,8 +30,8 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
         )
     if learner.micro_batch_tokens < dialogues * tokens:
         raise ConfigError(
-            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} holds no row of {section}.max_tokens = {tokens}; raise it "
-            f"to at least {dialogues * tokens}"
+            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} holds no row of {'two times ' * (dialogues - 1)}{section}.max_tokens "
+            f"= {tokens}; raise it to at least {dialogues * tokens}"
         )
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
     info = inspect_model(model)
