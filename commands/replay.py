@@ -10,9 +10,10 @@ from core.config import Config
 from core.load import load_config
 from core.records import IntArray
 from core.run_directory import RunDirectory
-from replay import inspect
+from replay import inspection
 from replay.stats import combine, shard_stats
 from tasks.starter import resolve_model
+from trainer.checkpoint import latest
 from trainer.preflight import load_tokenizer
 from trainer.targets import model_of
 
@@ -21,22 +22,23 @@ def show_states(options: Namespace) -> int:
     """Print the first `top` states of the first `problems` problems, or write all matching states to `export`."""
     run = RunDirectory.open(options.run)
     config = load_config(run.config)
-    shards = inspect.read_live(str(run.replay), config.replay)
+    saved = latest(run) / "replay" if (run.checkpoints / "latest").is_file() else None
+    shards = inspection.read_shards(run.replay, saved, config.replay)
     tokenizer = load_tokenizer(_model_with_tokenizer(run, config))
-    table = inspect.states_table(shards)
+    table = inspection.states_table(shards)
     depth = None if options.depth is None else tuple(options.depth)  # prefix tokens, both ends included
-    found = inspect.select(table, problem=options.problem, provenance=options.provenance, depth=depth)
+    found = inspection.select(table, problem=options.problem, provenance=options.provenance, depth=depth)
 
     def _decode(ids: IntArray) -> str:
         return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     if options.export is not None:
-        inspect.export(inspect.with_prefixes(found, shards, _decode), options.export)
+        inspection.export(inspection.with_prefixes(found, shards, _decode), options.export)
         print(f"{found.num_rows} states written to {options.export}")
         return 0
-    best = inspect.first_problems(inspect.select(found, per_problem=options.top), options.problems)
-    print(inspect.describe(inspect.with_prefixes(best, shards, _decode), table))
-    print(inspect.summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
+    best = inspection.first_problems(inspection.select(found, per_problem=options.top), options.problems)
+    print(inspection.describe(inspection.with_prefixes(best, shards, _decode), table))
+    print(inspection.summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0
 

@@ -48,6 +48,10 @@ class StoreError(RetrospectError):
     """The replay store cannot write or read its files."""
 
 
+class LostShardError(StoreError):
+    """A replay shard died with its files: the run goes on from its last checkpoint."""
+
+
 class CheckpointError(RetrospectError):
     """A checkpoint is missing, incomplete, or belongs to another configuration."""
 
