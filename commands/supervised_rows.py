@@ -52,8 +52,8 @@ def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[li
     require_columns(rows, list(columns.items()), path)
     found = []
     for number, row in enumerate(rows, 1):
-        places = {column: f"{path}: row {number}: column {column!r} ({field})" for field, column in columns.items()}
-        found.append([(where, chat.parse(row[column], where)) for column, where in places.items()])
+        places = [(column, f"{path}: row {number}: column {column!r} ({field})") for field, column in columns.items()]
+        found.append([(where, chat.parse(row[column], where)) for column, where in places])
     return found
 
 
