@@ -12,11 +12,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
+from core.command_line import FIELDS
 from core.config import Config, Device
 from core.errors import ConfigError, DivergenceError, LearnerError, LostShardError
-from core.load import dump_config, field_names, load_config, override
+from core.load import dump_config, load_config, override
 from core.plan import BatchPlan, Bundle, batch_plan, placement
 from core.records import Problem
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
@@ -125,9 +124,9 @@ def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
 def check_changes(before: Config, after: Config) -> None:
     """Raises ConfigError with every field that differs though the files of a run rest on it."""
     different = []
-    for name in field_names():
+    for name in FIELDS:
         old, new = attrgetter(name)(before), attrgetter(name)(after)
-        if old != new and name.startswith(LASTING) and not isinstance(old, BaseModel):
+        if old != new and name.startswith(LASTING):
             different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
     if different:
         raise ConfigError(f"--resume: {'; '.join(different)}; start a new run for that")
@@ -280,11 +279,3 @@ def spoilt_saved(run: RunDirectory) -> Iterator[None]:
     except DivergenceError as error:
         write_atomically(run.spoilt, "\n".join(error.problem_ids) + "\n")
         raise
-
-
-def check(config: Config, offline: bool) -> int:
-    """Print the resolved configuration and what follows from it; check model, data and devices unless offline."""
-    from commands.check import print_check
-
-    print_check(config, offline)
-    return 0

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import CheckpointError
-from core.load import load_config
 from core.run_directory import RunDirectory
 from monitor.console import byte_count, duration
 from monitor.sinks import read_metrics
@@ -48,15 +47,6 @@ def load(run: RunDirectory) -> list[IterationMetrics]:
             f"{run.path} has no finished iteration yet (no metrics in {run.metrics.name}); train it first"
         )
     return found
-
-
-def report(path: Path) -> int:
-    """Print the summary of a run, finished or not, and draw its curves anew. Raises CheckpointError when there is no run."""
-    run = RunDirectory.open(path)
-    metrics, before = load(run), success_before(run)
-    curves(metrics, run.curves, title=run.name, before=before)
-    print(summary(run, metrics, iterations=load_config(run.config).run.iterations))
-    return 0
 
 
 def success_before(run: RunDirectory) -> float:
