@@ -134,7 +134,7 @@ def soak(folder: Path, iterations: int, share: float, seed: int, deadline: float
 
 def main(quick: bool) -> None:
     """Soak and write bench/results/soak.json."""
-    iterations, share = (12, 0.25) if quick else (200, 0.12)
+    iterations, share = (8, 0.25) if quick else (200, 0.12)
     begun = time.monotonic()
     with (
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False),

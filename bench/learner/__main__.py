@@ -1,9 +1,9 @@
 """How fast and how lean is the learner? `python -m bench.learner [--quick] [--device cuda]`.
 
 PPO updates (driver and Ray included) and updates of a bare DeepSpeed loop run in turns over the same micro-batches: random
-tokens with the lengths of GSM8K. Then the peak memory of both sides. On CPU: of a small model with large micro-batches, and of
-one with Qwen2's vocabulary, where the logits take nearly all of the memory; and broadcasts of weights to two vLLM engines.
-On a GPU: a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
+tokens with the lengths of GSM8K. Then the peak memory of both sides. On CPU: of a small model with micro-batches of 16,384
+tokens, and of one with Qwen2's vocabulary and 2,048 tokens, where logits take nearly all of the memory. There the weights are also
+broadcast to two vLLM engines. On a GPU: speed and memory of a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
 """
 
 import os
@@ -58,8 +58,8 @@ def speed_checks(name: str, sides: Sides, repeats: int) -> list[Check]:
 
 
 def memory_checks(name: str, sides: Sides) -> list[Check]:
-    """Peak memory of both sides beyond what they hold once their models are loaded."""
-    learner, bare = sides.loaded
+    """Peak memory of both sides beyond what they hold before their first update: models and libraries."""
+    learner, bare = sides.idle
     passes = {
         "scoring": (
             peak_memory(sides.rank, lambda: sides.group.score(sides.judged)) - learner,
@@ -86,9 +86,9 @@ def measure_on_cpu(quick: bool) -> list[Check]:
             checks = speed_checks("", sides, 3 if quick else 7)
         checks += broadcast_checks(quick, threads)
     with patch.dict(os.environ, EXACT), local_ray():
-        with started(Work(STARTER, 128 if quick else 512, 16_384, threads)) as sides:
+        with started(Work(STARTER, 128, 16_384, threads, length=256)) as sides:
             checks += memory_checks("", sides)
-        with started(Work(WORDS, 64, 2048, threads)) as sides:
+        with started(Work(WORDS, 32, 2048, threads, length=256)) as sides:
             checks += memory_checks(f"{WORDS.vocabulary // 1000} k words: ", sides)
     return checks
 
@@ -100,7 +100,7 @@ def measure_on_gpu(quick: bool, gpu: str) -> list[Check]:
     with local_ray():
         for stage in (2, 3):
             name = f"0.5 B, ZeRO {stage}: "
-            with started(Work(HALF_B, 32 if quick else 256, 16_384, 1, "cuda", stage)) as sides:
+            with started(Work(HALF_B, 32 if quick else 256, 16_384, 1, device="cuda", zero_stage=stage)) as sides:
                 checks += speed_checks(name, sides, 3)
                 if peak is not None:  # 6 FLOP per parameter and token, for policy and critic
                     flops = 2 * 6 * sides.parameters * checks[-3].value

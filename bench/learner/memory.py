@@ -30,7 +30,10 @@ def peak_memory(actor: Any, work: Callable[[], object]) -> float:
 
 
 def _now(_actor: Any) -> float:
-    return torch.cuda.memory_allocated() / MIB if torch.cuda.is_available() else _status("VmRSS")
+    if torch.cuda.is_available():
+        return torch.cuda.memory_allocated() / MIB
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return _status("VmRSS")
 
 
 def _forget_peak(_actor: Any) -> None:

@@ -38,6 +38,7 @@ class Work:
     trajectories: int
     budget: int  # tokens of a micro-batch
     threads: int
+    length: int | None = None  # tokens of every trajectory; none: those of GSM8K
     device: Device = "cpu"
     zero_stage: int = 0
 
@@ -50,7 +51,7 @@ class Sides:
     rank: Any  # the Ray actor of the group's one rank
     bare: Any  # the Ray actor of the `BareLoop`
     parameters: int  # of the policy
-    loaded: tuple[float, float]  # MiB of rank and bare loop with their models loaded
+    idle: tuple[float, float]  # MiB of rank and bare loop before their first update
     judged: list[Judged]
     scored: list[Scored]
     batches: list[MicroBatch]  # those that the rank scores
@@ -67,7 +68,7 @@ def started(work: Work) -> Iterator[Sides]:
     """Start and warm up both sides. Ray must be connected. On a GPU each side takes half of it."""
     cuda = work.device == "cuda"
     dtype = "bfloat16" if cuda else "float32"
-    judged = trajectories(work.trajectories, work.shape.vocabulary)
+    judged = trajectories(work.trajectories, work.shape.vocabulary, work.length)
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(Path(folder), work.shape, getattr(torch, dtype))
         group = LearnerGroup(
@@ -93,14 +94,16 @@ def started(work: Work) -> Iterator[Sides]:
         bare = actor.remote(folder, work.device, dtype, recompute=cuda, zero_stage=work.zero_stage)
         try:
             rank = ray.get_actor("learner-rank-0")
-            loaded = memory_now(rank), memory_now(bare)
             sent = record_calls(group)
             scored = group.score(judged)
+            batches = sent[RankWorker.score]
+            ray.get(bare.score.remote(batches))
+            idle = memory_now(rank), memory_now(bare)
             group.update(scored)
-            batches, steps = sent[RankWorker.score], sent[RankWorker.update]
-            ray.get([bare.score.remote(batches), bare.update.remote(steps)])
+            steps = sent[RankWorker.update]
+            ray.get(bare.update.remote(steps))
             parameters = int(model.num_parameters())
-            yield Sides(group, rank, bare, parameters, loaded, judged, scored, batches, steps)
+            yield Sides(group, rank, bare, parameters, idle, judged, scored, batches, steps)
         finally:
             group.close()
             ray.kill(bare)
@@ -119,9 +122,10 @@ def record_calls(group: LearnerGroup) -> dict[Any, Any]:
     return sent
 
 
-def trajectories(count: int, vocabulary: int) -> list[Judged]:
-    """Random tokens with the lengths of GSM8K's problems and solutions (characters / 3); every fourth is replayed from
-    the middle of its solution.
+def trajectories(count: int, vocabulary: int, length: int | None) -> list[Judged]:
+    """Random tokens; every fourth trajectory is replayed from the middle of its solution.
+
+    Prompts and solutions have the lengths of GSM8K's (characters / 3), or a fourth and the rest of `length`.
     """
     rng = np.random.default_rng(0)
     with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:
@@ -129,6 +133,8 @@ def trajectories(count: int, vocabulary: int) -> list[Judged]:
     judged = []
     for i, problem in enumerate(islice(cycle(problems), count)):
         prompt, response = len(problem["question"]) // 3, max(2, len(problem["answer"]) // 3)
+        if length:
+            prompt, response = length // 4, length - length // 4
         prefix = response // 2 if i % 4 == 3 else 0
         ids = rng.integers(0, vocabulary, prompt + response).astype(np.int32)
         start = Start(f"s{i}", f"p{i}", ids[:prompt], ids[prompt : prompt + prefix], 1, i, i if prefix else None)
