@@ -9,14 +9,16 @@ broadcast to two vLLM engines. On a GPU: speed and memory of a random Qwen2 of 0
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest.mock import patch
 
 import ray
 import torch
 
 from bench.learner.broadcast import broadcast_checks
-from bench.learner.memory import EXACT, peak_memory
+from bench.learner.memory import EXACT, memory_now, peak_memory
 from bench.learner.sides import Sides, Work, started
 from bench.models import Shape
 from bench.report import Check, check, median, write
@@ -57,24 +59,27 @@ def speed_checks(name: str, sides: Sides, repeats: int) -> list[Check]:
     ]
 
 
+def peaks(actor: Any, idle: float, score: Callable[[], object], update: Callable[[], object]) -> tuple[float, float]:
+    """MiB that one side needs for scoring, and for updates with what they leave (optimizer states)."""
+    before = memory_now(actor)
+    return peak_memory(actor, score) - before, peak_memory(actor, update) - idle
+
+
 def memory_checks(name: str, sides: Sides) -> list[Check]:
-    """Peak memory of both sides beyond what they hold before their first update: models and libraries."""
-    learner, bare = sides.idle
-    passes = {
-        "scoring": (
-            peak_memory(sides.rank, lambda: sides.group.score(sides.judged)) - learner,
-            peak_memory(sides.bare, lambda: ray.get(sides.bare.score.remote(sides.batches))) - bare,
-        ),
-        "updates": (
-            peak_memory(sides.rank, lambda: sides.group.update(sides.scored)) - learner,
-            peak_memory(sides.bare, lambda: ray.get(sides.bare.update.remote(sides.steps))) - bare,
-        ),
-    }
+    """Peak memory of both sides, beyond their models and libraries."""
+    group, bare = sides.group, sides.bare
+    ours = peaks(sides.rank, sides.idle[0], lambda: group.score(sides.judged), lambda: group.update(sides.scored))
+    theirs = peaks(
+        bare,
+        sides.idle[1],
+        lambda: ray.get(bare.score.remote(sides.batches)),
+        lambda: ray.get(bare.update.remote(sides.steps)),
+    )
     checks = []
-    for what, (ours, theirs) in passes.items():
+    for what, learner, baseline in zip(("scoring", "updates"), ours, theirs, strict=True):
         title = f"{name}peak memory of {what}"
-        checks.append(check(title, ours, "MiB", baseline=theirs))
-        checks.append(check(f"{title} against the bare loop", ours / theirs, "x", "<=", 1.1))
+        checks.append(check(title, learner, "MiB", baseline=baseline))
+        checks.append(check(f"{title} against the bare loop", learner / baseline, "x", "<=", 1.1))
     return checks
 
 
