@@ -141,9 +141,6 @@ def train(arguments: Sequence[str]) -> int:
     """Train a recipe, or resume a run."""
     own = running_options()
     own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
-    own.add_argument(
-        "--salvage", action="store_true", help="with --resume: drop what cannot be read of a damaged store"
-    )
     known, fields = parse(own, arguments)
     fields = with_engine(known.engine, fields)
     if known.local:
@@ -154,9 +151,7 @@ def train(arguments: Sequence[str]) -> int:
     if known.resume is not None:
         if known.config is not None:
             raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")
-        return commands.resume(known.resume, fields, known.salvage, known.local)
-    if known.salvage:
-        raise ConfigError("--salvage goes on with a damaged store: name the run with --resume, or leave it out")
+        return commands.resume(known.resume, fields, known.local)
     recipe = known.config or DEFAULT
     return commands.train(resolve("train", recipe, fields, own), recipe.stem, known.local)
 

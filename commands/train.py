@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from core.config import Config, Device
-from core.errors import ConfigError, DivergenceError, LearnerError, StoreError
+from core.errors import ConfigError, DivergenceError, LearnerError, LostShardError
 from core.load import dump_config, field_names, load_config, override
 from core.plan import BatchPlan, Bundle, batch_plan, placement
 from core.records import Problem
@@ -50,7 +50,6 @@ LASTING = (
     "learner.value_model",
     "learner.value_path",
     "learner.lora_",
-    "replay.shards",
     "replay.ranking",
     "replay.target",
     "replay.decay",
@@ -99,27 +98,14 @@ def train(config: Config, recipe: str, local: bool = False) -> int:
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with run.hold():
         run.clear()
-        if config.replay.storage:
-            refuse_used(build.store_directory(config.replay.storage, run))
         write_atomically(run.config, dump_config(config))
         return session(config, plan, run, resumed=None, local=local)
 
 
-def refuse_used(directory: str) -> None:
-    """Raises StoreError when a new run would go on with a store that is there already, or cannot reach its storage."""
-    from replay.server import DIRECTORY
-    from replay.storage import Folder, manifest_files, shown
-
-    if manifest_files(Folder(directory).make(), DIRECTORY):
-        raise StoreError(
-            f"{shown(directory)}: holds the store of another run; choose another run.name or replay.storage"
-        )
-
-
-def resume(path: Path, options: Sequence[str], salvage: bool, local: bool = False) -> int:
+def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
     """Go on with a run from its last checkpoint, with single fields changed by `options`.
 
-    `salvage`: drop what cannot be read of a damaged replay log. `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change.
+    `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change.
     """
     run = RunDirectory.open(path)
     with run.hold():
@@ -133,7 +119,7 @@ def resume(path: Path, options: Sequence[str], salvage: bool, local: bool = Fals
             )
         if config != before:
             write_atomically(run.config, dump_config(config))
-        return session(config, plan, run, resumed, salvage, local)
+        return session(config, plan, run, resumed, local)
 
 
 def check_changes(before: Config, after: Config) -> None:
@@ -152,7 +138,6 @@ def session(
     plan: BatchPlan,
     run: RunDirectory,
     resumed: Path | None,
-    salvage: bool = False,
     local: bool = False,
 ) -> int:
     """Connect, start the parts, train, report. The parts stop before the report is written."""
@@ -169,7 +154,7 @@ def session(
     with prepare(config) as ready, connected(config, run.name, local) as device:
         write_versions(run)
         print(f"starting engines and learner on {device} ...", flush=True)
-        with build.parts(config, plan, run, ready.task, ready.model, device, salvage=salvage, local=local) as parts:
+        with build.parts(config, plan, run, ready.task, ready.model, device, local=local) as parts:
             run_session(config, plan, run, parts, resumed, local)
     metrics = read_metrics(run.metrics)
     curves(metrics, run.curves, title=run.name, before=success_before(run))
@@ -227,7 +212,7 @@ def run_session(
             with checkpoint.replacing(run.policy) as folder:
                 parts.learner.export(folder)
             return
-        except LearnerError as error:
+        except (LearnerError, LostShardError) as error:
             if restarts == config.learner.max_restarts:
                 raise
             restarts += 1

@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from trainer.asynchronous import Pipeline
 
 
-BY_VALUE = ("value", "frontier", "posterior")
-"""The rankings that read the critic's values: only for them are stale values worth renewing."""
-
-
-def store_directory(storage: str, run: RunDirectory) -> str:
-    """Where the live replay store of a run is; `storage`: see `replay.storage`."""
-    from replay.storage import joined
-
-    return joined(storage, run.name) if storage else str(run.replay)
-
-
 def training_sampling(config: Config) -> Sampling:
     """How training rollouts are drawn."""
     rollout = config.rollout
@@ -66,7 +55,7 @@ def evaluation_plan(config: Config) -> EvaluationPlan:
 
 def settings(config: Config, plan: BatchPlan) -> Settings:
     """The numbers of an iteration."""
-    from replay.ranking import RANKINGS
+    from replay.rankings import RANKINGS
 
     return Settings(
         seed=config.run.seed,
@@ -77,7 +66,7 @@ def settings(config: Config, plan: BatchPlan) -> Settings:
         sampling=training_sampling(config),
         canonical=config.replay.canonical,
         chains=RANKINGS[config.replay.ranking].chains,
-        refresh=config.replay.refresh if config.replay.ranking in BY_VALUE else 0,
+        refresh=config.replay.refresh if RANKINGS[config.replay.ranking].needs_values else 0,
         beside=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,
     )
@@ -202,7 +191,6 @@ def parts(
     model: str,
     device: Device,
     *,
-    salvage: bool = False,
     local: bool = False,
 ) -> Iterator[Parts]:
     """All parts of a training run; `local`: all of them in this process."""
@@ -211,19 +199,14 @@ def parts(
     from tasks.sampling import problem_sampler
 
     with ExitStack() as stack:
-        store = ReplayStore(  # first: files that cannot be read or written must not cost the start of the engines
+        store = ReplayStore(  # first: files that cannot be written must not cost the start of the engines
             config.replay,
             vocabulary=max(len(task.tokenizer), inspect_model(model).vocabulary),  # engines sample unused rows too
-            directory=store_directory(config.replay.storage, run),
+            directory=run.replay,
             fingerprint=task.fingerprint,
-            salvage=salvage,
             local=local,
         )
         stack.callback(store.close)
-        for line in store.dropped:
-            print(f"salvage drops {line}", flush=True)
-        if store.dropped:
-            print("the store of the checkpoint replaces what is left of it", flush=True)
         pool, learner = engines_and_learner(config, plan, run, model, device, local, stack)
         actors: Rollouts = pool
         pipeline = None

@@ -66,7 +66,7 @@ def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, succe
         with replacing(final) as temporary:  # it is there already if the run was resumed from an earlier one
             files = parts.learner.save(temporary / "learner")
             parts.learner.export(temporary / "policy")
-            parts.replay.save(str(temporary / "replay"))
+            parts.replay.save(temporary / "replay")
             write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
             check_complete(temporary, [*PIECES, *(f"learner/{name}" for name in files)])
         name_best(run, progress.iteration, success)
@@ -206,7 +206,7 @@ def restore(path: Path, parts: "Parts") -> Progress:
     """Load a checkpoint into the parts. The engines have other weights still."""
     progress = Progress(**json.loads((path / "progress.json").read_text()))
     parts.learner.restore(path / "learner")
-    parts.replay.restore(str(path / "replay"))
+    parts.replay.restore(path / "replay")
     parts.problems.restore(progress.cursor)
     return progress
 

@@ -11,7 +11,7 @@ import launch
 from commands import evaluate as evaluation
 from commands import train as commands
 from core.config import Config
-from core.errors import CheckpointError, ConfigError, DivergenceError, StoreError
+from core.errors import CheckpointError, ConfigError, DivergenceError
 from core.load import dump_config, load_config, override
 from core.records import Problem
 from core.run_directory import RunDirectory
@@ -98,11 +98,11 @@ def test_a_resumed_run_keeps_changed_fields(
     calls: list[Any] = []
     monkeypatch.setattr(commands, "session", recorder(calls))
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
-    assert launch.main(["train", *arguments, "--salvage", "--local"]) == 0
-    config, plan, where, resumed, salvage, local = calls.pop()
+    assert launch.main(["train", *arguments, "--local"]) == 0
+    config, plan, where, resumed, local = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 9
     assert plan.total_steps == 9 * plan.steps_per_iteration
-    assert (where, resumed, salvage, local) == (run, run.checkpoints / "000010", True, True)
+    assert (where, resumed, local) == (run, run.checkpoints / "000010", True)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,6 @@ def test_a_resumed_run_keeps_changed_fields(
         ("learner.zero_stage", "2"),
         ("learner.lora_rank", "8"),
         ("learner.value_path", "'rm'"),
-        ("replay.shards", "1"),
         ("replay.target", "0.4"),
         ("starter.layers", "9"),
     ],
@@ -121,21 +120,21 @@ def test_a_resumed_run_keeps_changed_fields(
 def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
     before = run.config.read_text()
     with pytest.raises(ConfigError, match=rf"--resume: {option} is .* cannot become {value}; start a new run"):
-        commands.resume(run.path, [f"--{option}", value.strip("'")], salvage=False)
+        commands.resume(run.path, [f"--{option}", value.strip("'")])
     assert run.config.read_text() == before
 
 
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
-    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.shards", "1"]
-    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.shards is .* become 1; start"):
-        commands.resume(run.path, options, salvage=False)
+    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.target", "0.4"]
+    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.target is .* become 0\.4; start"):
+        commands.resume(run.path, options)
 
 
 def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> None:
     folder = run.checkpoints / "000010"
     (folder / "progress.json").write_text('{"pipeline": {"fed": 12, "in_flight": [{}, {}]}}')
     with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
-        commands.resume(run.path, [], salvage=False, local=True)
+        commands.resume(run.path, [], local=True)
 
 
 def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,16 +162,6 @@ def test_canonical_replay_needs_a_canonical_solution() -> None:
         commands.check_canonical(config, [without])
     commands.check_canonical(config, [without, solved])
     commands.check_canonical(Config(), [without])
-
-
-def test_a_new_run_does_not_go_on_with_another_runs_store(tmp_path: Path) -> None:
-    commands.refuse_used(f"file://{tmp_path}/new")
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "directory.json").write_text("{}")
-    with pytest.raises(
-        StoreError, match=r"/used: holds the store of another run; choose another run\.name or replay\.storage"
-    ):
-        commands.refuse_used(f"file://{tmp_path}/used")
 
 
 def test_the_problems_of_a_diverged_run_are_saved(run: RunDirectory) -> None:

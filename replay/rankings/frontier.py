@@ -1,6 +1,6 @@
 """The ranking `frontier`: replay the shallowest state of a proven chain that the policy can still finish.
 
-Called by the shard through `replay/ranking.py`. A chain is what the store holds of one own successful or canonical
+A chain is what the store holds of one own successful or canonical
 trajectory. Invariant: everything is computed from the columns of a single problem.
 
 Formula. State i of a chain leaves the share x_i = 1 - length / (tokens of its trajectory) of the way, and has decayed
@@ -21,7 +21,7 @@ mastered by its outcomes alone: (w + 1) / (w + l + 2) > 0.9. A mastered frontier
 has nothing more to teach. A chain whose shallowest state is mastered rests: the root comes next; outcomes decay, so that it
 is tried again some day. A problem whose own root success (w + 1) / (w + l + 2) is above 0.9 rests as a whole.
 
-Only frontiers have a promise: 1 - |p - 1/2|, at most 1. Problems without any proven chain may explore: the deepest third of
+Only frontiers have a priority: 1 - |p - 1/2|, at most 1. Problems without any proven chain may explore: the deepest third of
 the states of their own failures, in the second pool, of which a batch has at most the share `explore`. The first success
 found so makes a chain of its whole trajectory (`trainer/starts.py`); a success from a proven chain is an outcome of that
 chain, and opens none.
@@ -33,7 +33,7 @@ Worked example, target 0.3, gate 0, one canonical chain with states at depths 0.
                 Success there raises the others: the frontier is 0.25.
     4 losses    at 0.25: h = 5 / (1.4 + 4 * 0.4 * 0.75) = 1.923, prior 0.236 0.382 0.618, at 0.25 2 * 0.236 / 6 = 0.079.
                 Curve 0.079 0.382 0.873: back to 0.5, between what failed and what succeeded.
-    2 and 2     at 0.5: h = 7 / (2.6 + 2.8 * 0.5) = 1.75, at 0.5 (2 + 2 * 0.417) / 6 = 0.472. It stays, with promise 0.972.
+    2 and 2     at 0.5: h = 7 / (2.6 + 2.8 * 0.5) = 1.75, at 0.5 (2 + 2 * 0.417) / 6 = 0.472. It stays, with priority 0.972.
     later       8 wins, 1 loss at 0.5, the 4 losses at 0.25 decayed to 1, the 4 wins at 0.75 as well:
                 h = 3 / (0.4 + 8.4 * 0.5 + 0.4 * 0.75 + 0.25) = 0.583, at 0.25 2 * 0.646 / 3 = 0.431: tried again.
     in the end  14 wins there, 0.4 losses left: (14 + 1) / (14.4 + 2) = 0.915 > 0.9. The chain rests.
@@ -43,8 +43,9 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray, Provenance
-from replay.chains import Chains, Flags, Reals, chains, seats
-from replay.columns import Columns, Index, RankSettings
+from replay.keys import Reals
+from replay.rankings.base import Columns, Flags, Index, Ranking, RankSettings
+from replay.rankings.chains import Chains, chains_of, retention_order
 
 LOST = 0.4
 """Share of its way that a failing continuation goes on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
@@ -58,34 +59,34 @@ MASTERED = 0.9
 
 
 def frontier(columns: Columns, settings: RankSettings) -> FloatArray:
-    """Promise [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
-    promise = np.full(len(columns.value), -np.inf, np.float32)
+    """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
+    priority = np.full(len(columns.value), -np.inf, np.float32)
     rested = resting(columns)
-    found = chains(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
     curve = success_curve(columns, found, settings.gate)
     known = mastered(columns.wins, columns.losses)[found.order]
     at = frontiers(found, curve, known, settings.target)
     at = at[~known[found.first]]
-    promise[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
-    promise[explores(columns, rested)] = 0.5
-    return promise
+    priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
+    priority[explores(columns, rested)] = 0.5
+    return priority
 
 
-def chain_worth(columns: Columns, promise: FloatArray) -> FloatArray:
-    """Worth [S]: class + 1 / (1 + seat), by which a problem keeps whole chains, and the store what can still teach.
+def chain_retention(columns: Columns, priority: FloatArray) -> FloatArray:
+    """Retention [S]: class + 1 / (1 + order): a problem keeps whole chains, and the store what can still teach.
 
     Classes: 4 chains that have been tried, and of those that rest the shallowest state (what is known of it keeps the chain
     from coming back as a new one); 3 untried chains; 2 the rest of chains that rest; 1 failures that may be explored; 0 all else.
     """
     rested = resting(columns)
-    worth = explores(columns, rested).astype(np.float32)
-    found = chains(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    retention = explores(columns, rested).astype(np.float32)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
     order, first, run = found.order, found.first, found.run
     rests = mastered(columns.wins, columns.losses)[order[first]][run]
     tried = (found.sums(columns.tried[order]) > 0)[run]
     classes = np.where(rests & (found.place > 0), 2.0, np.where(tried, 4.0, 3.0))
-    worth[order] = classes + 1.0 / (1.0 + seats(columns, found, ~np.isneginf(promise)))
-    return worth
+    retention[order] = classes + 1.0 / (1.0 + retention_order(columns, found, ~np.isneginf(priority)))
+    return retention
 
 
 def success_curve(columns: Columns, found: Chains, gate: float) -> Reals:
@@ -154,3 +155,6 @@ def explores(columns: Columns, rested: Flags) -> Flags:
     hopeful = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0
     deep = columns.length * 3 >= columns.total * 2
     return np.asarray(deep & ~hopeful[columns.problem] & ~rested)
+
+
+RANKING = Ranking(frontier, chain_retention, needs_values=True, chains=True, explores=True, uses_gate=True)

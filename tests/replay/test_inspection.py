@@ -1,7 +1,6 @@
 """Looking inside a store: the table, filters, lineage, and what pandas and DuckDB read of the export."""
 
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -12,13 +11,13 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay import opening
-from replay.inspect import describe, export, lineage, parents_of, read_live, select, states_table, with_prefixes
-from replay.log import Recovered, recover
+from replay.inspection import describe, export, lineage, parents_of, read_shards, select, states_table, with_prefixes
+from replay.server import ShardServer
 from replay.store import ReplayStore
+from replay.writes import pack_candidates, pack_outcomes
 
-CONFIG = ReplayConfig(shards=2)
-EMPTY = np.zeros(2, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)  # a trajectory without states
+CONFIG = ReplayConfig()
+NEWEST = 2**31 - 1
 
 
 def decode(ids: object) -> str:
@@ -26,29 +25,34 @@ def decode(ids: object) -> str:
 
 
 def whole(directory: Path) -> pa.Table:
-    shards = read_live(str(directory / "live"), CONFIG)
+    shards = read_shards(directory / "live", directory / "checkpoint", CONFIG)
     return with_prefixes(states_table(shards), shards, decode)
+
+
+LENGTHS, VALUES = np.array([1, 3], np.int32), np.array([0.25, 0.75], np.float32)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ReplayStore:
-    made = ReplayStore(CONFIG, vocabulary=26, directory=str(tmp_path / "live"), fingerprint="f", local=True)
-    lengths, values = np.array([1, 3], np.int32), np.array([0.25, 0.75], np.float32)
-    made.add([Candidate("p", np.arange(5, dtype=np.int32), lengths, values, Provenance.OWN_FAILED, 0.0, 1)])
-    deep = made.top(1)[0]
-    child = Candidate(
-        "p",
-        np.array([0, 1, 2, 9, 9, 9], np.int32),
-        np.array([5], np.int32),
-        np.array([0.5], np.float32),
-        Provenance.OWN_SUCCESSFUL,
-        1.0,
-        3,
-        parent=deep.key,
+    made = ReplayStore(CONFIG, vocabulary=26, directory=tmp_path / "live", fingerprint="f", local=True)
+    made.add([Candidate("p", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1)])
+    deep = made.top(1, NEWEST)[0]
+    made.add(
+        [
+            child(deep.key, [5]),
+            Candidate("q", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.CANONICAL, 1.0, 3),
+        ]
     )
-    made.add([child, Candidate("q", np.arange(5, dtype=np.int32), lengths, values, Provenance.CANONICAL, 1.0, 3)])
     made.record([Outcome(deep.key, "p", True, 3), Outcome(deep.key, "p", False, 3)])
+    made.save(tmp_path / "checkpoint")
     return made
+
+
+def child(parent: int, lengths: list[int]) -> Candidate:
+    """A success that was started from the state (0, 1, 2)."""
+    tokens, values = np.array([0, 1, 2, 9, 9, 9], np.int32), np.full(len(lengths), 0.5, np.float32)
+    states = np.array(lengths, np.int32), values
+    return Candidate("p", tokens, *states, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=parent)
 
 
 def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     assert lineage(parents_of(table), rows["p", "abcjj"]["key"]) == [rows["p", "abcjj"]["key"], deep["key"]]
     text = describe(select(table, problem="p", per_problem=1), table)
     assert text.splitlines()[0] == "problem p"
-    assert "3/5 tokens  value 0.750  promise 0.750  posterior 0.50" in text
+    assert "3/5 tokens  value 0.750  priority 0.750  posterior 0.50" in text
     assert "solved 1/2  own_failed  age 2" in text
     assert text.endswith("    | abc")
 
@@ -75,7 +79,7 @@ def test_filters(store: ReplayStore, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="provenance 'mine' is unknown; one of own_failed, own_successful, canonical"):
         select(table, provenance="mine")
     with pytest.raises(StoreError, match="no replay store here"):
-        read_live(str(tmp_path), CONFIG)
+        read_shards(tmp_path, None, CONFIG)
 
 
 def test_the_export_is_read_by_pandas_and_duckdb(store: ReplayStore, tmp_path: Path) -> None:
@@ -91,29 +95,24 @@ def test_the_export_is_read_by_pandas_and_duckdb(store: ReplayStore, tmp_path: P
     assert counted.fetchall() == [("p", 3), ("q", 2)]
 
 
-def test_a_shard_that_is_compacted_while_it_is_read_is_read_anew(
-    store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compaction comes between the reading of the snapshot and that of the log, and a write after it."""
-    expected = whole(tmp_path)["prefix"].to_pylist()
-    held: list[None] = []
-
-    def compacted_first(*given: Any, **options: Any) -> Recovered:
-        if not held:
-            held.append(None)
-            for shard in store._actors:
-                shard.compact()
-                shard._wait_for_compaction()
-            store.add([Candidate(p, *EMPTY, Provenance.OWN_FAILED, 0.0, 4) for p in "pq"])
-        return recover(*given, **options)
-
-    monkeypatch.setattr(opening, "recover", compacted_first)
-    assert whole(tmp_path)["prefix"].to_pylist() == expected
-    assert held
+def test_a_state_of_a_discovery_descends_from_a_shallower_state(store: ReplayStore, tmp_path: Path) -> None:
+    """Exploring from (0, 1, 2) succeeds, so the whole trajectory becomes a chain: its first state lies above that start."""
+    start = next(s for s in store.top(10, NEWEST) if s.problem_id == "p" and s.prefix_ids.tolist() == [0, 1, 2])
+    store.add([child(start.key, [2, 4])])
+    store.save(tmp_path / "checkpoint")
+    table = whole(tmp_path)
+    rows = {row["prefix"]: row for row in table.to_pylist() if row["problem"] == "p"}
+    assert rows["abcj"]["parent"] == start.key
+    assert rows["ab"]["parent"] == 0
 
 
-def test_damage_is_not_taken_for_a_compaction(store: ReplayStore, tmp_path: Path) -> None:
-    for path in (tmp_path / "live").glob("shard-*/log-*.arrow"):
-        path.write_bytes(b"PAR1 something else")
-    with pytest.raises(StoreError, match="not a log of a replay store"):
-        read_live(str(tmp_path / "live"), CONFIG)
+def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
+    server = ShardServer(0, CONFIG, 26, tmp_path / "live", "id")
+    made = [Candidate(p, np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1) for p in "pq"]
+    server.write(1, pack_candidates(made[:1], 26))
+    server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
+    server.write(2, pack_candidates(made[1:], 26))
+    best = server.top(2, 1, NEWEST).states()[0]
+    server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], gate=0.0))
+    assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
+    assert sum(whole(tmp_path)["tried"].to_pylist()) == 1
