@@ -143,7 +143,12 @@ def main(quick: bool) -> None:
     if not quick:
         checks += measure(LARGE, "value")
     ray.shutdown()
-    settings: dict[str, str | int | float] = {"repeats": REPEATS, "vocabulary": VOCABULARY, "continuations": CONTINUATIONS, "shards": 1}
+    settings: dict[str, str | int | float] = {
+        "repeats": REPEATS,
+        "vocabulary": VOCABULARY,
+        "continuations": CONTINUATIONS,
+        "shards": 1,
+    }
     write("store", checks, settings, quick=quick)
 
 

@@ -46,8 +46,8 @@ def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | No
         print(f"{found.num_rows} states written to {export}")
         return 0
     best = inspection.first_problems(inspection.select(found, per_problem=top), problems)
-    print(inspection.describe(inspection.with_prefixes(best, shards, decode), table))
-    print(inspection.summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
+    print(inspection.states_text(inspection.with_prefixes(best, shards, decode), table))
+    print(inspection.store_summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0
 

@@ -174,7 +174,7 @@ def lineage(parents: Mapping[int, int], key: int) -> list[int]:
     return chain
 
 
-def describe(table: pa.Table, whole: pa.Table) -> str:
+def states_text(table: pa.Table, whole: pa.Table) -> str:
     """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage."""
     lines: list[str] = []
     parents = parents_of(whole)
@@ -195,7 +195,7 @@ def describe(table: pa.Table, whole: pa.Table) -> str:
     return "\n".join(lines) if lines else "no state matches"
 
 
-def summary(stats: StoreStats) -> str:
+def store_summary(stats: StoreStats) -> str:
     """The store in a few lines: what it holds, and what became of it since it was created."""
 
     def solved(correct: int, of: int) -> str:

@@ -18,7 +18,7 @@ from core.records import IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
 from replay.rankings import RANKINGS
-from replay.rankings.base import Columns, Flags, rank_settings
+from replay.rankings.base import Flags, StateColumns, rank_settings
 from replay.records import Counters, Drawn
 from replay.table import PROBLEM, STATE, TRAJECTORY, Column, Table
 
@@ -309,7 +309,7 @@ class Shard:
         if not len(rows):
             return
         states, problem, chain = self.states, self.states["problem"][rows], self.states["trajectory"][rows]
-        columns = Columns(
+        columns = StateColumns(
             problem=np.searchsorted(touched, problem),
             chain=chain.astype(np.int64),
             length=states["length"][rows].astype(np.int64),

@@ -47,7 +47,7 @@ PROBLEM: Schema = {
 
 
 class Table:
-    """Columns of one length."""
+    """StateColumns of one length."""
 
     def __init__(self, schema: Schema) -> None:
         self._columns: dict[str, Column] = {name: np.zeros(0, dtype) for name, dtype in schema.items()}

@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class StateColumns:
     """The states of one or more whole problems: [S] each, those of a problem adjacent, oldest first. Never written to."""
 
     problem: Index  # which problem, non-decreasing
@@ -54,9 +54,9 @@ def rank_settings(config: ReplayConfig) -> RankSettings:
 class Ranking:
     """A named ranking: its formula, and what it needs of the store and the loop."""
 
-    priority: Callable[[Columns, RankSettings], FloatArray]
+    priority: Callable[[StateColumns, RankSettings], FloatArray]
     """What states are drawn by, [S]."""
-    retention: Callable[[Columns, FloatArray], FloatArray] | None = None
+    retention: Callable[[StateColumns, FloatArray], FloatArray] | None = None
     """What states are kept by when the store is full, from their columns and priorities [S]; None: their priority."""
     needs_values: bool = False
     """Whether the critic's values are read: only then are stale values worth renewing."""

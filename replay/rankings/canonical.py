@@ -3,14 +3,14 @@
 import numpy as np
 
 from core.records import FloatArray, Provenance
-from replay.rankings.base import Columns, Ranking, RankSettings, only
+from replay.rankings.base import Ranking, RankSettings, StateColumns, only
 from replay.rankings.chains import chains_of, retention_order
 
 VISITS = 8
 """Continuations after which the curriculum moves one state back."""
 
 
-def canonical(columns: Columns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
+def canonical(columns: StateColumns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
     """Priority [S] of canonical prefixes, from the end backwards.
 
     The states of a canonical chain, deepest first, are numbered 0, 1, ...; priority is 0 for number floor(v / 8), v the
@@ -24,7 +24,7 @@ def canonical(columns: Columns, settings: RankSettings) -> FloatArray:  # noqa: 
     return only(chosen)
 
 
-def canonical_retention(columns: Columns, priority: FloatArray) -> FloatArray:
+def canonical_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
     """Retention [S]: 1 / (1 + order) of the canonical states (`replay/rankings/chains.py`), -inf of all others."""
     found = chains_of(columns, columns.provenance == Provenance.CANONICAL)
     retention = np.full(len(columns.value), -np.inf, np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.keys import Reals
-from replay.rankings.base import Columns, Flags, Index
+from replay.rankings.base import Flags, Index, StateColumns
 
 KEPT_FIRST = 1 << 10
 """Step of the shallowest and the tried states in `retention_order`: they are thinned out last."""
@@ -36,7 +36,7 @@ class Chains:
         return found
 
 
-def chains_of(columns: Columns, members: Flags) -> Chains:
+def chains_of(columns: StateColumns, members: Flags) -> Chains:
     """The chains of the chosen states [S]."""
     at = np.flatnonzero(members)
     order = at[np.lexsort((columns.length[at], columns.chain[at]))]
@@ -46,7 +46,7 @@ def chains_of(columns: Columns, members: Flags) -> Chains:
     return Chains(order, np.flatnonzero(begins), np.cumsum(begins) - 1)
 
 
-def retention_order(columns: Columns, found: Chains, chosen: Flags) -> Reals:
+def retention_order(columns: StateColumns, found: Chains, chosen: Flags) -> Reals:
     """[K] the order in which a problem keeps the states of its chains: r + w for a state of its r-th chain, 0 <= w < 1.
 
     Chains that have been tried come first, then those that begin nearest to the root, then the older ones. A problem keeps a

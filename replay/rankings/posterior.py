@@ -11,17 +11,17 @@ Formula. With decayed outcomes w, l and the critic's gate g (0 until it beats th
     quarantined  m + 2 s < eps          priority -1: at temperature 0.2 drawn about e^-6 to e^-10 times as often as others, but
                                         not never, because the policy grows
 
-Old outcomes fade by `decay` d per weight version, so a state that loses once per version never has more than 1 / (1 - d) losses
-(20 at d = 0.95), and a fixed small eps would be out of its reach. eps is the bound of a state that has lost once per version for
-n = 1 / (1 - d) versions: at d = 0.95 it has (1 - 0.95^20) / 0.05 = 12.83 losses, m = 1 / 14.83 = 0.0674, s = sqrt(0.0674 *
-0.9326 / 15.83) = 0.0630 and eps = 0.1935. Without decay eps is 0.05 (58 losses), its least; with faster decay it is 0.2, its
-most: what is forgotten within a few versions proves nobody dead. So at 0.95 a state that is tried once a
-version goes after 21 losses on end, one with 4 continuations a version after 16; as its losses fade with what else is written
-of its problem, it comes back and is tried again. One that is tried less than every seventh version (4 continuations) stays:
-what is known of it is too old. In the same way it takes 28 undecayed wins to retire, which one win per version never are.
+Outcomes fade by `decay` d per weight version, so a state that loses once per version never has more than 1 / (1 - d) losses (20
+at d = 0.95). A fixed small eps would be out of its reach. So eps is the upper bound of a state that has lost once per version for
+n = 1 / (1 - d) versions. At d = 0.95 it has (1 - 0.95^20) / 0.05 = 12.83 losses, m = 1 / 14.83 = 0.0674, s = sqrt(0.0674 *
+0.9326 / 15.83) = 0.0630 and eps = 0.1935. Without decay eps is 0.05 (58 losses), its least. With faster decay it is 0.2, its most:
+outcomes that are forgotten within a few versions prove little. So at 0.95 a state that is tried once a version is quarantined after
+21 losses in a row, and one with 4 continuations a version after 16. Its losses fade with every write to its problem, so it is tried
+again later. A state that is tried less often than every seventh version is never quarantined: its evidence is too old. In the same
+way it takes 28 undecayed wins to retire, which one win per version never reaches.
 
-What is known of states that are less learnable than a new one (retired, quarantined, lopsided) is kept, so that the same
-prefix does not come back as new; but of each problem at most one such state for every other one that is kept.
+The evidence on states that are less learnable than a new one (retired, quarantined, lopsided) is kept, so that the same prefix
+does not come back as new. Each problem keeps at most one such state for every other state that it keeps.
 
 A batch of n is drawn in two steps: 4 n states ~ exp(priority / temperature), then of these the n whose Thompson draw
 p ~ Beta(a, b) has the largest 4 p (1 - p). The draw's noise belongs to (seed, state), so it does not depend on placement.
@@ -34,14 +34,14 @@ import numpy as np
 from core.records import FloatArray
 from core.seeds import derive
 from replay.keys import Keys, Reals, mix
-from replay.rankings.base import Columns, Index, Ranking, RankSettings
+from replay.rankings.base import Index, Ranking, RankSettings, StateColumns
 
 RETIRED_ABOVE = 0.9
 LEAST_EPS, MOST_EPS = 0.05, 0.2
 PRIOR = 2.0
 """Pseudo-outcomes that a fully trusted critic stands for."""
 BLANK = 2 / 3
-"""Priority of a state of which nothing is known: 4 / (2 * 3)."""
+"""Priority of a state without outcomes: 4 / (2 * 3)."""
 STEP = 1e-4
 """By how much the retention of a state falls per state of higher priority in its problem."""
 SHORTLIST = 4
@@ -56,7 +56,7 @@ def belief(wins: FloatArray, losses: FloatArray, value: FloatArray, gate: float)
     return 1.0 + wins + PRIOR * gate * expected, 1.0 + losses + PRIOR * gate * (1.0 - expected)
 
 
-def posterior(columns: Columns, settings: RankSettings) -> FloatArray:
+def posterior(columns: StateColumns, settings: RankSettings) -> FloatArray:
     """Priority [S]; see the module."""
     a, b = belief(columns.wins, columns.losses, columns.value, settings.gate)
     mean, variance = moments(a, b)
@@ -94,11 +94,11 @@ def quarantined_below(decay: float) -> float:
     return min(max(bound, LEAST_EPS), MOST_EPS)
 
 
-def settled_retention(columns: Columns, priority: FloatArray) -> FloatArray:
+def settled_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
     """Retention [S]: priority - i / 10^4 for the state of the i-th highest priority in its problem, i = 0, 1, ...
 
     The i-th most tried settled state (tried, and of lower priority than a new one) has that of the i-th other state of its
-    problem and half a step more: where they must go they go in turn. Without an i-th other state it is -1.
+    problem and half a step more, so the two kinds are evicted in turn. Without an i-th other state it is -1.
     """
     problem, settled = columns.problem, (columns.tried > 0) & (priority < BLANK)
     begins = np.ones(len(problem), np.bool_)
@@ -106,7 +106,7 @@ def settled_retention(columns: Columns, priority: FloatArray) -> FloatArray:
     run = np.cumsum(begins) - 1
     start = np.flatnonzero(begins)[run]
     others = np.bincount(run, ~settled).astype(np.int64)[run]
-    # one number to sort by, many times faster than three: of each problem first the others, then the settled
+    # one number to sort by is much faster than three: in each problem first the others, then the settled
     score = np.where(settled, 1.5 - columns.tried / 2**18, (1.0 - priority.astype(np.float64)) / 2.0)
     order = np.argsort(2.0 * run + score, kind="stable")
     known = settled[order]

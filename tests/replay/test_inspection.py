@@ -11,7 +11,7 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay.inspection import describe, export, lineage, parents_of, read_shards, select, states_table, with_prefixes
+from replay.inspection import export, lineage, parents_of, read_shards, select, states_table, states_text, with_prefixes
 from replay.server import ShardServer
 from replay.store import ReplayStore
 from replay.writes import pack_candidates, pack_outcomes
@@ -62,7 +62,7 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     deep = rows["p", "abc"]
     assert (deep["tried"], deep["solved"], deep["solve_rate"], deep["posterior"], deep["age"]) == (2, 1, 0.5, 0.5, 2)
     assert lineage(parents_of(table), rows["p", "abcjj"]["key"]) == [rows["p", "abcjj"]["key"], deep["key"]]
-    text = describe(select(table, problem="p", per_problem=1), table)
+    text = states_text(select(table, problem="p", per_problem=1), table)
     assert text.splitlines()[0] == "problem p"
     assert "3/5 tokens  value 0.750  priority 0.750  posterior 0.50" in text
     assert "solved 1/2  own_failed  age 2" in text

@@ -15,7 +15,7 @@ import ray
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay.inspection import summary
+from replay.inspection import store_summary
 from replay.server import ShardServer
 from replay.store import ReplayStore
 
@@ -228,7 +228,9 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     stats = store.stats()
     assert (stats.mean_age, stats.max_age) == (2.0, 3)
     assert (stats.root_solved, stats.root_outcomes, stats.solved, stats.outcomes) == (1, 2, 1, 4)
-    assert "solved: of continuations 25.0% of 4, of rollouts from the root 50.0% of 2; 0 outcomes" in summary(stats)
+    assert "solved: of continuations 25.0% of 4, of rollouts from the root 50.0% of 2; 0 outcomes" in store_summary(
+        stats
+    )
 
 
 def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:

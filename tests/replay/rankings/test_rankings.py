@@ -10,7 +10,7 @@ from core.records import Candidate, Outcome, Provenance
 from core.scoring import within_auc
 from replay.keys import eviction_order
 from replay.rankings import RANKINGS
-from replay.rankings.base import Columns, RankSettings
+from replay.rankings.base import RankSettings, StateColumns
 from replay.rankings.calibration import critic_gate
 from replay.rankings.canonical import canonical
 from replay.rankings.frontier import frontier, isotonic
@@ -24,7 +24,7 @@ SETTINGS = RankSettings(target=0.3)
 INF = np.inf
 
 
-def columns(lengths: list[int], provenance: list[int], **given: Any) -> Columns:
+def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateColumns:
     """States of one problem and one chain of 100 tokens, unless told otherwise."""
     n = len(lengths)
     reals = {name: np.zeros(n, np.float32) for name in ("value", "wins", "losses", "root_wins", "root_losses")}
@@ -32,7 +32,7 @@ def columns(lengths: list[int], provenance: list[int], **given: Any) -> Columns:
     ints |= {"length": np.array(lengths, np.int64), "total": np.full(n, 100, np.int64)}
     known: dict[str, Any] = reals | ints | {"provenance": np.array(provenance, np.uint8)}
     known |= {name: np.array(v, known[name].dtype) for name, v in given.items()}
-    return Columns(**known)
+    return StateColumns(**known)
 
 
 def test_value_is_the_value() -> None:
@@ -95,7 +95,7 @@ def test_a_chain_rests_by_outcomes_of_its_beginning_alone_and_a_solved_problem_a
     assert priorities([0, 0, 0], [0, 0, 0], root_wins=[10] * 3) == [-INF] * 3  # 11 / 12 > 0.9
 
 
-def retention(name: str, given: Columns) -> list[float]:
+def retention(name: str, given: StateColumns) -> list[float]:
     ranking = RANKINGS[name]
     assert ranking.retention is not None
     return [round(float(w), 4) for w in ranking.retention(given, ranking.priority(given, SETTINGS))]
@@ -278,7 +278,7 @@ def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
     """Ranking two problems together is ranking each by itself, bit for bit."""
     rng = np.random.default_rng(3)
 
-    def problem(number: int) -> Columns:
+    def problem(number: int) -> StateColumns:
         given = {n: rng.random(12) * 5 for n in ("value", "wins", "losses")}
         return columns(
             rng.permutation(90)[:12].tolist(),
@@ -290,7 +290,7 @@ def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
         )
 
     parts = [problem(i) for i in range(3)]
-    names = Columns.__dataclass_fields__
-    joined = Columns(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+    names = StateColumns.__dataclass_fields__
+    joined = StateColumns(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
     apart = np.concatenate([RANKINGS[name].priority(p, SETTINGS) for p in parts])
     np.testing.assert_array_equal(RANKINGS[name].priority(joined, SETTINGS), apart)
