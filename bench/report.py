@@ -1,6 +1,6 @@
-"""What every benchmark writes: bench/results/NAME.json and the same as a table in NAME.md (docs/architecture.md), and an overview of all.
+"""What every benchmark writes: bench/results/NAME.json, the same as a table in NAME.md, and the overview of all in README.md.
 
-Called by the modules of this package. Invariant: a check that misses its goal is written as it is, with `ok: false`.
+Invariant: a check that misses its goal is written as it is, with `ok: false`.
 """
 
 import json
@@ -19,7 +19,7 @@ Sense = Literal[">=", "<="]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One measured number. Without a goal it is a figure for the record."""
+    """One measured number, with or without a goal."""
 
     name: str
     value: float
@@ -32,34 +32,29 @@ class Check:
 def check(
     name: str, value: float, unit: str, sense: Sense | None = None, goal: float = 0.0, baseline: float | None = None
 ) -> Check:
-    """A number held against a goal: `check("speed", 1.1, "x", ">=", 1.0)`."""
+    """A number, and whether it meets its goal if it has one: `check("speed", 1.1, "x", ">=", 1.0)`."""
     met = sense is None or (value >= goal if sense == ">=" else value <= goal)
     return Check(name, value, unit, f"{sense} {goal:g}" if sense else "", met, baseline)
 
 
 def median(values: Sequence[float]) -> float:
-    """The figure to quote of several repeats."""
+    """The median of several repeats."""
     return statistics.median(values)
 
 
-def machine() -> dict[str, str | int]:
-    """What the numbers were measured on."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cpus": os.cpu_count() or 1,
-        "system": platform.system(),
-    }
-
-
 def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | float], *, quick: bool) -> Path:
-    """Print the table and write JSON and Markdown; returns the JSON file."""
+    """Print the table, write JSON and Markdown, and return the JSON file. Without `quick` the overview is written too."""
     from core.run_directory import collect_versions
 
     stem = f"{name}.quick" if quick else name
     record = {
         "name": name,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cpus": os.cpu_count() or 1,
+            "system": platform.system(),
+        },
         "versions": collect_versions(),
         "settings": settings,
         "checks": [asdict(item) for item in checks],
@@ -70,17 +65,18 @@ def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | fl
     (RESULTS / f"{stem}.md").write_text(text + "\n", encoding="utf-8")
     path = RESULTS / f"{stem}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "README.md").write_text(overview(), encoding="utf-8")
+    if not quick:
+        (RESULTS / "README.md").write_text(overview(), encoding="utf-8")
     return path
 
 
 def overview() -> str:
-    """All full results in one table: every check that has a goal, met or not (bench/results/README.md)."""
+    """Every check with a goal, of all full results, in one table."""
     lines = [
         "# Measured",
         "",
-        "What has a goal, as it was measured last, met or missed; all figures of a benchmark are behind its name. Written anew by",
-        "every full run of `python -m bench.NAME`.",
+        "The last measurement of everything that has a goal. A benchmark's name leads to all its figures. Every full run of",
+        "`python -m bench.NAME` writes this file.",
         "",
         "| benchmark | what | measured | goal | met | date |",
         "|---|---|---|---|---|---|",

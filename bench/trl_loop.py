@@ -1,10 +1,10 @@
-"""TRL's GRPO trainer, one iteration per line on its input: what `bench.loop` compares with. Never used by the project itself.
+"""TRL's GRPO trainer, one iteration per line on its input. Called by `bench.loop`.
 
     PYTHON -m bench.trl_loop FOLDER      PYTHON: an environment with requirements/bench.txt
 
-FOLDER holds `job.json` (see `Job`). For every line read, one iteration runs (generation, reward, all optimizer steps), and one
-line of JSON comes out (see `Lap`). It generates with transformers, TRL's way on a machine without GPU: its
-vLLM modes need one. With WORLD_SIZE = N it is one of N data-parallel processes, of which RANK 0 reads and answers.
+FOLDER holds `job.json` (see `Job`). For each line read, one iteration runs (generation, reward, all optimizer steps), and one
+line of JSON comes out (see `TrlLap`). TRL generates with transformers here, because its vLLM modes need a GPU. It runs as
+WORLD_SIZE data-parallel processes, of which RANK 0 reads and answers.
 """
 
 import json
@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from transformers import TrainerCallback
 
-class Lap(NamedTuple):
+from tasks.synthetic.arithmetic import verify
+
+
+class TrlLap(NamedTuple):
     """One iteration."""
 
     tokens: int  # generated, by all processes
@@ -72,46 +77,43 @@ def settings(job: Job, folder: Path, processes: int) -> Any:
     )
 
 
-def paced(job: Job, answers: Any) -> tuple[Any, Any]:
-    """A reward and a callback that run an iteration for every line that rank 0 reads, and answer with its `Lap`."""
-    import torch
-    from transformers import TrainerCallback
+class Pace(TrainerCallback):  # type: ignore[misc]
+    """Runs an iteration for each line that rank 0 reads, and answers with its `TrlLap`."""
 
-    from tasks.synthetic.arithmetic import verify
+    def __init__(self, job: Job, answers: Any) -> None:
+        self._minibatches, self._answers = job.minibatches, answers
+        self._rank, self._processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._tokens, self._begun, self._rewarded = 0, 0.0, 0.0
 
-    tokens, asked = [0], [0.0]
-    rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-    def reward(completions: list[str], completion_ids: list[list[int]], reference: list[str], **_: Any) -> list[float]:
-        asked[0] = time.perf_counter()
-        tokens[0] += sum(map(len, completion_ids))
+    def reward(
+        self, completions: list[str], completion_ids: list[list[int]], reference: list[str], **_: Any
+    ) -> list[float]:
+        """Judge the responses of one process: the end of its generation."""
+        self._rewarded = time.perf_counter()
+        self._tokens += sum(map(len, completion_ids))
         return [verify(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
 
-    class Paced(TrainerCallback):  # type: ignore[misc]
-        """Waits for a line before each iteration and answers after it."""
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Before an iteration's first optimizer step: wait for a line, then begin on all processes at once."""
+        if state.global_step % self._minibatches:
+            return
+        if self._rank == 0 and not sys.stdin.readline():
+            sys.exit(0)
+        if self._processes > 1:
+            torch.distributed.barrier()  # or the others would generate already
+        self._begun, self._tokens = time.perf_counter(), 0
 
-        begun = 0.0
-
-        def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-            """Before the first optimizer step of an iteration: all processes begin at once."""
-            if state.global_step % job.minibatches == 0:
-                if rank == 0 and not sys.stdin.readline():
-                    sys.exit(0)
-                if processes > 1:
-                    torch.distributed.barrier()  # else the others would generate already
-                self.begun, tokens[0] = time.perf_counter(), 0
-
-        def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-            """After the last one: tokens of all processes and the time."""
-            if state.global_step % job.minibatches == 0:
-                seconds, count = time.perf_counter() - self.begun, torch.tensor(tokens[0])
-                if processes > 1:
-                    torch.distributed.all_reduce(count)
-                if rank == 0:
-                    answers.write(json.dumps(Lap(int(count), seconds, asked[0] - self.begun)) + "\n")
-                    answers.flush()
-
-    return reward, Paced()
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """After an iteration's last optimizer step: answer with the tokens of all processes and the time."""
+        if state.global_step % self._minibatches:
+            return
+        seconds, count = time.perf_counter() - self._begun, torch.tensor(self._tokens)
+        if self._processes > 1:
+            torch.distributed.all_reduce(count)
+        if self._rank == 0:
+            lap = TrlLap(int(count), seconds, self._rewarded - self._begun)
+            self._answers.write(json.dumps(lap) + "\n")
+            self._answers.flush()
 
 
 def trainer(job: Job, folder: Path, answers: Any) -> Any:
@@ -120,17 +122,16 @@ def trainer(job: Job, folder: Path, answers: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOTrainer
 
-    reward, pace = paced(job, answers)
-    arguments = settings(job, folder, int(os.environ.get("WORLD_SIZE", "1")))
+    pace, arguments = Pace(job, answers), settings(job, folder, int(os.environ["WORLD_SIZE"]))
     tokenizer = AutoTokenizer.from_pretrained(job.model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     rows = Dataset.from_dict({"prompt": job.prompts, "reference": job.references})
     model = AutoModelForCausalLM.from_pretrained(job.model)
-    return GRPOTrainer(model, reward, arguments, rows, processing_class=tokenizer, callbacks=[pace])
+    return GRPOTrainer(model, pace.reward, arguments, rows, processing_class=tokenizer, callbacks=[pace])
 
 
 def main(folder: Path) -> None:
-    """Train as far as lines come in."""
+    """Train for as long as lines come in."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the trainer prints must not reach the answers
     job = Job(**json.loads((folder / "job.json").read_text()))

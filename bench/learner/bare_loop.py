@@ -1,12 +1,12 @@
-"""What `bench.learner` compares with: a bare torch + DeepSpeed loop over the same packed tokens, as one would write it by hand.
+"""The loop that `bench.learner` compares with: torch and DeepSpeed without PPO, as one would write it by hand.
 
-Same models, same passes (policy forward + backward + step, critic forward + backward + step), no PPO: a log-likelihood and a
-squared error. A Ray actor; never used by the project itself.
+It has the same models and the same passes (forward, backward and step of policy and critic) as the learner. Its losses are a
+log-likelihood and a squared error. It runs as a Ray actor.
 """
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -90,25 +90,23 @@ class BareLoop:
         )
 
     def update(self, steps: Sequence[StepPlan]) -> float:
-        """All optimizer steps; returns the seconds they took."""
-        return self._timed(steps, self._policy_step, self._critic_step)
-
-    def update_policy(self, steps: Sequence[StepPlan]) -> float:
-        """The policy's alone."""
-        return self._timed(steps, self._policy_step)
-
-    def update_critic(self, steps: Sequence[StepPlan]) -> float:
-        """The critic's alone."""
-        return self._timed(steps, self._critic_step)
-
-    def _timed(self, steps: Sequence[StepPlan], *parts: Callable[[Sequence[TrainBatch]], None]) -> float:
-        begin = time.perf_counter()
+        """All optimizer steps of policy and critic; returns the seconds that they took."""
+        begun = time.perf_counter()
         for step in steps:
-            for part in parts:
-                part(step.batches)
+            self._policy_step(step.batches)
+            self._critic_step(step.batches)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - begin
+        return time.perf_counter() - begun
+
+    @torch.no_grad()
+    def score(self, batches: Sequence[MicroBatch]) -> None:
+        """Compute log-probabilities and values of all micro-batches."""
+        for batch in batches:
+            tokens, places, positions, targets = self._inputs(batch)
+            logits = self._policy(tokens, places, positions)
+            torch.log_softmax(logits.float(), -1).gather(1, targets[:, None]).cpu()
+            self._value(tokens, places).flatten()[positions].cpu()
 
     def _policy_step(self, batches: Sequence[TrainBatch]) -> None:
         for batch in batches:
@@ -123,17 +121,6 @@ class BareLoop:
             values = self._value(tokens, places).flatten()[positions]
             self._value.backward(values.float().square().mean())
         self._value.step()
-
-    @torch.no_grad()
-    def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
-        """Log-probabilities and values of all micro-batches."""
-        out = []
-        for batch in batches:
-            tokens, places, positions, targets = self._inputs(batch)
-            logits = self._policy(tokens, places, positions)
-            logprobs = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])
-            out.append((logprobs.cpu(), self._value(tokens, places).flatten()[positions].cpu()))
-        return out
 
     def _inputs(self, inputs: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         tokens, positions, targets = (

@@ -1,9 +1,12 @@
-"""The random Qwen2 that the learner's benchmarks work on. Called by `bench.learner` and its parts."""
+"""The random Qwen2 models that the benchmarks work on."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+    from transformers import Qwen2ForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +21,9 @@ class Shape:
     key_value_heads: int
 
 
-STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
-"""The default starter's."""
-WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)
-"""Qwen2's vocabulary on next to nothing: its logits are all the memory."""
-
-
-def build_model(path: Path, shape: Shape, dtype: torch.dtype = torch.float32) -> int:
-    """Save a random Qwen2; returns its number of parameters."""
+def build_model(path: Path, shape: Shape, dtype: "torch.dtype | None" = None) -> "Qwen2ForCausalLM":
+    """Save a random model of this shape (`dtype`: float32 if none is given) and return it. Token 0 ends a text."""
+    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -41,6 +39,6 @@ def build_model(path: Path, shape: Shape, dtype: torch.dtype = torch.float32) ->
         eos_token_id=0,
         bos_token_id=None,
     )
-    model = Qwen2ForCausalLM(config).to(dtype)
+    model = Qwen2ForCausalLM(config).to(dtype or torch.float32)
     model.save_pretrained(path)
-    return int(model.num_parameters())
+    return model

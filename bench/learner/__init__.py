@@ -1,0 +1,1 @@
+"""`python -m bench.learner`: the learner against a bare DeepSpeed loop (see `bench.learner.__main__`)."""

@@ -1,0 +1,60 @@
+"""Broadcasts of a learner's weights to two vLLM engines against plain copies of the same bytes. Called by `bench.learner`."""
+
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from actors.pool import RolloutPool
+from bench.models import Shape, build_model
+from bench.report import Check, check, median
+from core.config import AlgorithmConfig, LearnerConfig, RolloutConfig
+from learner.group import LearnerGroup
+
+LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)
+"""254 M parameters: 1 GB in fp32."""
+SMALL = Shape(2048, hidden=512, intermediate=2048, layers=8, heads=8, key_value_heads=8)
+"""35 M parameters: 140 MB."""
+WARM = 2
+"""Rounds that do not count: in them the system allocates pages to the object store and to the engines."""
+ENGINES = RolloutConfig(
+    actors=2, max_prompt_tokens=64, max_response_tokens=64, max_running=8, kv_cache_gib=0.1, threads=1
+)
+
+
+def broadcast_checks(quick: bool, threads: int) -> list[Check]:
+    """Broadcast from one rank and two copies by the driver, in turns. Ray must be connected."""
+    took, copied = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        size = int(build_model(Path(folder), SMALL if quick else LARGE).num_parameters())
+        with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
+            starting = starter.submit(RolloutPool, folder, ENGINES, dtype="float32", device="cpu", seed=0, cpus=0.0)
+            group = LearnerGroup(
+                folder,
+                LearnerConfig(value_model="shared", threads=threads),
+                AlgorithmConfig(),
+                dtype="float32",
+                device="cpu",
+                temperature=1.0,
+                total_steps=1,
+                seed=0,
+                cpus=0.0,
+            )
+            pool = starting.result()
+        source, target = torch.ones(size), torch.zeros(size)
+        for _ in range(WARM + (3 if quick else 5)):
+            took.append(group.broadcast(pool, []).seconds)
+            begun = time.perf_counter()
+            for _ in range(ENGINES.actors):
+                target.copy_(source)
+            copied.append(time.perf_counter() - begun)
+        group.close()
+        pool.close()
+    share = median([copy / whole for copy, whole in zip(copied[WARM:], took[WARM:], strict=True)])
+    name = f"broadcast of {4 * size / 2**20:.0f} MiB to two engines"
+    return [
+        check(name, median(took[WARM:]), "s", baseline=median(copied[WARM:])),
+        check("broadcast against memcpy to both", share, "x", ">=", 0.5),
+    ]
