@@ -70,6 +70,15 @@ def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monke
     assert (hasty.replaced, pool.replaced) == (2, 1)
 
 
+def test_an_answer_whose_value_takes_for_ever_costs_one_limit() -> None:
+    """The huge binomial is not among the answers that `tasks.mathematics.answers` recognises as too large."""
+    judges = JudgePool("tasks.mathematics.answers:verify_math", workers=1, limit=3.0, memory_gib=4.0)
+    verdicts = judges.judge([("5", r"\boxed{\binom{10^9}{5\cdot10^8}}"), ("5", r"\boxed{5}")])
+    judges.close()
+    assert [verdict.correct for verdict in verdicts] == [False, True]
+    assert verdicts[0].judge_failed
+
+
 def test_closing_ends_what_is_being_judged(pool: JudgePool) -> None:
     """Ctrl-C in the middle of thousands of programs."""
     with ThreadPoolExecutor(1) as other:
