@@ -77,7 +77,7 @@ def paced(job: Job, answers: Any) -> tuple[Any, Any]:
     import torch
     from transformers import TrainerCallback
 
-    from tasks.synthetic.arithmetic import verify
+    from tasks.synthetic.arithmetic import verify_arithmetic
 
     tokens, asked = [0], [0.0]
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -85,7 +85,7 @@ def paced(job: Job, answers: Any) -> tuple[Any, Any]:
     def reward(completions: list[str], completion_ids: list[list[int]], reference: list[str], **_: Any) -> list[float]:
         asked[0] = time.perf_counter()
         tokens[0] += sum(map(len, completion_ids))
-        return [verify(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
+        return [verify_arithmetic(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
 
     class Paced(TrainerCallback):  # type: ignore[misc]
         """Waits for a line before each iteration and answers after it."""

@@ -16,8 +16,8 @@ from core.config import Columns
 from core.records import Verdict
 from tasks.judge import JudgePool
 from tasks.mathematics.answers import boxed_answer, read_gsm8k, read_math, verify_gsm8k, verify_math
-from tasks.synthetic import arithmetic
-from tasks.synthetic.generated import items
+from tasks.synthetic.arithmetic import ARITHMETIC, verify_arithmetic
+from tasks.synthetic.generated import puzzle_items
 
 Pair = tuple[str, str]
 GOAL = 300.0
@@ -37,7 +37,7 @@ def changed(text: str, answer: str) -> str:
 
 def arithmetic_pairs(_folder: Path) -> list[Pair]:
     """Expressions with their solutions, every second one with a wrong answer."""
-    problems = items(arithmetic.PUZZLE, 0, range(4, 11), 4000, evaluation=False)
+    problems = puzzle_items(ARITHMETIC, 0, range(4, 11), 4000, evaluation=False)
     return [
         (
             item.reference,
@@ -66,7 +66,7 @@ def math_pairs(folder: Path) -> list[Pair]:
 
 
 TASKS: dict[str, tuple[str, Callable[[str, str], Verdict], Callable[[Path], list[Pair]]]] = {
-    "arithmetic": ("tasks.synthetic.arithmetic:verify", arithmetic.verify, arithmetic_pairs),
+    "arithmetic": ("tasks.synthetic.arithmetic:verify_arithmetic", verify_arithmetic, arithmetic_pairs),
     "gsm8k": ("tasks.mathematics.answers:verify_gsm8k", verify_gsm8k, gsm8k_pairs),
     "math": ("tasks.mathematics.answers:verify_math", verify_math, math_pairs),
 }

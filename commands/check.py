@@ -66,9 +66,10 @@ def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
 
 def check_model_and_data(config: Config) -> str:
     """Read model and data as training would. With a starter model only the data file is read: its tokenizer is not built yet."""
+    from tasks.judging import check_judges
+    from tasks.kinds import task_items
     from tasks.problems import check_template
     from tasks.starter import CONTEXT
-    from tasks.task import check_judges, task_items
 
     if config.model.path == "starter":
         check_template(config.task.template)

@@ -156,7 +156,7 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
     """Training and held-out pairs. Raises DataError."""
     from learner.packing.examples import Pair
     from tasks.dialogue import chat
-    from tasks.held_out import evaluation_prompts, prompts
+    from tasks.kinds import asked_prompts, evaluation_prompts
     from tasks.problems import digest
 
     settings, tokenizer = config.reward_model, load_tokenizer(model)
@@ -168,7 +168,7 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
         for where, messages in row:
             sides.append(np.array(chat.encode(tokenizer, messages, where).ids, np.int32))
             prompt = digest(chat.plain(messages[:-1]))
-            if not unseen.isdisjoint(prompts(messages)):
+            if not unseen.isdisjoint(asked_prompts(messages)):
                 asked.add(prompt)
         pair = Pair(*sides)
         if pair.width <= settings.max_tokens and not np.array_equal(pair.chosen, pair.rejected):

@@ -120,11 +120,11 @@ def check_context(info: ModelInfo, tokens: int, field: str) -> None:
 
 def from_task(config: Config, model: str) -> tuple[list["Text"], list["Text"]]:
     """Training and held-out solutions of the task; nothing that judges is needed. Raises DataError, ConfigError."""
-    from tasks.problems import encode
-    from tasks.task import task_items
+    from tasks.kinds import task_items
+    from tasks.problems import encode_problems
 
     train, evaluation, duplicates = task_items(config.task, derive(config.run.seed, "task"))
-    split = encode(
+    split = encode_problems(
         config.task,
         load_tokenizer(model),
         train,
@@ -186,7 +186,7 @@ def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"
     """Training and held-out dialogues of `sft.path`. Raises DataError."""
     from learner.packing.examples import Text
     from tasks.dialogue import chat
-    from tasks.held_out import evaluation_prompts, prompts
+    from tasks.kinds import asked_prompts, evaluation_prompts
     from tasks.problems import digest
 
     settings, tokenizer = config.sft, load_tokenizer(model)
@@ -199,7 +199,7 @@ def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"
             arrays = np.array(tokens.ids, np.int32), np.array(tokens.learned, np.int32)
             key = digest(chat.dump(messages))
             texts[key] = Text(*arrays)
-            if not unseen.isdisjoint(prompts(messages)):
+            if not unseen.isdisjoint(asked_prompts(messages)):
                 asked.add(key)
     print(f"{settings.path}: {len(rows) - len(texts)} of {len(rows)} rows left out: over sft.max_tokens, or duplicates")
     if len(texts) <= settings.eval_rows:

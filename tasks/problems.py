@@ -1,6 +1,6 @@
 """From rows of text to problems of tokens: columns, prompt template, length filter, held-out split.
 
-Called by the builders in `tasks/task.py` (and by `tasks/starter.py` for the texts alone). Invariants: a problem's id
+Called by `tasks/kinds.py` and `tasks/task.py` (and by `tasks/starter.py` for the texts alone). Invariants: a problem's id
 depends on its prompt text alone; no prompt text is both in training and in evaluation; what is left out is counted.
 """
 
@@ -153,7 +153,7 @@ def check_template(template: str) -> None:
         raise ConfigError(f"task.template = {template!r} has no {{prompt}}; write where the question goes")
 
 
-def encode(
+def encode_problems(
     config: TaskConfig,
     tokenizer: Tokenizer,
     train: Sequence[Item],

@@ -18,20 +18,19 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from core.config import SandboxMode
 from core.errors import ConfigError
+from tasks.child import ChildProcess
 from tasks.code.seccomp import denied_calls
-from tasks.pipes import readable
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
 FILE_MIB = 16
@@ -84,15 +83,41 @@ class Job:
     modules: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
-    """What came out. All of it is under the program's control: data to compare, not to trust."""
+    """What came out of a sandbox. All of it is under the program's control: data to compare, not to trust."""
 
-    syntax: str  # why the program does not compile, empty if it does
-    failed: str  # why program or setup raised or ended, empty if they did not
-    values: dict[int, Any]  # per expression that has a value: its encoding
-    raised: dict[int, str]  # per expression that has none: why
-    ended: str  # why the sandbox was stopped before its end, empty otherwise
+    expected: int  # number of expressions
+    syntax: str = ""  # why the program does not compile, empty if it does
+    failed: str = ""  # why program or setup raised or ended, empty if they did not
+    values: dict[int, Any] = field(default_factory=dict)  # per expression that has a value: its encoding
+    raised: dict[int, str] = field(default_factory=dict)  # per expression that has none: why
+    ended: str = ""  # why the sandbox was stopped before its end, empty otherwise
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is to come."""
+        return bool(self.syntax or self.failed) or len(self.values) + len(self.raised) >= self.expected
+
+    def take(self, line: bytes) -> None:
+        """Read a line of the sandbox's. A line that is not of the driver's form is left out; the first answer counts."""
+        try:
+            match json.loads(line):
+                case ["syntax", str(why)]:
+                    self.syntax = why[:MOST_REASON] or "?"
+                case ["failed", str(why)]:
+                    self.failed = why[:MOST_REASON] or "?"
+                case [int(index), "value", value] if self._is_open(index):
+                    self.values[index] = value
+                case [int(index), "raised", str(why)] if self._is_open(index):
+                    self.raised[index] = why[:MOST_REASON] or "?"
+                case [int(index), "large"] if self._is_open(index):
+                    self.raised[index] = "a value too large to compare"
+        except (ValueError, RecursionError):  # not JSON, not text, a number of too many digits, or nested too deeply
+            return
+
+    def _is_open(self, index: int) -> bool:
+        return 0 <= index < self.expected and index not in self.values and index not in self.raised
 
 
 class Sandbox:
@@ -150,99 +175,61 @@ class _Process:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read after the process has ended)
         if mode == "bubblewrap":
             with _filter_pipe() as seccomp:
-                self._start([*bubblewrap_command(seccomp), *arguments], seccomp, {})
+                self._child = self._start([*bubblewrap_command(seccomp), *arguments], (seccomp,), {})
         else:
             self._folder = tempfile.mkdtemp(prefix="program-")
-            self._start([_python(), *_FLAGS, str(DRIVER), *arguments], None, {"PYTHONHASHSEED": "0"})
-        self._pending = b""
+            self._child = self._start([_python(), *_FLAGS, str(DRIVER), *arguments], (), {"PYTHONHASHSEED": "0"})
 
-    def _start(self, command: Sequence[str], inherited: int | None, environment: Mapping[str, str]) -> None:
+    def _start(self, command: Sequence[str], inherited: Sequence[int], environment: Mapping[str, str]) -> ChildProcess:
+        options = {"stderr": self._errors, "env": environment, "cwd": self._folder or "/", "pass_fds": inherited}
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env=environment,
-                cwd=self._folder or "/",
-                pass_fds=() if inherited is None else (inherited,),
-                start_new_session=True,
-            )
+            return ChildProcess(command, most=MOST_OUTPUT, **options)
         except OSError as error:
             self._errors.close()
             raise SandboxError(f"{command[0]}: {error.strerror}") from None
-        assert self._process.stdin
-        assert self._process.stdout
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
 
     @property
     def ended(self) -> bool:
         """Whether it is gone before it was used."""
-        return self._process.poll() is not None
+        return self._child.exit_status(0.0) is not None
 
     def wait_until_ready(self) -> None:
         """Raises SandboxError when the interpreter does not come up."""
-        deadline = time.monotonic() + START_LIMIT
-        while b"\n" not in self._pending:
-            if not self._fill(deadline):
-                self._process.kill()
-                self._process.wait()
-                self._errors.seek(0)
-                said = self._errors.read().decode(errors="replace").strip().splitlines()
-                raise SandboxError(said[0] if said else f"exit status {self._process.returncode}")
-        _, _, self._pending = self._pending.partition(b"\n")
+        try:
+            self._child.line(time.monotonic() + START_LIMIT)
+        except (TimeoutError, EOFError):
+            self._child.stop()
+            status = self._child.exit_status(time.monotonic() + START_LIMIT)
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise SandboxError(said[0] if said else f"exit status {status}") from None
 
     def send(self, job: Job) -> None:
         """Hand the job in. Raises SandboxError when the sandbox is gone."""
-        record = {
-            "program": job.program,
-            "setup": job.setup,
-            "expressions": list(job.expressions),
-            "values": dict(job.values),
-            "modules": list(job.modules),
-        }
+        record = {each.name: getattr(job, each.name) for each in fields(job)}
         try:
-            with os.fdopen(os.dup(self._input), "wb") as sink:
-                sink.write(json.dumps(record).encode("ascii") + b"\n")
-        except BrokenPipeError:
+            self._child.send(json.dumps(record).encode("ascii") + b"\n", time.monotonic() + START_LIMIT)
+        except (TimeoutError, EOFError):
             raise SandboxError("the sandbox ended before its program was there") from None
 
     def read(self, expected: int, limits: Limits) -> Report:
         """Collect what the sandbox says until it has answered every expression, ends, says too much or is too slow."""
         deadline = time.monotonic() + limits.wall
-        report = _Collected(expected)
-        said = len(self._pending)
-        while True:
-            *lines, self._pending = self._pending.split(b"\n")
-            for line in lines:
-                report.take(line)
-            if report.complete:
-                break
-            before = len(self._pending)
-            if time.monotonic() >= deadline:
-                report.ended = f"stopped after {limits.wall:g} s"
-                break
-            if said > MOST_OUTPUT:
-                report.ended = f"stopped after {MOST_OUTPUT} bytes of output"
-                break
-            if not self._fill(deadline):
-                if time.monotonic() < deadline:
-                    report.ended = self._status(deadline)
-                    break
-                continue
-            said += len(self._pending) - before
-        return report.report()
-
-    def _fill(self, deadline: float) -> bool:
-        """Read what is there; False at the end of the output or the deadline."""
-        data = os.read(self._output, 1 << 16) if readable(self._output, deadline) else b""
-        self._pending += data
-        return bool(data)
+        report = Report(expected)
+        try:
+            while not report.complete:
+                report.take(self._child.line(deadline))
+        except TimeoutError:
+            report.ended = f"stopped after {limits.wall:g} s"
+        except OverflowError:
+            report.ended = f"stopped after {MOST_OUTPUT} bytes of output"
+        except EOFError:
+            report.ended = self._status(deadline)
+        return report
 
     def _status(self, deadline: float) -> str:
-        try:  # the program may have closed the output and run on
-            code = self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        code = self._child.exit_status(deadline)
+        if code is None:
             return "closed its output and ran on"
         number = code - 128 if code > 128 else -code  # bubblewrap's way, and the kernel's
         if number <= 0:
@@ -253,55 +240,10 @@ class _Process:
 
     def kill(self) -> None:
         """End everything in the sandbox."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._errors):
-            with suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
+        self._child.kill()
+        self._errors.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class _Collected:
-    """A report in the making, from lines that may be anything."""
-
-    def __init__(self, expected: int) -> None:
-        self._expected = expected
-        self._syntax = ""
-        self._failed = ""
-        self._values: dict[int, Any] = {}
-        self._raised: dict[int, str] = {}
-        self.ended = ""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing more is to come."""
-        return bool(self._syntax or self._failed) or len(self._values) + len(self._raised) >= self._expected
-
-    def take(self, line: bytes) -> None:
-        """A line of the sandbox's. What is no line of the driver's form is left out; the first answer counts."""
-        try:
-            match json.loads(line):
-                case ["syntax", str(why)]:
-                    self._syntax = why[:MOST_REASON] or "?"
-                case ["failed", str(why)]:
-                    self._failed = why[:MOST_REASON] or "?"
-                case [int(index), "value", value] if self._open(index):
-                    self._values[index] = value
-                case [int(index), "raised", str(why)] if self._open(index):
-                    self._raised[index] = why[:MOST_REASON] or "?"
-                case [int(index), "large"] if self._open(index):
-                    self._raised[index] = "a value too large to compare"
-        except (ValueError, RecursionError):  # not JSON, not text, a number of too many digits, or nested too deeply
-            return
-
-    def _open(self, index: int) -> bool:
-        return 0 <= index < self._expected and index not in self._values and index not in self._raised
-
-    def report(self) -> Report:
-        """What was collected."""
-        return Report(self._syntax, self._failed, self._values, self._raised, self.ended)
 
 
 @contextmanager

@@ -20,57 +20,22 @@ import builtins
 import sys
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeGuard
 
 _BUILTINS = frozenset(dir(builtins))
 _MODULES = sys.stdlib_module_names
 _BINDERS = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr)
-_PURE = frozenset(
-    [
-        "all",
-        "any",
-        "bool",
-        "dict",
-        "float",
-        "frozenset",
-        "int",
-        "iter",
-        "len",
-        "list",
-        "max",
-        "min",
-        "next",
-        "repr",
-        "reversed",
-        "set",
-        "sorted",
-        "str",
-        "sum",
-        "tuple",
-    ]
-)
+_CONVERSIONS = (bool, dict, float, frozenset, int, list, set, str, tuple)
+_LOOKING = (all, any, iter, len, max, min, next, repr, reversed, sorted, sum)
+_PURE = frozenset(each.__name__ for each in (*_CONVERSIONS, *_LOOKING))
 _ASKING = frozenset({"isinstance", "type"})
-_TYPES = frozenset(
-    [
-        "bool",
-        "bytes",
-        "complex",
-        "decimal",
-        "dict",
-        "float",
-        "fractions",
-        "frozenset",
-        "int",
-        "list",
-        "object",
-        "set",
-        "str",
-        "tuple",
-        "Decimal",
-        "Fraction",
-    ]
-)
+_TYPES = frozenset(kind.__name__ for kind in (*_CONVERSIONS, bytes, complex, object, Decimal, Fraction)) | {
+    "decimal",
+    "fractions",
+}
 _OF_OBJECTS = frozenset(["callable", "delattr", "dir", "getattr", "hasattr", "id", "issubclass", "setattr", "vars"])
 _OF_VALUES = frozenset(name for kind in (str, bytes, int, float, complex, list, tuple, set, dict) for name in dir(kind))
 

@@ -1,6 +1,7 @@
 """The reward model as a Ray actor that scores batches during training, and its side in the driver.
 
-Made by `tasks/dialogue/reward_model.py` when the first batch is judged, for Ray is connected by then. Invariants: a call has a deadline; an actor that dies or hangs is started anew once per batch, after that the run stops with its name.
+Made by `tasks/judging.py` when the first batch is judged: Ray is connected by then. Invariants: a call has a deadline; an actor that
+dies or hangs is restarted once per batch, after that the run stops with its name.
 """
 
 from collections.abc import Sequence

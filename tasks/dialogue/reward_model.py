@@ -1,6 +1,6 @@
 """The reward model in service: scores of dialogues, in batches, and how they become rewards.
 
-Used by `tasks/task.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
+Used by `tasks/judging.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
 dialogue's score does not depend on the batch it is in (beyond rounding), nor on who loads the model.
 """
 
@@ -139,16 +139,9 @@ class Scorer(Protocol):
         ...
 
 
-def in_this_process(config: RewardModelConfig) -> Scorer:
-    """The scorer without Ray."""
+def local_scorer(config: RewardModelConfig) -> Scorer:
+    """The scorer in this process, without Ray."""
     return RewardScorer(config.path, batch_tokens=config.batch_tokens, device="cpu")
-
-
-def in_an_actor(config: RewardModelConfig) -> Scorer:
-    """The scorer in a Ray actor. Ray is imported here and not with the task: the driver sets its environment first."""
-    from tasks.dialogue.reward_actor import RewardService
-
-    return RewardService(config)
 
 
 class RewardJudge:
@@ -167,10 +160,7 @@ class RewardJudge:
             self._scorer = self._start(self._config)
         scores = self._scorer.score([dialogue(reference, response) for reference, response in items])
         lowest = worst(scores, self._scale)
-        return [verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
-
-    def wait_until_ready(self) -> None:
-        """The model is started with the first batch."""
+        return [score_verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
 
     def close(self) -> None:
         """End the model's process."""
@@ -193,13 +183,13 @@ def worst(scores: Sequence[float | None], scale: Scale) -> float:
     return min(known, default=scale.mean)
 
 
-def verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
+def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
     """The normalised score as reward; correct when above the threshold. What cannot be scored earns as `lowest` does, with its
     reason: nothing is gained by a response too long to be judged.
 
-    >>> verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
+    >>> score_verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
     Verdict(reward=0.5, correct=True, detail='score 3.000', judge_failed=False)
-    >>> verdict(float("nan"), Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
+    >>> score_verdict(float("nan"), Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
     Verdict(reward=-1.0, correct=False, detail='the reward model returned nan', judge_failed=True)
     """
     least = (lowest - scale.mean) / scale.deviation

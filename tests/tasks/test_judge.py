@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
 from tasks.code.sandbox import Job, Limits, Sandbox
-from tasks.judge import JudgePool
+from tasks.judge import JudgePool, LocalJudge
+from tasks.judging import start_judges
 
 SELF = "tests.tasks.verifiers"
 
@@ -164,3 +166,28 @@ def test_a_judge_that_cannot_be_started_anew_is_an_error_of_the_actors(
     with pytest.raises(ActorError, match=r"a judge was lost and cannot be started anew: .*the licence is in use"):
         judges.judge([("", "die"), ("", "say")])
     judges.close()
+
+
+ITEMS = [("3", "so it is 3\n#### 3"), ("3", "#### 4"), ("3", "nothing")]
+
+
+def test_the_verdicts_are_those_of_a_judging_process() -> None:
+    verifier = "tasks.mathematics.answers:verify_gsm8k"
+    pool = JudgePool(verifier, workers=1, limit=60.0, memory_gib=0.0)
+    local = start_judges(TaskConfig(name="gsm8k", judge_workers=0))
+    assert isinstance(local, LocalJudge)
+    found = local.judge(ITEMS)
+    assert found == pool.judge(ITEMS)
+    assert [one.correct for one in found] == [True, False, False]
+    pool.close()
+
+
+def test_a_reward_beside_the_run_is_found_and_may_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("def reward(reference, response):\n    return 1 / len(response)\n")
+    monkeypatch.chdir(tmp_path)
+    verdicts = LocalJudge("beside:reward").judge([("", "ab"), ("", "")])
+    assert verdicts[0].reward == 0.5
+    assert verdicts[1].reward == 0.0
+    assert "ZeroDivisionError" in verdicts[1].detail
+    with pytest.raises(ConfigError, match="nowhere:reward"):
+        LocalJudge("nowhere:reward")

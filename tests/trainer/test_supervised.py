@@ -26,13 +26,12 @@ from tasks.dialogue.reward_model import (
     Scale,
     check_reward_model,
     dialogue,
-    in_an_actor,
-    in_this_process,
+    local_scorer,
     read_scale,
-    verdict,
+    score_verdict,
 )
+from tasks.kinds import task_items
 from tasks.starter import resolve_model
-from tasks.task import task_items
 from tests.conftest import FEW_ROWS
 from trainer import supervised
 from trainer.supervised import rows_of_step, train
@@ -193,7 +192,7 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
     assert together == pytest.approx(alone, abs=1e-5)
     scale = read_scale(policy)
     settings = RewardModelConfig(path=policy, threshold=0.25)
-    verdicts = RewardJudge(settings, in_this_process).judge(items(5))
+    verdicts = RewardJudge(settings, local_scorer).judge(items(5))
     assert [one.reward for one in verdicts] == pytest.approx(
         [((score or 0.0) - scale.mean) / scale.deviation for score in together]
     )
@@ -208,13 +207,13 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
 
 def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
     long = [(chat.dump((Message("user", "x" * 3000),)), "yes")]
-    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), in_this_process).judge([*long, *items(1)])
+    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), local_scorer).judge([*long, *items(1)])
     assert judged[0].detail == "the dialogue is longer than the reward model's context"
     assert (judged[0].correct, judged[0].judge_failed) == (False, True)
     assert judged[0].reward == min(one.reward for one in judged) < 0.0  # held-out replies are as low, or lower
-    unscored = verdict(float("nan"), Scale(), 0.0, lowest=-1.0)
+    unscored = score_verdict(float("nan"), Scale(), 0.0, lowest=-1.0)
     assert unscored == Verdict(-1.0, False, "the reward model returned nan", True)
-    assert verdict(3.0, Scale(1.0, 4.0), 0.5, lowest=-1.0) == Verdict(
+    assert score_verdict(3.0, Scale(1.0, 4.0), 0.5, lowest=-1.0) == Verdict(
         0.5, False, "score 3.000"
     )  # not above the threshold
 
@@ -223,15 +222,17 @@ def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
 def test_the_actor_scores_as_the_model_does_and_is_replaced_when_it_dies(rewards: Path) -> None:
     import ray
 
+    from tasks.dialogue.reward_actor import RewardService
+
     settings = RewardModelConfig(path=str(rewards / "policy"), cpus=0.5)
-    expected = [one.reward for one in RewardJudge(settings, in_this_process).judge(items(3))]
-    judge = RewardJudge(settings, in_an_actor)
+    expected = [one.reward for one in RewardJudge(settings, local_scorer).judge(items(3))]
+    judge = RewardJudge(settings, RewardService)
     assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
     ray.kill(judge._scorer._actor)  # type: ignore[union-attr]
     assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
     judge.close()
     hasty = RewardJudge(
-        settings.model_copy(update={"deadline": 1e-3}), in_an_actor
+        settings.model_copy(update={"deadline": 1e-3}), RewardService
     )  # the model alone takes longer to load
     with pytest.raises(ActorError, match=r"reward-model: no answer within 0\.001 s .*, 2 times"):
         hasty.judge(items(1))

@@ -19,8 +19,9 @@ from tasks.code.sandbox import DRIVER, Limits, Sandbox, SandboxError, check_sand
 from tasks.code.sandbox_driver import decode, encode
 from tasks.code.unit_tests import split_test
 from tasks.judge import JudgePool
+from tasks.judging import check_judges, start_judges
 from tasks.problems import Item, load_items
-from tasks.task import build_task, check_judges, start_judges
+from tasks.task import build_task
 
 MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
 REWARDS = CodeConfig()
