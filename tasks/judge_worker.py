@@ -40,7 +40,8 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
     try:
         home = importlib.import_module(module)
         found = getattr(home, name)
-        getattr(home, "prepare_judge", _nothing)()
+        if hasattr(home, "prepare_judge"):
+            home.prepare_judge()
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(
             f"verifier {path!r}: {type(error).__name__}: {error}; write it as 'module:function'"
@@ -49,10 +50,6 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
         raise ConfigError(f"verifier {path!r}: {type(found).__name__} cannot be called; name a function")
     verify: Verify = found if settings is None else found(settings)
     return verify
-
-
-def _nothing() -> None:
-    pass
 
 
 def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:
@@ -91,10 +88,8 @@ def said(error: BaseException) -> str:
 
 def shown(text: str) -> str:
     """A detail as it goes into files and onto terminals: one short line, with what cannot be printed (or is half a character) escaped."""
-    text = text[:MOST_DETAIL]
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)[
-        :MOST_DETAIL
-    ]
+    escaped = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[:MOST_DETAIL])
+    return "".join(escaped)[:MOST_DETAIL]
 
 
 def serve(verify: Verify, source: TextIO, sink: TextIO, limit: float, failed_reward: float) -> None:

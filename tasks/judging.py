@@ -5,11 +5,9 @@ Called by `tasks/task.py` (`start_judges`) and by `launch.py check` (`check_judg
 
 from collections.abc import Sequence
 from heapq import nsmallest
-from typing import Protocol
 
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import ConfigError, DataError
-from core.records import Verdict
 from tasks.code.programs import limits_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
@@ -23,16 +21,8 @@ SLOW = 256
 """Canonical solutions that it has judged where a verdict takes long: programs, and rewards of the user's own."""
 
 
-class Judges(Protocol):
-    """Whoever judges responses, outside the driver or in it."""
-
-    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order."""
-        ...
-
-    def close(self) -> None:
-        """End their processes."""
-        ...
+Judges = JudgePool | LocalJudge | RewardJudge
+"""What judges responses: `judge` has a verdict for each (reference, response) pair, `close` ends its processes."""
 
 
 def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:

@@ -87,6 +87,16 @@ def text_of(row: Row, column: str, field: str, where: str) -> str:
     return value.strip()
 
 
+def solution_of(row: Row, columns: Columns, where: str) -> str | None:
+    """The canonical solution of a row, None where there is no column of them. Raises DataError as `text_of`."""
+    return None if columns.solution is None else text_of(row, columns.solution, "solution", where)
+
+
+def level_of(row: Row, columns: Columns) -> str:
+    """The difficulty of a row, empty where there is no column of levels."""
+    return "" if columns.level is None else str(row[columns.level])
+
+
 def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
     """Items of the data set at `path`; `answers`: whether it must have gold answers. Raises DataError as `load_rows`, and for missing columns and bad rows."""
     rows = load_rows(path, split)
@@ -126,20 +136,12 @@ def split_items(
     return train[: config.problems], list(held.values())[: config.eval_problems], len(items) - len(unique)
 
 
-def render(template: str, tokenizer: Tokenizer, prompt: str, where: str = "a prompt") -> list[int]:
-    """Token ids of a prompt: template, then the tokenizer's chat template when it has one. Raises DataError as `prompt_ids`."""
-    text = template.replace("{prompt}", prompt)
-    if getattr(tokenizer, "chat_template", None):
-        return prompt_ids(tokenizer, (Message("user", text),), where)
-    return list(tokenizer(text)["input_ids"])
-
-
 def render_item(template: str, tokenizer: Tokenizer, item: Item) -> list[int]:
-    """Token ids of an item's prompt."""
-    where = item.where or "a prompt"
-    if item.messages:
-        return prompt_ids(tokenizer, item.messages, where)
-    return render(template, tokenizer, item.prompt, where)
+    """Token ids of a prompt: template, then the tokenizer's chat template when it has one. Raises DataError as `prompt_ids`."""
+    text = template.replace("{prompt}", item.prompt)
+    if item.messages or getattr(tokenizer, "chat_template", None):
+        return prompt_ids(tokenizer, item.messages or (Message("user", text),), item.where or "a prompt")
+    return list(tokenizer(text)["input_ids"])
 
 
 def respond(tokenizer: Tokenizer, solution: str) -> list[int]:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -23,7 +23,7 @@ from core.records import Verdict
 from tasks.code.sandbox import Job, Limits, Report, Sandbox, SandboxError
 from tasks.code.sandbox_driver import DEEPEST
 from tasks.code.unit_tests import TestError, UnitTest, read_setup, split_test, statements
-from tasks.problems import Item, text_of
+from tasks.problems import Item, level_of, solution_of, text_of
 from tasks.sources import Row
 
 _DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d+)?|Infinity|NaN)")
@@ -88,12 +88,10 @@ def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
         _setup(row[columns.setup], f"{where}: column {columns.setup!r} (task.columns.setup)") if columns.setup else ""
     )
     tests = _tests(row[columns.tests], setup, f"{where}: column {columns.tests!r} (task.columns.tests)")
-    solution = None
-    if columns.solution is not None:
-        solution = _lines(text_of(row, columns.solution, "solution", where))
+    solution = solution_of(row, columns, where)
     prompt = f"{text_of(row, columns.prompt, 'prompt', where)}\nFor example: {tests[0]}"
-    level = str(row[columns.level]) if columns.level is not None else ""
-    return Item(prompt, json.dumps({"setup": setup, "tests": tests}), level, solution)
+    reference = json.dumps({"setup": setup, "tests": tests})
+    return Item(prompt, reference, level_of(row, columns), solution and _lines(solution))
 
 
 def _setup(value: object, where: str) -> str:
@@ -154,9 +152,9 @@ def equal(expected: object, found: Any) -> bool:
         case ["q", str(above), str(below)] if _HEX.fullmatch(above) and _HEX.fullmatch(below):
             return isinstance(expected, int | float) and _is_ratio(expected, int(above, 16), int(below, 16))
         case ["s" | "z", *items]:
-            return isinstance(expected, set | frozenset) and _same_members(expected, items)
+            return isinstance(expected, set | frozenset) and _pair_up(expected, items, equal)
         case ["d", *pairs]:
-            return isinstance(expected, dict) and _same_items(expected, pairs)
+            return isinstance(expected, dict) and _pair_up(expected.items(), pairs, _same_pair)
     return False
 
 
@@ -168,30 +166,21 @@ def _is_ratio(expected: float, above: int, below: int) -> bool:
     return mine * below == above * whole
 
 
-def _same_members(expected: set[Any] | frozenset[Any], items: list[Any]) -> bool:
-    """Each literal member once, and nothing else."""
+def _pair_up(expected: Iterable[Any], found: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Whether each expected item is the same as one that was found, and none is left over."""
     left = list(expected)
-    if len(left) != len(items):
+    if len(left) != len(found):
         return False
-    for item in items:
-        at = next((i for i, member in enumerate(left) if equal(member, item)), None)
+    for item in found:
+        at = next((i for i, member in enumerate(left) if same(member, item)), None)
         if at is None:
             return False
         del left[at]
     return True
 
 
-def _same_items(expected: dict[Any, Any], pairs: list[Any]) -> bool:
-    left = list(expected.items())
-    if len(left) != len(pairs):
-        return False
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            return False
-        at = next((i for i, (key, _) in enumerate(left) if equal(key, pair[0])), None)
-        if at is None or not equal(left.pop(at)[1], pair[1]):
-            return False
-    return True
+def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(map(equal, expected, found))
 
 
 def plain(found: Any, depth: int = 0) -> bool:

@@ -49,6 +49,7 @@ _REMEDY = (
     "install it (Debian, Ubuntu: apt-get install bubblewrap; 0.7 or newer) and let it create namespaces, or set task.sandbox "
     "unsafe-subprocess, which protects neither your files nor your network"
 )
+_PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a virtual environment's link to it
 _FLAGS = ("-s", "-S", "-P", "-B")  # no site, no user packages, nothing beside the script, no byte code written
 
 
@@ -178,7 +179,7 @@ class _Process:
                 self._child = self._start([*bubblewrap_command(seccomp), *arguments], (seccomp,), {})
         else:
             self._folder = tempfile.mkdtemp(prefix="program-")
-            self._child = self._start([_python(), *_FLAGS, str(DRIVER), *arguments], (), {"PYTHONHASHSEED": "0"})
+            self._child = self._start([_PYTHON, *_FLAGS, str(DRIVER), *arguments], (), {"PYTHONHASHSEED": "0"})
 
     def _start(self, command: Sequence[str], inherited: Sequence[int], environment: Mapping[str, str]) -> ChildProcess:
         options = {"stderr": self._errors, "env": environment, "cwd": self._folder or "/", "pass_fds": inherited}
@@ -261,11 +262,6 @@ def _filter_pipe() -> Iterator[int]:
         os.close(read)
 
 
-def _python() -> str:
-    """The interpreter itself, not a virtual environment's link to it."""
-    return os.path.realpath(sys.executable)
-
-
 def bubblewrap_command(seccomp: int) -> list[str]:
     """`bwrap ... python driver`, to be followed by the driver's arguments. Raises SandboxError without bubblewrap."""
     bwrap = shutil.which("bwrap")
@@ -291,4 +287,4 @@ def bubblewrap_command(seccomp: int) -> list[str]:
         options += ["--dev-bind", device, device]
     options += ["--ro-bind", str(DRIVER), "/driver.py", "--dir", "/tmp"]
     options += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp)]
-    return [bwrap, *options, "--", _python(), *_FLAGS, "/driver.py"]
+    return [bwrap, *options, "--", _PYTHON, *_FLAGS, "/driver.py"]

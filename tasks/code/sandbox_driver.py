@@ -50,12 +50,8 @@ def encode(value: Any, depth: int = 0) -> Any:
         return ["o", "too deeply nested"]
     if isinstance(value, dict):
         return ["d", *([encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items())]
-    kinds: tuple[tuple[str, Any], ...] = (
-        ("l", list),
-        ("t", tuple),
-        ("s", (set, type({}.keys()), type({}.items()))),
-        ("z", frozenset),
-    )
+    sets: tuple[Any, ...] = (set, type({}.keys()), type({}.items()))
+    kinds: tuple[tuple[str, Any], ...] = (("l", list), ("t", tuple), ("s", sets), ("z", frozenset))
     module = sys.modules.get("fractions")  # there if the program has made one
     if module and isinstance(value, module.Fraction):
         return ["q", hex(value.numerator), hex(value.denominator)]
@@ -78,17 +74,9 @@ def decode(data: Any) -> Any:
     kind, *items = data
     if kind == "d":
         return {decode(key): decode(item) for key, item in items}
-    if kind in "ltsz":
-        values = [decode(item) for item in items]
-        return (
-            values
-            if kind == "l"
-            else tuple(values)
-            if kind == "t"
-            else set(values)
-            if kind == "s"
-            else frozenset(values)
-        )
+    if kind in ("l", "t", "s", "z"):
+        container = {"l": list, "t": tuple, "s": set, "z": frozenset}[kind]
+        return container(decode(item) for item in items)
     if kind == "q":
         return __import__("fractions").Fraction(int(items[0], 16), int(items[1], 16))
     if kind == "m":
@@ -101,7 +89,7 @@ def decode(data: Any) -> Any:
 
 
 def limit(seconds: float, mebibytes: int, file_mebibytes: int) -> None:
-    """Bound this process for good: processor time, address space, file size, threads, open files, no core files."""
+    """Bound this process: processor time, address space, file size, threads, open files, no core files."""
     cpu = math.ceil(seconds)
     for kind, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),

@@ -296,9 +296,12 @@ def _called(question: ast.expr, setup: Setup) -> frozenset[str]:
     return frozenset({first[2]})
 
 
-def _holes_in(*nodes: ast.AST) -> int:
-    inside = [part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)]
-    return sum(name[:1] == "h" and name[1:].isdigit() for name in inside)
+def _is_hole_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id[:1] == "h" and node.id[1:].isdigit()
+
+
+def _holes_in(node: ast.AST) -> int:
+    return sum(map(_is_hole_name, ast.walk(node)))
 
 
 def _side_by_side(asked: ast.expr) -> bool:
@@ -324,11 +327,7 @@ def _check_question(question: ast.expr) -> None:
                 isinstance(each, ast.Is | ast.IsNot) for each in operators
             ):
                 operands = [left, *others]
-                holes = [
-                    each
-                    for each in operands
-                    if isinstance(each, ast.Name) and each.id[:1] == "h" and each.id[1:].isdigit()
-                ]
+                holes = [each for each in operands if _is_hole_name(each)]
                 if holes and not all(each in holes or _is_singleton(each) for each in operands):
                     raise TestError("it asks whether two objects are the same; ask whether they are equal")
 

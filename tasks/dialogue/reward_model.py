@@ -43,8 +43,8 @@ def read_scale(path: str) -> Scale:
     return Scale(found["mean"], found["deviation"], found.get("lowest"))
 
 
-def check_reward_model(path: str) -> None:
-    """Raises ModelError unless the model is a sequence classifier with one label."""
+def check_reward_model(path: str) -> Any:
+    """The model's configuration. Raises ModelError unless it is a sequence classifier with one label."""
     from transformers import AutoConfig
 
     if not path:
@@ -65,14 +65,12 @@ def check_reward_model(path: str) -> None:
             f"reward_model.path = {path}: {kind} with {config.num_labels} labels is no reward model; name a sequence classifier with "
             f"one label, such as a run of `launch.py reward-model`"
         )
+    return config
 
 
 def check_reward_context(path: str, tokens: int) -> None:
     """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and response)."""
-    from transformers import AutoConfig
-
-    check_reward_model(path)
-    context = _context(AutoConfig.from_pretrained(path))
+    context = _context(check_reward_model(path))
     if tokens > context:
         raise ModelError(
             f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have rollout.max_prompt_tokens + "

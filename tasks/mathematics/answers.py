@@ -15,7 +15,7 @@ from typing import Any
 from core.config import Columns
 from core.errors import DataError
 from core.records import Verdict
-from tasks.problems import Item, text_of
+from tasks.problems import Item, level_of, solution_of, text_of
 from tasks.sources import Row
 
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -222,10 +222,9 @@ def read_gsm8k(row: Row, columns: Columns, where: str) -> Item:
     reference = hash_answer(answer) if "####" in answer else answer
     if reference is None or number(reference) is None:
         raise DataError(f"{where}: column {columns.answer!r} has no number after '####'; mend or delete the row")
-    solution = None
-    if columns.solution is not None:
-        solution = gsm8k_solution(text_of(row, columns.solution, "solution", where))
-    return Item(text_of(row, columns.prompt, "prompt", where), reference, _level(row, columns), solution)
+    solution = solution_of(row, columns, where)
+    prompt = text_of(row, columns.prompt, "prompt", where)
+    return Item(prompt, reference, level_of(row, columns), solution and gsm8k_solution(solution))
 
 
 def read_math(row: Row, columns: Columns, where: str) -> Item:
@@ -241,8 +240,8 @@ def read_math(row: Row, columns: Columns, where: str) -> Item:
             f"{where}: column {columns.answer!r} has the gold answer {reference[:60]!r}, which no parser reads: braces that do not "
             f"match, no letter or digit, or words outside of \\text{{}}; mend or delete the row"
         )
-    solution = text_of(row, columns.solution, "solution", where) if columns.solution is not None else None
-    return Item(text_of(row, columns.prompt, "prompt", where), reference, _level(row, columns), solution)
+    prompt = text_of(row, columns.prompt, "prompt", where)
+    return Item(prompt, reference, level_of(row, columns), solution_of(row, columns, where))
 
 
 def _is_written(answer: str) -> bool:
@@ -257,7 +256,3 @@ def _is_written(answer: str) -> bool:
         if depth < 0:
             return False
     return depth == 0 and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())
-
-
-def _level(row: Row, columns: Columns) -> str:
-    return str(row[columns.level]) if columns.level is not None else ""

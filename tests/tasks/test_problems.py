@@ -10,7 +10,7 @@ from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
 from tasks.mathematics.answers import read_gsm8k
-from tasks.problems import Item, encode_problems, load_items, render, split_items
+from tasks.problems import Item, encode_problems, load_items, render_item, split_items
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 
@@ -78,7 +78,7 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
 
 def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
-    text = tokenizer.decode(render(r"Put it in \boxed{}: {prompt}", tokenizer, "{x}"))
+    text = tokenizer.decode(render_item(r"Put it in \boxed{}: {prompt}", tokenizer, Item("{x}", "")))
     assert text == r"Put it in \boxed{}: {x}"
     with pytest.raises(ConfigError, match=r"has no \{prompt\}"):
         encode_problems(
@@ -95,7 +95,7 @@ def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
 def test_the_chat_template_is_put_around_the_prompt() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
     tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
-    assert tokenizer.decode(render("Q {prompt}", tokenizer, "1+1")) == "[user]Q 1+1[bot]"
+    assert tokenizer.decode(render_item("Q {prompt}", tokenizer, Item("1+1", ""))) == "[user]Q 1+1[bot]"
 
 
 def test_bad_rows_are_named(tmp_path: Path) -> None:
