@@ -166,7 +166,7 @@ class JudgePool:
             self._check_open()
             if not self.replaced:
                 raise
-            raise ActorError(f"a judge was lost and cannot be started anew: {error}") from None
+            raise ActorError(f"a judge was lost and cannot be restarted: {error}") from None
         return self._workers[number]
 
     def _check_open(self) -> None:

@@ -66,9 +66,7 @@ def _verifier_judges(
 
 
 def _remote_scorer(config: RewardModelConfig) -> Scorer:
-    from tasks.dialogue.reward_actor import (
-        RewardService,  # imports Ray, for which the driver sets its environment first
-    )
+    from tasks.dialogue.reward_actor import RewardService  # imports Ray: the driver sets its environment first
 
     return RewardService(config)
 

@@ -7,14 +7,14 @@ in `KINDS` and in the choices of `TaskConfig.name`.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from core.config import TaskConfig
+from core.config import Columns, TaskConfig
 from core.errors import DataError
 from tasks.code.programs import read_mbpp
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
-from tasks.dialogue.rows import read_dialogue
 from tasks.mathematics.answers import gsm8k_answer, math_answer, read_gsm8k, read_math
-from tasks.problems import Item, Read, digest, load_items, split_items
+from tasks.problems import Item, Read, digest, level_of, load_items, split_items
+from tasks.sources import Row
 from tasks.synthetic.arithmetic import ARITHMETIC, arithmetic_answer
 from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, puzzle_items
@@ -34,6 +34,21 @@ class TaskKind:
     has_answers: bool = True  # whether the rows hold gold answers
     answer: Answer | None = None  # where responses end in short answers that can be voted on
     runs_programs: bool = False  # of the model, in a sandbox
+
+
+def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
+    """A row whose prompt column is a dialogue (`chat.parse`): the assistant's last turn, if any, is the canonical solution.
+
+    The reference holds the messages of the prompt. Raises DataError.
+    """
+    place = f"{where}: column {columns.prompt!r} (task.columns.prompt)"
+    messages = chat.parse(row[columns.prompt], place)
+    solution = None
+    if messages[-1].role == "assistant":
+        messages, solution = messages[:-1], messages[-1].content or None
+    if not any(message.role == "user" and message.content for message in messages):
+        raise DataError(f"{place}: nobody asks anything before the assistant's last turn; mend or delete the row")
+    return Item(chat.plain(messages), chat.dump(messages), level_of(row, columns), solution, messages)
 
 
 KINDS: Mapping[str, TaskKind] = {

@@ -120,20 +120,20 @@ def split_items(
     evaluated. `problems` bounds the training items. Raises DataError.
     """
     unique = {digest(item.prompt): item for item in reversed(items)}
-    held: dict[str, Item]
+    kept_out: dict[str, Item]
     if evaluation is None:
         if config.eval_problems >= len(unique):
             raise DataError(
                 f"{config.path}: task.eval_problems = {config.eval_problems} of {len(unique)} distinct prompts leave none to train "
                 f"on; lower it or set task.eval_path"
             )
-        held = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
+        kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
     else:
-        held = {digest(item.prompt): item for item in evaluation}
-    train = [item for key, item in reversed(unique.items()) if key not in held]
+        kept_out = {digest(item.prompt): item for item in evaluation}
+    train = [item for key, item in reversed(unique.items()) if key not in kept_out]
     if not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
-    return train[: config.problems], list(held.values())[: config.eval_problems], len(items) - len(unique)
+    return train[: config.problems], list(kept_out.values())[: config.eval_problems], len(items) - len(unique)
 
 
 def render_item(template: str, tokenizer: Tokenizer, item: Item) -> list[int]:

@@ -13,14 +13,6 @@ from core.records import IntArray, Judged, Problem, Start, Trajectory
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
 from tasks.problems import Split, Tokenizer, digest, encode_problems
-from tasks.synthetic.generated import Puzzle
-
-PrefixCheck = Callable[[Problem, str], bool]
-"""Whether a prefix of a response (text) is still correct: exact, also for prefixes cut inside a line."""
-
-
-def _prefix_check(puzzle: Puzzle) -> PrefixCheck:
-    return lambda problem, text: puzzle.prefix_correct(problem.reference, text)
 
 
 class Task:
@@ -34,7 +26,10 @@ class Task:
         self.answer = kind.answer
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
-        self.prefix_correct = None if kind.puzzle is None else _prefix_check(kind.puzzle)
+        # whether a prefix of a response (text) is still correct: exact, also where it is cut inside a line
+        self.prefix_correct: Callable[[Problem, str], bool] | None = None
+        if (puzzle := kind.puzzle) is not None:
+            self.prefix_correct = lambda problem, text: puzzle.prefix_correct(problem.reference, text)
         self._judges = judges
         self._evaluated = {digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
         self._references = {problem.id: problem.reference for problem in (*self.train, *self.evaluation)}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from core.config import CodeConfig, Columns, TaskConfig
@@ -49,13 +50,14 @@ class Reference:
         return [hole for test in self.tests for hole in test.holes]
 
     @property
+    def offsets(self) -> list[int]:
+        """Of each test, the number of its first hole among `holes`."""
+        return list(accumulate((len(test.holes) for test in self.tests), initial=0))[:-1]
+
+    @property
     def spared(self) -> set[int]:
         """Those of the holes that need no value where the assertion holds without them."""
-        found, at = set[int](), 0
-        for test in self.tests:
-            found |= {at + i for i in test.spared}
-            at += len(test.holes)
-        return found
+        return {at + i for at, test in zip(self.offsets, self.tests, strict=True) for i in test.spared}
 
 
 @lru_cache(4096)
@@ -249,10 +251,8 @@ class CodeJudge:
         """How many tests passed, and what is said of the first that did not."""
         answers: list[bool | None] = []
         asked: list[_Asked] = []  # the tests that are more than `hole == literal`
-        at = 0
-        for number, test in enumerate(known.tests):
+        for number, (at, test) in enumerate(zip(known.offsets, known.tests, strict=True)):
             values = {i: report.values[at + i] for i in range(len(test.holes)) if at + i in report.values}
-            at += len(test.holes)
             if test.literal is not None:
                 answers.append(equal(test.literal[0], values[0]))
             elif all(map(plain, values.values())):
@@ -278,8 +278,8 @@ class CodeJudge:
             f"bool((lambda {', '.join(f'h{i}=t{one.number}_{i}' for i in one.values)}: {one.test.question})())"
             for one in asked
         ]
-        modules = sorted({name for one in asked for name in one.test.modules})
-        report = self._sandbox.run(Job("", questions, setup=imports, values=values, modules=modules))
+        modules = sorted({f"import {name}" for one in asked for name in one.test.modules})
+        report = self._sandbox.run(Job("", questions, "\n".join([imports, *modules]), values))
         if stopped := report.syntax or report.failed or report.ended:
             raise SandboxError(f"the values could not be compared: {stopped}")
         return {one.number: report.values.get(i) is True for i, one in enumerate(asked)}

@@ -2,16 +2,13 @@
 
 Called by `tasks/code/programs.py` in the judging processes. Invariants:
 
-- One sandbox per program, never reused. A spare one (its interpreter up, its imports done) waits while another works, so that
-  a program does not wait for the start; nothing is carried over, because there is nothing that lives on.
+- One sandbox per program, never reused. A spare one, its interpreter started, waits while another works.
 - Inside: own user, PID, mount, IPC, network, UTS and cgroup namespaces, no capabilities; the system's /usr and the Python
   installation read-only, without third-party packages; no /proc, /sys, /etc, /home; an empty /tmp; an empty environment with
-  a fixed hash seed. Nothing can be written to: a file in memory, even an empty one, is memory of the kernel's that no limit counts.
+  a fixed hash seed. No file can be written: one in memory, even an empty one, takes memory of the kernel that no limit counts.
   One process (`tasks/code/seccomp.py`), so RLIMIT_AS bounds its memory, but for some tens of MiB of the kernel's (pipes, locks).
-- Whatever becomes of the program, `run` returns after the wall clock at the latest, and everything inside is then dead: the
-  sandbox's init dies with the process killed here, and the kernel ends its PID namespace.
-- It fails closed: without bubblewrap (or on a machine that `seccomp` does not know) nothing runs, except in the mode that is
-  named unsafe.
+- `run` returns after the wall clock at the latest, and everything inside is then dead: the kernel ends the PID namespace.
+- It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only the mode named unsafe runs anything.
 """
 
 import json
@@ -74,14 +71,13 @@ class Limits:
 class Job:
     """A program, statements after it, and expressions to evaluate then, in its namespace.
 
-    `values` (in the driver's encoding) and `modules` of the standard library are put into the namespace by name before.
+    `values` (in the driver's encoding) are put into the namespace by name before.
     """
 
     program: str
     expressions: Sequence[str]
     setup: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
-    modules: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -138,7 +134,7 @@ class Sandbox:
         process = process or _Process(self._mode, self._limits)
         try:
             process.wait_until_ready()
-            process.send(job)
+            process.hand_in(job)
             with suppress(SandboxError, OSError):  # not this program's fault; the next one will hear of it
                 self._spare = _Process(self._mode, self._limits)  # it comes up while this one works
             return process.read(len(job.expressions), self._limits)
@@ -167,49 +163,47 @@ def check_sandbox(mode: SandboxMode, limits: Limits) -> None:
         raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({report}); raise task.code.memory_mib")
 
 
-class _Process:
-    """One sandbox: from its start to the death of everything in it."""
+class _Process(ChildProcess):
+    """One sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot be started."""
 
     def __init__(self, mode: SandboxMode, limits: Limits) -> None:
         arguments = [str(limits.seconds), str(limits.memory_mib), str(FILE_MIB)]
-        self._folder = ""
+        self._folder = "" if mode == "bubblewrap" else tempfile.mkdtemp(prefix="program-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read after the process has ended)
-        if mode == "bubblewrap":
-            with _filter_pipe() as seccomp:
-                self._child = self._start([*bubblewrap_command(seccomp), *arguments], (seccomp,), {})
-        else:
-            self._folder = tempfile.mkdtemp(prefix="program-")
-            self._child = self._start([_PYTHON, *_FLAGS, str(DRIVER), *arguments], (), {"PYTHONHASHSEED": "0"})
-
-    def _start(self, command: Sequence[str], inherited: Sequence[int], environment: Mapping[str, str]) -> ChildProcess:
-        options = {"stderr": self._errors, "env": environment, "cwd": self._folder or "/", "pass_fds": inherited}
+        options: dict[str, Any] = {"most": MOST_OUTPUT, "stderr": self._errors, "cwd": self._folder or "/"}
         try:
-            return ChildProcess(command, most=MOST_OUTPUT, **options)
+            if mode == "bubblewrap":
+                with _filter_pipe() as seccomp:
+                    command = [*bubblewrap_command(seccomp), *arguments]
+                    super().__init__(command, env={}, pass_fds=(seccomp,), **options)
+            else:
+                command = [_PYTHON, *_FLAGS, str(DRIVER), *arguments]
+                super().__init__(command, env={"PYTHONHASHSEED": "0"}, **options)
         except OSError as error:
             self._errors.close()
-            raise SandboxError(f"{command[0]}: {error.strerror}") from None
+            raise SandboxError(f"{error.filename}: {error.strerror}") from None
 
     @property
     def ended(self) -> bool:
         """Whether it is gone before it was used."""
-        return self._child.exit_status(0.0) is not None
+        return self.exit_status(0.0) is not None
 
     def wait_until_ready(self) -> None:
         """Raises SandboxError when the interpreter does not come up."""
         try:
-            self._child.line(time.monotonic() + START_LIMIT)
+            self.line(time.monotonic() + START_LIMIT)
         except (TimeoutError, EOFError):
-            self._child.stop()
-            status = self._child.exit_status(time.monotonic() + START_LIMIT)
+            self.stop()
+            status = self.exit_status(time.monotonic() + START_LIMIT)
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip().splitlines()
             raise SandboxError(said[0] if said else f"exit status {status}") from None
 
-    def send(self, job: Job) -> None:
-        """Hand the job in. Raises SandboxError when the sandbox is gone."""
+    def hand_in(self, job: Job) -> None:
+        """Send the job. Raises SandboxError when the sandbox is gone."""
         record = {each.name: getattr(job, each.name) for each in fields(job)}
         try:
-            self._child.send(json.dumps(record).encode("ascii") + b"\n", time.monotonic() + START_LIMIT)
+            self.send(json.dumps(record).encode("ascii") + b"\n", time.monotonic() + START_LIMIT)
         except (TimeoutError, EOFError):
             raise SandboxError("the sandbox ended before its program was there") from None
 
@@ -219,7 +213,7 @@ class _Process:
         report = Report(expected)
         try:
             while not report.complete:
-                report.take(self._child.line(deadline))
+                report.take(self.line(deadline))
         except TimeoutError:
             report.ended = f"stopped after {limits.wall:g} s"
         except OverflowError:
@@ -229,7 +223,7 @@ class _Process:
         return report
 
     def _status(self, deadline: float) -> str:
-        code = self._child.exit_status(deadline)
+        code = self.exit_status(deadline)
         if code is None:
             return "closed its output and ran on"
         number = code - 128 if code > 128 else -code  # bubblewrap's way, and the kernel's
@@ -241,7 +235,7 @@ class _Process:
 
     def kill(self) -> None:
         """End everything in the sandbox."""
-        self._child.kill()
+        super().kill()
         self._errors.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -137,8 +137,6 @@ def serve(job: dict[str, Any], output: int) -> None:
         exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
     except BaseException as error:
         return say("failed", reason(error))
-    for name in job["modules"]:
-        names.setdefault(name, __import__(name))
     for name, value in job["values"].items():
         try:
             names[name] = decode(value)

@@ -7,12 +7,11 @@ which is neither a builtin nor a module of the standard library nor imported fro
 
 Functions of one argument that only look at a value (`_PURE`) belong to the hole: what they return is plain where the value itself
 (a generator, say) is not. Where that leaves no hole, the program must define the one builtin that is called (MBPP has its own
-`sum` and `divmod`). Holes are evaluated beside the program, the rest of the assertion (the **question**) where the program has
-never been, over the plain values of the holes.
+`sum` and `divmod`). Holes are evaluated in the program's sandbox. The rest of the assertion is the **question**: it is evaluated in
+another sandbox, over the plain values of the holes.
 
-Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. What cannot be taken
-apart in this way is refused: values and functions that the setup makes itself, comparisons of one answer with another, questions
-about objects rather than values.
+Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. A test is refused that
+rests on values or functions of the setup's own, compares one answer with another, or asks about objects rather than values.
 """
 
 import ast

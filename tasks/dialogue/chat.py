@@ -1,7 +1,7 @@
 """Dialogues: rows of any usual form to messages, and messages to tokens of which the assistant's can be learned.
 
-Called by `tasks/dialogue/rows.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands of `trainer`. Invariant: a
-dialogue is rendered by the tokenizer's own chat template where it has one, else by `PLAIN`, in training as in scoring.
+Called by `tasks/kinds.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands. Invariant: a dialogue
+rendered by the tokenizer's own chat template where it has one, else by `PLAIN`, in training as in scoring.
 """
 
 import json

@@ -18,20 +18,6 @@ NAME = "reward-model"
 ATTEMPTS = 2
 
 
-class RewardActor:
-    """A reward model in a process of its own."""
-
-    def __init__(self, path: str, batch_tokens: int, device: str, threads: int) -> None:
-        import torch
-
-        torch.set_num_threads(threads)
-        self._scorer = RewardScorer(path, batch_tokens=batch_tokens, device=device)
-
-    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
-        """See `RewardScorer.score`."""
-        return self._scorer.score(dialogues)
-
-
 class RewardService:
     """The actor as the driver sees it: a `tasks.dialogue.reward_model.Scorer`."""
 
@@ -68,8 +54,6 @@ class RewardService:
         config = self._config
         gpus = config.gpus if ray.cluster_resources().get("GPU") else 0.0
         environment = {"OMP_NUM_THREADS": str(config.threads)} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
-        options = {"num_cpus": config.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+        scorer = ray.remote(num_cpus=config.cpus, num_gpus=gpus, runtime_env={"env_vars": environment})(RewardScorer)
         device = "cuda" if gpus else "cpu"
-        return (
-            ray.remote(RewardActor).options(**options).remote(config.path, config.batch_tokens, device, config.threads)
-        )
+        return scorer.remote(config.path, batch_tokens=config.batch_tokens, device=device, threads=config.threads)

@@ -1,4 +1,4 @@
-"""The reward model in service: scores of dialogues, in batches, and how they become rewards.
+"""The reward model: scores of dialogues, in batches, and how they become rewards.
 
 Used by `tasks/judging.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
 dialogue's score does not depend on the batch it is in (beyond rounding), nor on who loads the model.
@@ -85,11 +85,13 @@ def _context(config: Any) -> int:
 class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
-    def __init__(self, path: str, *, batch_tokens: int, device: str) -> None:
-        """`batch_tokens`: tokens of one pass, padding included."""
+    def __init__(self, path: str, *, batch_tokens: int, device: str, threads: int | None = None) -> None:
+        """`batch_tokens`: tokens of one pass, padding included. `threads`: of torch in this process, None for as many as now."""
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+        if threads is not None:
+            torch.set_num_threads(threads)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         config: Any = AutoConfig.from_pretrained(path)
         if config.pad_token_id is None:  # the classifier finds the last token by it, and many on the hub name none

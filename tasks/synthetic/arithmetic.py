@@ -85,18 +85,14 @@ def _prefix_correct(expression: str, text: str) -> bool:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A random expression of that many operations: digits 1 to 9.
-
-    >>> len(_draw(np.random.default_rng(0), 3))
-    7
-    """
+    """A random expression of that many operations: digits 1 to 9."""
     digits = rng.integers(1, 10, operations + 1)
     signs = rng.integers(0, 3, operations)
     return str(digits[0]) + "".join(f"{'+-*'[s]}{d}" for s, d in zip(signs, digits[1:], strict=True))
 
 
 def _level(expression: str) -> str:
-    return count_of(len(_TERM.findall(expression)), "operation")
+    return count_of(len(steps(expression)), "operation", "operations")
 
 
 ARITHMETIC = Puzzle("arithmetic", "0123456789+-*=#\n", _draw, _solution, _level, _prefix_correct, ending="=\n")

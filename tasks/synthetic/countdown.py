@@ -149,7 +149,7 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
 
 
 def _level(text: str) -> str:
-    return count_of(text.count(","), "operation")
+    return count_of(text.count(","), "operation", "operations")
 
 
 COUNTDOWN = Puzzle("countdown", "0123456789,>+-*/=\n", _draw, _solution, _level, _prefix_correct)

@@ -104,10 +104,6 @@ def wrong(detail: str) -> Verdict:
     return Verdict(0.0, False, detail)
 
 
-def count_of(operations: int, noun: str) -> str:
-    """A difficulty level.
-
-    >>> count_of(1, "press"), count_of(3, "operation")
-    ('1 press', '3 operations')
-    """
-    return f"{operations} {noun}{'' if operations == 1 else 'es' if noun.endswith('s') else 's'}"
+def count_of(operations: int, one: str, more: str) -> str:
+    """A difficulty level: `1 press`, `3 operations`."""
+    return f"{operations} {one if operations == 1 else more}"

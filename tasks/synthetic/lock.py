@@ -156,7 +156,7 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
 
 def _level(text: str) -> str:
     lock = read_lock(text)
-    return count_of(distances(lock.goal, lock.traps)[lock.start], "press")
+    return count_of(distances(lock.goal, lock.traps)[lock.start], "press", "presses")
 
 
 LOCK = Puzzle("lock", "0123456789>!,+-*=open\n", _draw, _solution, _level, _prefix_correct)

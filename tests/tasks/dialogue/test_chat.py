@@ -10,7 +10,7 @@ from core.errors import DataError
 from tasks.corpus import END, character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
-from tasks.dialogue.rows import read_dialogue
+from tasks.kinds import read_dialogue
 from tasks.problems import Tokenizer, encode_problems, load_items
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
