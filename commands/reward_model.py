@@ -144,7 +144,7 @@ def preferences(settings: RewardModelConfig) -> "list[list[tuple[str, Messages]]
         sides = []
         for field, column in columns:
             where = f"{settings.pairs}: row {number}: column {column!r} ({field})"
-            messages = chat.parse(row[column], where)
+            messages = chat.read_messages(row[column], where)
             if messages[-1].role != "assistant":
                 raise DataError(f"{where} does not end with the assistant's turn; mend or delete the row")
             sides.append((where, messages))
@@ -157,7 +157,7 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
     from learner.packing.examples import Pair
     from tasks.dialogue import chat
     from tasks.kinds import asked_prompts, evaluation_prompts
-    from tasks.problems import digest
+    from tasks.problems import prompt_digest
 
     settings, tokenizer = config.reward_model, load_tokenizer(model)
     rows = preferences(settings)
@@ -166,8 +166,8 @@ def load_pairs(config: Config, model: str) -> tuple[list["Pair"], list["Pair"]]:
     for row in rows:
         sides = []
         for where, messages in row:
-            sides.append(np.array(chat.encode(tokenizer, messages, where).ids, np.int32))
-            prompt = digest(chat.plain(messages[:-1]))
+            sides.append(np.array(chat.encode_dialogue(tokenizer, messages, where).ids, np.int32))
+            prompt = prompt_digest(chat.dialogue_text(messages[:-1]))
             if not unseen.isdisjoint(asked_prompts(messages)):
                 asked.add(prompt)
         pair = Pair(*sides)

@@ -127,9 +127,7 @@ def from_task(config: Config, model: str) -> tuple[list["Text"], list["Text"]]:
     split = encode_problems(
         config.task,
         load_tokenizer(model),
-        train,
-        evaluation,
-        duplicates=duplicates,
+        (train, evaluation, duplicates),
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         max_response_tokens=config.rollout.max_response_tokens,
     )
@@ -175,7 +173,7 @@ def dialogues(settings: SftConfig) -> "list[tuple[str, Messages]]":
     found = []
     for number, row in enumerate(rows, 1):
         where = f"{settings.path}: row {number}: column {settings.column!r}"
-        messages = chat.parse(row[settings.column], where)
+        messages = chat.read_messages(row[settings.column], where)
         if not any(message.role == "assistant" and message.content.strip() for message in messages):
             raise DataError(f"{where}: the assistant says nothing; mend or delete the row")
         found.append((where, messages))
@@ -187,17 +185,17 @@ def from_messages(config: Config, model: str) -> tuple[list["Text"], list["Text"
     from learner.packing.examples import Text
     from tasks.dialogue import chat
     from tasks.kinds import asked_prompts, evaluation_prompts
-    from tasks.problems import digest
+    from tasks.problems import prompt_digest
 
     settings, tokenizer = config.sft, load_tokenizer(model)
     rows = dialogues(settings)
     unseen, asked = evaluation_prompts(config.task, derive(config.run.seed, "task")), set()
     texts: dict[str, Text] = {}
     for where, messages in rows:
-        tokens = chat.encode(tokenizer, messages, where)
+        tokens = chat.encode_dialogue(tokenizer, messages, where)
         if len(tokens.ids) <= settings.max_tokens:
             arrays = np.array(tokens.ids, np.int32), np.array(tokens.learned, np.int32)
-            key = digest(chat.dump(messages))
+            key = prompt_digest(chat.dump_messages(messages))
             texts[key] = Text(*arrays)
             if not unseen.isdisjoint(asked_prompts(messages)):
                 asked.add(key)

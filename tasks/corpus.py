@@ -42,7 +42,7 @@ def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, template: str, seed
     lengths = range(1, starter.max_operations + 1)
     weights = [DECAY**length for length in lengths]
 
-    def examples(tokenizer: Tokenizer) -> Iterator[Example]:
+    def _examples(tokenizer: Tokenizer) -> Iterator[Example]:
         rng = generator(seed, "starter", puzzle.name)
         shares = [weight / sum(weights) for weight in weights]
         while True:
@@ -54,7 +54,7 @@ def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, template: str, seed
                 yield _example(item, template, tokenizer, whole=False)
 
     return Corpus(
-        lambda: character_tokenizer(puzzle.alphabet + template.replace("{prompt}", "")), examples, template, pool=1
+        lambda: character_tokenizer(puzzle.alphabet + template.replace("{prompt}", "")), _examples, template, pool=1
     )
 
 
@@ -67,7 +67,7 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
         for item in solved
     ]
 
-    def examples(tokenizer: Tokenizer) -> Iterator[Example]:
+    def _examples(tokenizer: Tokenizer) -> Iterator[Example]:
         encoded = [_example(item, task.template, tokenizer, whole=True) for item in solved]
         epoch = 0
         while True:
@@ -78,7 +78,7 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
     state = hashlib.blake2b(digest_size=16)
     for text in texts:
         state.update(text.encode("utf-8", "surrogatepass") + b"\x00")
-    return Corpus(lambda: byte_pair_tokenizer(texts, starter.vocabulary), examples, state.hexdigest(), pool=16)
+    return Corpus(lambda: byte_pair_tokenizer(texts, starter.vocabulary), _examples, state.hexdigest(), pool=16)
 
 
 def _example(item: Item, template: str, tokenizer: Tokenizer, *, whole: bool) -> Example:

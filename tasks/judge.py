@@ -26,7 +26,7 @@ CHUNK = 64
 """Items sent to a worker at once: few messages, yet the workers finish together."""
 EXIT_LIMIT = 10.0
 """Seconds in which a worker that has closed its output must have ended."""
-START_LIMIT = 120.0
+WORKER_START_LIMIT = 120.0
 """Seconds in which a worker must have imported its verifier."""
 
 
@@ -63,9 +63,9 @@ class _Worker(ChildProcess):
         if self._ready:
             return
         try:
-            line = self.line(time.monotonic() + START_LIMIT).decode()
+            line = self.line(time.monotonic() + WORKER_START_LIMIT).decode()
         except TimeoutError:
-            raise ConfigError(f"a judge did not start in {START_LIMIT:g} s; see its output above") from None
+            raise ConfigError(f"a judge did not start in {WORKER_START_LIMIT:g} s; see its output above") from None
         except EOFError:
             raise ConfigError(f"a judge ended before it was ready ({self.ending()}); see its output above") from None
         if line != "ready":

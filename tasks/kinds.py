@@ -13,7 +13,7 @@ from tasks.code.programs import read_mbpp
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.mathematics.answers import gsm8k_answer, math_answer, read_gsm8k, read_math
-from tasks.problems import Item, Read, digest, level_of, load_items, split_items
+from tasks.problems import Item, Read, level_of, load_items, prompt_digest, split_items
 from tasks.sources import Row
 from tasks.synthetic.arithmetic import ARITHMETIC, arithmetic_answer
 from tasks.synthetic.countdown import COUNTDOWN
@@ -37,18 +37,18 @@ class TaskKind:
 
 
 def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
-    """A row whose prompt column is a dialogue (`chat.parse`): the assistant's last turn, if any, is the canonical solution.
+    """A row whose prompt column is a dialogue (`chat.read_messages`): the assistant's last turn, if any, is the canonical solution.
 
     The reference holds the messages of the prompt. Raises DataError.
     """
     place = f"{where}: column {columns.prompt!r} (task.columns.prompt)"
-    messages = chat.parse(row[columns.prompt], place)
+    messages = chat.read_messages(row[columns.prompt], place)
     solution = None
     if messages[-1].role == "assistant":
         messages, solution = messages[:-1], messages[-1].content or None
     if not any(message.role == "user" and message.content for message in messages):
         raise DataError(f"{place}: nobody asks anything before the assistant's last turn; mend or delete the row")
-    return Item(chat.plain(messages), chat.dump(messages), level_of(row, columns), solution, messages)
+    return Item(chat.dialogue_text(messages), chat.dump_messages(messages), level_of(row, columns), solution, messages)
 
 
 KINDS: Mapping[str, TaskKind] = {
@@ -104,13 +104,13 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
         _, items, _ = task_items(config, seed)
     texts = {text for item in items for text in (item.prompt, config.template.replace("{prompt}", item.prompt))}
     texts |= {item.messages[0].content for item in items if len(item.messages) == 1}
-    return frozenset(map(digest, texts))
+    return frozenset(map(prompt_digest, texts))
 
 
 def asked_prompts(messages: Messages) -> Iterator[str]:
     """Digests of all that is asked in a dialogue: each turn of the user's, and what comes before each of the assistant's."""
     for number, message in enumerate(messages):
         if message.role == "assistant":
-            yield digest(chat.plain(messages[:number]))
+            yield prompt_digest(chat.dialogue_text(messages[:number]))
         elif message.role == "user":
-            yield digest(message.content)
+            yield prompt_digest(message.content)

@@ -62,11 +62,11 @@ Read = Callable[[Row, Columns, str], Item]
 """Makes an item of a row; the last argument names the row in errors ('train.jsonl: row 3')."""
 
 
-def digest(text: str) -> str:
+def prompt_digest(text: str) -> str:
     """16 hex digits that identify a prompt text, whatever its case and white space: the same question in another layout is the
     same problem, and must not be trained on when it is held out.
 
-    >>> digest("How many?") == digest("how  many?\\n")
+    >>> prompt_digest("How many?") == prompt_digest("how  many?\\n")
     True
     """
     return hashlib.blake2b(
@@ -119,7 +119,7 @@ def split_items(
     order of the rows: the same problems in every run. With them, all of it is kept out of training, and the first `eval_problems` are
     evaluated. `problems` bounds the training items. Raises DataError.
     """
-    unique = {digest(item.prompt): item for item in reversed(items)}
+    unique = {prompt_digest(item.prompt): item for item in reversed(items)}
     kept_out: dict[str, Item]
     if evaluation is None:
         if config.eval_problems >= len(unique):
@@ -129,7 +129,7 @@ def split_items(
             )
         kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
     else:
-        kept_out = {digest(item.prompt): item for item in evaluation}
+        kept_out = {prompt_digest(item.prompt): item for item in evaluation}
     train = [item for key, item in reversed(unique.items()) if key not in kept_out]
     if not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
@@ -158,18 +158,20 @@ def check_template(template: str) -> None:
 def encode_problems(
     config: TaskConfig,
     tokenizer: Tokenizer,
-    train: Sequence[Item],
-    evaluation: Sequence[Item],
+    items: tuple[list[Item], list[Item], int],
     *,
-    duplicates: int,
     max_prompt_tokens: int,
     max_response_tokens: int,
 ) -> Split:
-    """Tokenize, leaving out prompts (and only the solutions of problems) that do not fit. Raises DataError if none fits."""
+    """Tokenize, leaving out prompts (and only the solutions of problems) that do not fit. Raises DataError if none fits.
+
+    `items`: for training, for evaluation, and the number of duplicates dropped, as from `split_items`.
+    """
+    train, evaluation, duplicates = items
     check_template(config.template)
     counts = {"prompt": 0, "solution": 0}
 
-    def problems(items: Iterable[Item]) -> list[Problem]:
+    def _problems(items: Iterable[Item]) -> list[Problem]:
         found = []
         for item in items:
             prompt = render_item(config.template, tokenizer, item)
@@ -181,11 +183,11 @@ def encode_problems(
                 counts["solution"] += 1
                 ids = None
             solution = None if ids is None else _tokens(ids)
-            name = f"{config.name}-{digest(item.prompt)}"
+            name = f"{config.name}-{prompt_digest(item.prompt)}"
             found.append(Problem(name, _tokens(prompt), item.reference, item.level, solution))
         return found
 
-    split = problems(train), problems(evaluation)
+    split = _problems(train), _problems(evaluation)
     for kind, kept, given in zip(("training", "evaluation"), split, (train, evaluation), strict=True):
         if not kept:
             raise DataError(

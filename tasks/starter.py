@@ -94,16 +94,7 @@ def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, lab
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "starter", "model"))
         model = small_model(config, tokenizer)
-    loss = warm_start(
-        model,
-        corpus.examples(tokenizer),
-        steps=config.steps,
-        batch_size=config.batch_size,
-        pool=corpus.pool,
-        lr=config.lr,
-        pad_id=tokenizer.pad_token_id,
-        label=label,
-    )
+    loss = warm_start(model, corpus, tokenizer, config, label)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     record = {"settings": config.model_dump(mode="json", exclude={"cache"}), "seed": seed, "loss": loss}

@@ -12,7 +12,7 @@ from core.errors import DataError
 from core.records import IntArray, Judged, Problem, Start, Trajectory
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
-from tasks.problems import Split, Tokenizer, digest, encode_problems
+from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
 
 
 class Task:
@@ -31,7 +31,7 @@ class Task:
         if (puzzle := kind.puzzle) is not None:
             self.prefix_correct = lambda problem, text: puzzle.prefix_correct(problem.reference, text)
         self._judges = judges
-        self._evaluated = {digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
+        self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
         self._references = {problem.id: problem.reference for problem in (*self.train, *self.evaluation)}
 
     def decode(self, ids: IntArray) -> str:
@@ -45,7 +45,7 @@ class Task:
         """
         prompts = {start.problem_id: start.prompt_ids for start in starts}
         for problem_id, prompt in prompts.items():
-            evaluated = self._evaluated.get(digest(self.decode(prompt)))
+            evaluated = self._evaluated.get(prompt_digest(self.decode(prompt)))
             if evaluated is not None:
                 raise DataError(
                     f"training start of problem {problem_id}: its prompt is that of evaluation problem {evaluated}; remove it "
@@ -79,15 +79,9 @@ def build_task(
 
     `reward_model` judges tasks that have no verifier (default: none is named).
     """
-    train, evaluation, duplicates = task_items(config, seed)
+    items = task_items(config, seed)
     split = encode_problems(
-        config,
-        tokenizer,
-        train,
-        evaluation,
-        duplicates=duplicates,
-        max_prompt_tokens=max_prompt_tokens,
-        max_response_tokens=max_response_tokens,
+        config, tokenizer, items, max_prompt_tokens=max_prompt_tokens, max_response_tokens=max_response_tokens
     )
     judges = start_judges(config, reward_model)
     return Task(KINDS[config.name], split, tokenizer, judges, task_fingerprint(config.name, split.train, tokenizer))

@@ -11,7 +11,8 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -21,7 +22,7 @@ from typing import Any
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code.sandbox import Job, Limits, Report, Sandbox, SandboxError
+from tasks.code.sandbox import Limits, ProgramJob, Report, Sandbox, SandboxError
 from tasks.code.sandbox_driver import DEEPEST
 from tasks.code.unit_tests import TestError, UnitTest, read_setup, split_test, statements
 from tasks.problems import Item, level_of, solution_of, text_of
@@ -96,32 +97,33 @@ def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
     return Item(prompt, reference, level_of(row, columns), solution and _lines(solution))
 
 
-def _setup(value: object, where: str) -> str:
-    given = value if isinstance(value, list) else [] if value is None else [value]
-    lines = [line for line in given if isinstance(line, str)]
-    if len(lines) < len(given):
-        raise DataError(f"{where} is neither text nor a list of lines; mend the row")
-    setup = _lines("\n".join(lines))
+@contextmanager
+def _refused(where: str) -> Iterator[None]:
     try:
-        read_setup(setup)
+        yield
     except TestError as error:
         raise DataError(f"{where}: {error}; mend or delete the row") from None
+
+
+def _setup(value: object, where: str) -> str:
+    given: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(line, str) for line in given):
+        raise DataError(f"{where} is neither text nor a list of lines; mend the row")
+    setup = _lines("\n".join(given))
+    with _refused(where):
+        read_setup(setup)
     return setup
 
 
 def _tests(value: object, setup: str, where: str) -> list[str]:
-    try:
+    with _refused(where):
         found: object = statements(value) if isinstance(value, str) else value
-    except TestError as error:
-        raise DataError(f"{where}: {error}; mend or delete the row") from None
     if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
         raise DataError(f"{where} holds no list of asserts; mend or delete the row")
     tests = []
     for number, test in enumerate(found, 1):
-        try:
+        with _refused(f"{where}: test {number} cannot be used"):
             tests.append(split_test(test, read_setup(setup)).text)
-        except TestError as error:
-            raise DataError(f"{where}: test {number} cannot be used: {error}; mend or delete the row") from None
     return tests
 
 
@@ -185,7 +187,7 @@ def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
     return isinstance(found, list) and len(found) == 2 and all(map(equal, expected, found))
 
 
-def plain(found: Any, depth: int = 0) -> bool:
+def is_plain(found: Any, depth: int = 0) -> bool:
     """Whether an encoding holds values of builtin types only, all the way down, and no deeper than the driver writes them."""
     if not isinstance(found, list):
         return True
@@ -193,10 +195,10 @@ def plain(found: Any, depth: int = 0) -> bool:
         return False
     match found:
         case ["l" | "t" | "s" | "z", *items]:
-            return all(plain(item, depth + 1) for item in items)
+            return all(is_plain(item, depth + 1) for item in items)
         case ["d", *pairs]:
             return all(
-                isinstance(pair, list) and len(pair) == 2 and all(plain(part, depth + 1) for part in pair)
+                isinstance(pair, list) and len(pair) == 2 and all(is_plain(part, depth + 1) for part in pair)
                 for pair in pairs
             )
         case ["q", str(above), str(below)]:
@@ -231,7 +233,7 @@ class CodeJudge:
         known = parse_reference(reference)
         rewards = self._rewards
         try:
-            report = self._sandbox.run(Job(program_of(response), known.holes, known.setup))
+            report = self._sandbox.run(ProgramJob(program_of(response), known.holes, known.setup))
             if report.syntax:
                 return Verdict(rewards.compile_error, False, f"does not compile: {report.syntax}")
             wanting = {i: why for i, why in report.raised.items() if i not in known.spared}
@@ -255,7 +257,7 @@ class CodeJudge:
             values = {i: report.values[at + i] for i in range(len(test.holes)) if at + i in report.values}
             if test.literal is not None:
                 answers.append(equal(test.literal[0], values[0]))
-            elif all(map(plain, values.values())):
+            elif all(map(is_plain, values.values())):
                 answers.append(None)
                 asked.append(_Asked(number, test, values))
             else:
@@ -279,7 +281,7 @@ class CodeJudge:
             for one in asked
         ]
         modules = sorted({f"import {name}" for one in asked for name in one.test.modules})
-        report = self._sandbox.run(Job("", questions, "\n".join([imports, *modules]), values))
+        report = self._sandbox.run(ProgramJob("", questions, "\n".join([imports, *modules]), values))
         if stopped := report.syntax or report.failed or report.ended:
             raise SandboxError(f"the values could not be compared: {stopped}")
         return {one.number: report.values.get(i) is True for i, one in enumerate(asked)}

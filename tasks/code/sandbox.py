@@ -38,7 +38,7 @@ MOST_REASON = 300
 """Characters kept of why something failed."""
 START_LIMIT = 120.0
 """Seconds in which the interpreter of a sandbox must be up."""
-LOST = (
+UNSAFE_WARNING = (
     "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory limits: they "
     "can read and change your files, use the network, start processes and signal them"
 )
@@ -68,7 +68,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProgramJob:
     """A program, statements after it, and expressions to evaluate then, in its namespace.
 
     `values` (in the driver's encoding) are put into the namespace by name before.
@@ -125,7 +125,7 @@ class Sandbox:
         self._limits = limits
         self._spare: _Process | None = None
 
-    def run(self, job: Job) -> Report:
+    def run(self, job: ProgramJob) -> Report:
         """Run a program and evaluate its expressions. Raises SandboxError when no sandbox could be started."""
         process, self._spare = self._spare, None
         if process is not None and process.ended:
@@ -151,10 +151,10 @@ class Sandbox:
 def check_sandbox(mode: SandboxMode, limits: Limits) -> None:
     """Raises ConfigError, with the remedy, when programs cannot be run in this mode; warns of the unsafe one."""
     if mode == "unsafe-subprocess":
-        print(f"warning: {LOST}", file=sys.stderr, flush=True)
+        print(f"warning: {UNSAFE_WARNING}", file=sys.stderr, flush=True)
     sandbox = Sandbox(mode, limits)
     try:
-        report = sandbox.run(Job("def double(x): return 2 * x", ["double(21)"]))
+        report = sandbox.run(ProgramJob("def double(x): return 2 * x", ["double(21)"]))
     except SandboxError as error:
         raise ConfigError(f"task.sandbox = {mode}: {error}; {_REMEDY}") from None
     finally:
@@ -199,7 +199,7 @@ class _Process(ChildProcess):
             said = self._errors.read().decode(errors="replace").strip().splitlines()
             raise SandboxError(said[0] if said else f"exit status {status}") from None
 
-    def hand_in(self, job: Job) -> None:
+    def hand_in(self, job: ProgramJob) -> None:
         """Send the job. Raises SandboxError when the sandbox is gone."""
         record = {each.name: getattr(job, each.name) for each in fields(job)}
         try:

@@ -74,10 +74,7 @@ class Setup:
 @lru_cache(4096)
 def read_setup(text: str) -> Setup:
     """What a setup binds. Raises TestError when it is not Python, or imports names that it does not name."""
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise TestError(f"the setup is not Python ({error})") from None
+    body = _parsed(text, "the setup")
     imports = [node for node in body if _of_the_library(node)]
     imported = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
     if "*" in imported:
@@ -106,14 +103,11 @@ def read_setup(text: str) -> Setup:
 
 def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
     """Take an assertion apart. Raises TestError when it is none or cannot be judged apart from the program."""
-    try:
-        statements = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise TestError(f"it is not Python ({error})") from None
-    if len(statements) != 1 or not isinstance(statements[0], ast.Assert):
+    body = _parsed(text.strip(), "it")
+    if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise TestError("it is not one assert statement")
     splitter = _Splitter(setup, frozenset())
-    question = splitter.question(statements[0].test)
+    question = splitter.question(body[0].test)
     if not splitter.holes:
         splitter = _Splitter(setup, _called(question, setup))
         question = splitter.question(question)
@@ -133,10 +127,14 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
 
 def statements(text: str) -> list[str]:
     """The statements of a text with several tests. Raises TestError when it is not Python."""
+    return [ast.unparse(statement) for statement in _parsed(text, "it")]
+
+
+def _parsed(text: str, name: str) -> list[ast.stmt]:
     try:
-        return [ast.unparse(statement) for statement in ast.parse(text).body]
-    except (SyntaxError, ValueError) as error:
-        raise TestError(f"it is not Python ({error})") from None
+        return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise TestError(f"{name} is not Python ({error})") from None
 
 
 class _Splitter(ast.NodeTransformer):

@@ -14,8 +14,8 @@ from core.errors import ActorError, first_line
 from tasks.dialogue.chat import Messages
 from tasks.dialogue.reward_model import RewardScorer
 
-NAME = "reward-model"
-ATTEMPTS = 2
+_NAME = "reward-model"
+_ATTEMPTS = 2
 
 
 class RewardService:
@@ -34,7 +34,7 @@ class RewardService:
     def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
         """See `RewardScorer.score`. Raises ActorError when the actor fails twice."""
         failure = ""
-        for _ in range(ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             if self._actor is None:
                 self._actor = self._start()
             try:
@@ -47,7 +47,7 @@ class RewardService:
                 return scores
             self.close()
         raise ActorError(
-            f"{NAME}: {failure}, {ATTEMPTS} times; look into its log, then resume from the last checkpoint"
+            f"{_NAME}: {failure}, {_ATTEMPTS} times; look into its log, then resume from the last checkpoint"
         )
 
     def _start(self) -> Any:

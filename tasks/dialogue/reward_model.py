@@ -70,16 +70,12 @@ def check_reward_model(path: str) -> Any:
 
 def check_reward_context(path: str, tokens: int) -> None:
     """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and response)."""
-    context = _context(check_reward_model(path))
+    context = check_reward_model(path).get_text_config().max_position_embeddings
     if tokens > context:
         raise ModelError(
             f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have rollout.max_prompt_tokens + "
             f"rollout.max_response_tokens = {tokens}; lower these or name a model with more"
         )
-
-
-def _context(config: Any) -> int:
-    return int(config.get_text_config().max_position_embeddings)
 
 
 class RewardScorer:
@@ -98,13 +94,13 @@ class RewardScorer:
             pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
             config.pad_token_id = end if pad is None else pad
         self._model = AutoModelForSequenceClassification.from_pretrained(path, config=config).to(device).eval()
-        self._context = _context(config)
+        self._context = config.get_text_config().max_position_embeddings
         self._batch_tokens = batch_tokens
         self._torch = torch
 
     def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
         """Score of each dialogue, which ends with the assistant's turn; None where it does not fit the model's context."""
-        rows = [chat.encode(self._tokenizer, messages, "reward model").ids for messages in dialogues]
+        rows = [chat.encode_dialogue(self._tokenizer, messages, "reward model").ids for messages in dialogues]
         scores: list[float | None] = [None] * len(rows)
         fitting = sorted((i for i, ids in enumerate(rows) if len(ids) <= self._context), key=lambda i: len(rows[i]))
         while fitting:
@@ -158,8 +154,11 @@ class RewardJudge:
         """Verdicts of (reference, response) pairs, in order. Raises ActorError when the model's actor fails twice."""
         if self._scorer is None:
             self._scorer = self._start(self._config)
-        scores = self._scorer.score([dialogue(reference, response) for reference, response in items])
-        lowest = worst(scores, self._scale)
+        replies = [
+            (chat.load_messages(reference), Message("assistant", response.strip())) for reference, response in items
+        ]
+        scores = self._scorer.score([(*messages, reply) for messages, reply in replies])
+        lowest = lowest_score(scores, self._scale)
         return [score_verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
 
     def close(self) -> None:
@@ -168,15 +167,10 @@ class RewardJudge:
             self._scorer.close()
 
 
-def dialogue(reference: str, response: str) -> Messages:
-    """The dialogue of a problem with a response as the assistant's turn."""
-    return (*chat.load(reference), Message("assistant", response.strip()))
-
-
-def worst(scores: Sequence[float | None], scale: Scale) -> float:
+def lowest_score(scores: Sequence[float | None], scale: Scale) -> float:
     """The lowest score known: of this batch and of those the model was measured on; the mean where there is none.
 
-    >>> worst([2.0, None, float("nan")], Scale()), worst([2.0], Scale(lowest=-1.0)), worst([None], Scale(mean=3.0))
+    >>> lowest_score([2.0, None, float("nan")], Scale()), lowest_score([2.0], Scale(lowest=-1.0)), lowest_score([None], Scale(mean=3.0))
     (2.0, -1.0, 3.0)
     """
     known = [score for score in (*scores, scale.lowest) if score is not None and math.isfinite(score)]
@@ -186,11 +180,6 @@ def worst(scores: Sequence[float | None], scale: Scale) -> float:
 def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
     """The normalised score as reward; correct when above the threshold. What cannot be scored earns as `lowest` does, with its
     reason: nothing is gained by a response too long to be judged.
-
-    >>> score_verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
-    Verdict(reward=0.5, correct=True, detail='score 3.000', judge_failed=False)
-    >>> score_verdict(float("nan"), Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
-    Verdict(reward=-1.0, correct=False, detail='the reward model returned nan', judge_failed=True)
     """
     least = (lowest - scale.mean) / scale.deviation
     if score is None:

@@ -181,11 +181,7 @@ def gsm8k_answer(response: str) -> str | None:
 
 
 def math_answer(response: str) -> str | None:
-    r"""The answer that `verify_math` judges, plain numbers and fractions by their value.
-
-    >>> math_answer(r"so \boxed{0.50}"), math_answer(r"\boxed{\frac{1}{2}}"), math_answer("none")
-    ('1/2', '1/2', None)
-    """
+    r"""The answer that `verify_math` judges, plain numbers and fractions by their value."""
     return _by_value(boxed_answer(response))
 
 

@@ -18,7 +18,7 @@ import re
 import numpy as np
 
 from core.records import Verdict
-from tasks.synthetic.generated import Puzzle, count_of
+from tasks.synthetic.generated import Puzzle
 
 MODULUS = 100
 
@@ -41,11 +41,7 @@ def steps(expression: str) -> list[tuple[str, int]]:
 
 
 def _solution(expression: str) -> str:
-    """The canonical solution.
-
-    >>> _solution("7+5-3*2")
-    '+5=12\\n-3=9\\n*2=18\\n#18'
-    """
+    """The canonical solution."""
     done = steps(expression)
     return "".join(f"{operation}={value}\n" for operation, value in done) + f"#{done[-1][1]}"
 
@@ -91,8 +87,6 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
     return str(digits[0]) + "".join(f"{'+-*'[s]}{d}" for s, d in zip(signs, digits[1:], strict=True))
 
 
-def _level(expression: str) -> str:
-    return count_of(len(steps(expression)), "operation", "operations")
-
-
-ARITHMETIC = Puzzle("arithmetic", "0123456789+-*=#\n", _draw, _solution, _level, _prefix_correct, ending="=\n")
+ARITHMETIC = Puzzle(
+    "arithmetic", "0123456789+-*=#\n", _draw, _solution, lambda text: len(steps(text)), _prefix_correct, "=\n"
+)

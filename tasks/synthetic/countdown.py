@@ -22,7 +22,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
-from tasks.synthetic.generated import Puzzle, can_follow, count_of, wrong
+from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
 LARGEST = 200
 """Largest result of a line."""
@@ -103,11 +103,7 @@ def _prefix_correct(text: str, response: str) -> bool:
 
 
 def _solution(text: str) -> str:
-    """The first solution in the order of `moves`.
-
-    >>> _solution("2,3,5>16")
-    '3+5=8\\n2*8=16'
-    """
+    """The first solution in the order of `moves`."""
     numbers, target = read_countdown(text)
     lines = []
     while len(numbers) > 1:
@@ -148,8 +144,4 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
     return f"{','.join(map(str, given))}>{left[0]}"
 
 
-def _level(text: str) -> str:
-    return count_of(text.count(","), "operation", "operations")
-
-
-COUNTDOWN = Puzzle("countdown", "0123456789,>+-*/=\n", _draw, _solution, _level, _prefix_correct)
+COUNTDOWN = Puzzle("countdown", "0123456789,>+-*/=\n", _draw, _solution, lambda text: text.count(","), _prefix_correct)

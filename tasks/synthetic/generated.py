@@ -14,7 +14,7 @@ import numpy as np
 from core.errors import DataError
 from core.records import Verdict
 from core.seeds import generator
-from tasks.problems import Item, digest
+from tasks.problems import Item, prompt_digest
 
 EVALUATION_SHARE = 8
 """One problem in this many is for evaluation."""
@@ -34,18 +34,21 @@ class Puzzle:
         [np.random.Generator, int], str
     ]  # the text (and reference) of a random problem of so many operations
     solution: Callable[[str], str]  # the canonical solution of a text
-    level: Callable[[str], str]  # the difficulty of a text
+    operations: Callable[[str], int]  # of the shortest solution of a text: its difficulty
     prefix_correct: Callable[[str, str], bool]  # text, prefix of a response -> whether it is without a mistake; exact
     ending: str = "\n"  # of the prompt, after the text
+    units: tuple[str, str] = ("operation", "operations")
 
     def item(self, text: str) -> Item:
         """The problem of a text."""
-        return Item(text + self.ending, text, self.level(text), self.solution(text))
+        count = self.operations(text)
+        level = f"{count} {self.units[count != 1]}"
+        return Item(text + self.ending, text, level, self.solution(text))
 
 
 def is_for_evaluation(text: str) -> bool:
     """Whether the problem of this text is for evaluation, in every run."""
-    return int(digest(text), 16) % EVALUATION_SHARE == 0
+    return int(prompt_digest(text), 16) % EVALUATION_SHARE == 0
 
 
 def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, evaluation: bool) -> list[Item]:
@@ -102,8 +105,3 @@ def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> 
 def wrong(detail: str) -> Verdict:
     """Reward 0 with its reason."""
     return Verdict(0.0, False, detail)
-
-
-def count_of(operations: int, one: str, more: str) -> str:
-    """A difficulty level: `1 press`, `3 operations`."""
-    return f"{operations} {one if operations == 1 else more}"

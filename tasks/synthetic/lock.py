@@ -23,7 +23,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
-from tasks.synthetic.generated import Puzzle, can_follow, count_of, wrong
+from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
 POSITIONS = 20
 TRAPS = 6
@@ -32,7 +32,7 @@ PRESSES = 8
 BUTTONS = {"+7": lambda x: (x + 7) % POSITIONS, "-4": lambda x: (x - 4) % POSITIONS, "*3": lambda x: 3 * x % POSITIONS}
 OPEN = "open"
 FAR = PRESSES + 1
-TRIES = 400
+LOCK_TRIES = 400
 """Draws for a lock of one length: six presses are needed from one position in forty."""
 
 _TEXT = re.compile(r"(\d+)>(\d+)!([\d,]+)")
@@ -104,11 +104,7 @@ def _prefix_correct(text: str, response: str) -> bool:
 
 
 def _solution(text: str) -> str:
-    """A shortest way, at every press the first button that shortens it.
-
-    >>> _solution("5>16!1,3,9,14,17,18")
-    '+7=12\\n*3=16\\nopen'
-    """
+    """A shortest way, at every press the first button that shortens it."""
     lock = read_lock(text)
     far = distances(lock.goal, lock.traps)
     position, lines = lock.start, []
@@ -144,7 +140,7 @@ def verify_lock(text: str, response: str) -> Verdict:
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
     """A random lock whose shortest way has that many presses. Raises DataError when none is found."""
-    for _ in range(TRIES):
+    for _ in range(LOCK_TRIES):
         places = [int(place) for place in rng.permutation(POSITIONS)]
         traps, goal = frozenset(places[:TRAPS]), places[TRAPS]
         far = distances(goal, traps)
@@ -154,9 +150,11 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
     raise DataError(f"task lock: no lock with a shortest way of {operations} presses; lower task.max_operations to 6")
 
 
-def _level(text: str) -> str:
+def _presses(text: str) -> int:
     lock = read_lock(text)
-    return count_of(distances(lock.goal, lock.traps)[lock.start], "press", "presses")
+    return distances(lock.goal, lock.traps)[lock.start]
 
 
-LOCK = Puzzle("lock", "0123456789>!,+-*=open\n", _draw, _solution, _level, _prefix_correct)
+LOCK = Puzzle(
+    "lock", "0123456789>!,+-*=open\n", _draw, _solution, _presses, _prefix_correct, units=("press", "presses")
+)

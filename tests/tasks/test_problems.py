@@ -65,7 +65,7 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
     given_items = [Item("1", "1", solution="12345"), Item("12", "1", solution="123456"), Item("123", "1", solution="1")]
     # one token a character: the template adds 6; the end of sequence adds 1 to a solution
     split = encode_problems(
-        config, tokenizer, given_items, given_items[:1], duplicates=0, max_prompt_tokens=8, max_response_tokens=6
+        config, tokenizer, (given_items, given_items[:1], 0), max_prompt_tokens=8, max_response_tokens=6
     )
     assert [len(problem.prompt_ids) for problem in split.train] == [7, 8]
     solutions = [None if p.solution_ids is None else p.solution_ids.tolist() for p in split.train]
@@ -73,7 +73,7 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
     assert solutions[0] == [*tokenizer("12345")["input_ids"], tokenizer.eos_token_id]
     assert (split.left_out.long_prompts, split.left_out.long_solutions) == (1, 1)
     with pytest.raises(DataError, match=r"all 3 training prompts are longer than rollout\.max_prompt_tokens = 6"):
-        encode_problems(config, tokenizer, given_items, [], duplicates=0, max_prompt_tokens=6, max_response_tokens=6)
+        encode_problems(config, tokenizer, (given_items, [], 0), max_prompt_tokens=6, max_response_tokens=6)
 
 
 def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
@@ -84,9 +84,7 @@ def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
         encode_problems(
             TaskConfig(template="Q:"),
             tokenizer,
-            items(1),
-            items(1),
-            duplicates=0,
+            (items(1), items(1), 0),
             max_prompt_tokens=9,
             max_response_tokens=9,
         )

@@ -25,7 +25,6 @@ from tasks.dialogue.reward_model import (
     RewardScorer,
     Scale,
     check_reward_model,
-    dialogue,
     local_scorer,
     read_scale,
     score_verdict,
@@ -120,7 +119,8 @@ def pairs(tokenizer: Any, count: int) -> list[Pair]:
     for i in range(count):
         asked = Message("user", f"{i}?")
         sides = [
-            chat.encode(tokenizer, (asked, Message("assistant", said)), "x").ids for said in ("yes please", "no way")
+            chat.encode_dialogue(tokenizer, (asked, Message("assistant", said)), "x").ids
+            for said in ("yes please", "no way")
         ]
         found.append(Pair(*(np.array(side, np.int32) for side in sides)))
     return found
@@ -180,13 +180,15 @@ def test_a_resumed_run_ends_with_the_same_numbers_and_weights(rewards: Path, mod
 
 def items(count: int) -> list[tuple[str, str]]:
     return [
-        (chat.dump((Message("user", f"{i}?"),)), said) for i in range(count) for said in ("yes please", "no way", "")
+        (chat.dump_messages((Message("user", f"{i}?"),)), said)
+        for i in range(count)
+        for said in ("yes please", "no way", "")
     ]
 
 
 def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_batch(rewards: Path, model: str) -> None:
     policy = str(rewards / "policy")
-    asked = [dialogue(reference, response) for reference, response in items(5)]
+    asked = [(*chat.load_messages(told), Message("assistant", said)) for told, said in items(5)]
     together = RewardScorer(policy, batch_tokens=10_000, device="cpu").score(asked)
     alone = RewardScorer(policy, batch_tokens=1, device="cpu").score(asked)
     assert together == pytest.approx(alone, abs=1e-5)
@@ -206,7 +208,7 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
 
 
 def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
-    long = [(chat.dump((Message("user", "x" * 3000),)), "yes")]
+    long = [(chat.dump_messages((Message("user", "x" * 3000),)), "yes")]
     judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), local_scorer).judge([*long, *items(1)])
     assert judged[0].detail == "the dialogue is longer than the reward model's context"
     assert (judged[0].correct, judged[0].judge_failed) == (False, True)

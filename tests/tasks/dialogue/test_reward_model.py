@@ -45,7 +45,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(*replies: str) -> list[tuple[str, str]]:
-    return [(chat.dump((Message("user", "Hi"),)), reply) for reply in replies]
+    return [(chat.dump_messages((Message("user", "Hi"),)), reply) for reply in replies]
 
 
 def test_a_model_without_padding_token_scores_as_it_does_alone(classifier: Path) -> None:
