@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.report import Check, check, median, write
 from core.config import Columns, SandboxMode, TaskConfig
 from tasks.code.programs import limits_of, read_mbpp, verifier
-from tasks.code.sandbox import Job, Sandbox
+from tasks.code.sandbox import ProgramJob, Sandbox
 from tasks.judge import JudgePool
 
 Pair = tuple[str, str]
@@ -88,7 +88,7 @@ def latency(given: list[Pair]) -> list[Check]:
         verdicts.append(time.perf_counter() - begun)
         fresh = Sandbox("bubblewrap", limits_of(config))
         begun = time.perf_counter()
-        fresh.run(Job("", ["1"]))
+        fresh.run(ProgramJob("", ["1"]))
         starts.append(time.perf_counter() - begun)
         fresh.close()
     return [check("verdict, one at a time", 1e3 * median(verdicts), "ms", baseline=1e3 * median(starts))]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
-from tasks.synthetic.arithmetic import verify
+from tasks.synthetic.arithmetic import verify_arithmetic
 
 
 class TrlLap(NamedTuple):
@@ -91,7 +91,7 @@ class Pace(TrainerCallback):  # type: ignore[misc]
         """Judge the responses of one process: the end of its generation."""
         self._rewarded = time.perf_counter()
         self._tokens += sum(map(len, completion_ids))
-        return [verify(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
+        return [verify_arithmetic(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Before an iteration's first optimizer step: wait for a line, then begin on all processes at once."""

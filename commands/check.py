@@ -14,9 +14,10 @@ from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
 from core.seeds import derive
+from tasks.judging import check_judges
+from tasks.kinds import task_items
 from tasks.problems import check_template
 from tasks.starter import CONTEXT
-from tasks.task import check_judges, task_items
 from trainer.preflight import check_judging_model, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library

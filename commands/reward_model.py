@@ -24,8 +24,8 @@ from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.dialogue.reward_model import Scale
 from tasks.estimators import Estimate, bootstrap
-from tasks.held_out import evaluation_prompts, prompts
-from tasks.problems import digest
+from tasks.kinds import asked_prompts, evaluation_prompts
+from tasks.problems import prompt_digest
 from trainer.preflight import load_tokenizer
 from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
@@ -116,9 +116,11 @@ def load_pairs(config: Config, model: str) -> tuple[list[Pair], list[Pair]]:
     evaluated = set()
     by_prompt: dict[str, list[Pair]] = {}
     for row in rows:
-        pair = Pair(*(np.array(chat.encode(tokenizer, messages, where).ids, np.int32) for where, messages in row))
-        asked = [digest(chat.plain(messages[:-1])) for _, messages in row]
-        if any(not unseen.isdisjoint(prompts(messages)) for _, messages in row):
+        pair = Pair(
+            *(np.array(chat.encode_dialogue(tokenizer, messages, where).ids, np.int32) for where, messages in row)
+        )
+        asked = [prompt_digest(chat.dialogue_text(messages[:-1])) for _, messages in row]
+        if any(not unseen.isdisjoint(asked_prompts(messages)) for _, messages in row):
             evaluated.update(asked)
         if pair.width <= settings.max_tokens and not np.array_equal(pair.chosen, pair.rejected):
             by_prompt.setdefault(asked[-1], []).append(pair)

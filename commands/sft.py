@@ -19,9 +19,8 @@ from core.seeds import derive
 from learner.packing.examples import Text, text_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
-from tasks.held_out import evaluation_prompts, prompts
-from tasks.problems import digest, encode
-from tasks.task import task_items
+from tasks.kinds import asked_prompts, evaluation_prompts, task_items
+from tasks.problems import encode_problems, prompt_digest
 from trainer.preflight import load_tokenizer
 from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
@@ -58,12 +57,10 @@ def describe_loss(numbers: Numbers) -> str:
 def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
     """Training and held-out solutions of the task; nothing that judges is needed. Raises DataError, ConfigError."""
     train, evaluation, duplicates = task_items(config.task, derive(config.run.seed, "task"))
-    split = encode(
+    split = encode_problems(
         config.task,
         load_tokenizer(model),
-        train,
-        evaluation,
-        duplicates=duplicates,
+        (train, evaluation, duplicates),
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         max_response_tokens=config.rollout.max_response_tokens,
     )
@@ -112,11 +109,11 @@ def from_messages(config: Config, model: str) -> tuple[list[Text], list[Text]]:
     evaluated = set()
     texts: dict[str, list[Text]] = {}
     for where, messages in rows:
-        tokens = chat.encode(tokenizer, messages, where)
+        tokens = chat.encode_dialogue(tokenizer, messages, where)
         if len(tokens.ids) <= settings.max_tokens:
-            key = digest(chat.dump(messages))
+            key = prompt_digest(chat.dump_messages(messages))
             texts[key] = [Text(np.array(tokens.ids, np.int32), np.array(tokens.learned, np.int32))]
-            if not unseen.isdisjoint(prompts(messages)):
+            if not unseen.isdisjoint(asked_prompts(messages)):
                 evaluated.add(key)
     left_out = f"{len(rows) - len(texts)} of {len(rows)} rows left out: over sft.max_tokens, or duplicates"
     return hold_out(config, "sft", settings.path, texts, evaluated, left_out)

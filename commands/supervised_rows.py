@@ -53,7 +53,7 @@ def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[li
     found = []
     for number, row in enumerate(rows, 1):
         places = [(column, f"{path}: row {number}: column {column!r} ({field})") for field, column in columns.items()]
-        found.append([(where, chat.parse(row[column], where)) for column, where in places])
+        found.append([(where, chat.read_messages(row[column], where)) for column, where in places])
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from core.config import StarterConfig, TaskConfig
 from core.seeds import generator
 from tasks.problems import Item, Tokenizer, check_template, render_item, respond
-from tasks.synthetic.generated import Puzzle, careless, held_out
+from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation
 
 PAD, END = "<|pad|>", "<|endoftext|>"
 DECAY = 0.6
@@ -42,19 +42,19 @@ def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, template: str, seed
     lengths = range(1, starter.max_operations + 1)
     weights = [DECAY**length for length in lengths]
 
-    def examples(tokenizer: Tokenizer) -> Iterator[Example]:
+    def _examples(tokenizer: Tokenizer) -> Iterator[Example]:
         rng = generator(seed, "starter", puzzle.name)
         shares = [weight / sum(weights) for weight in weights]
         while True:
             text = puzzle.draw(rng, int(rng.choice(lengths, p=shares)))
-            if not held_out(text):
+            if not is_for_evaluation(text):
                 item = puzzle.item(text)
                 assert item.solution is not None
                 item = replace(item, solution=careless(item.solution, starter.slip, rng))
                 yield _example(item, template, tokenizer, whole=False)
 
     return Corpus(
-        lambda: character_tokenizer(puzzle.alphabet + template.replace("{prompt}", "")), examples, template, pool=1
+        lambda: character_tokenizer(puzzle.alphabet + template.replace("{prompt}", "")), _examples, template, pool=1
     )
 
 
@@ -67,7 +67,7 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
         for item in solved
     ]
 
-    def examples(tokenizer: Tokenizer) -> Iterator[Example]:
+    def _examples(tokenizer: Tokenizer) -> Iterator[Example]:
         encoded = [_example(item, task.template, tokenizer, whole=True) for item in solved]
         epoch = 0
         while True:
@@ -78,7 +78,7 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
     state = hashlib.blake2b(digest_size=16)
     for text in texts:
         state.update(text.encode("utf-8", "surrogatepass") + b"\x00")
-    return Corpus(lambda: byte_pair_tokenizer(texts, starter.vocabulary), examples, state.hexdigest(), pool=16)
+    return Corpus(lambda: byte_pair_tokenizer(texts, starter.vocabulary), _examples, state.hexdigest(), pool=16)
 
 
 def _example(item: Item, template: str, tokenizer: Tokenizer, *, whole: bool) -> Example:

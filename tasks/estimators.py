@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def bootstrap(
 
     All problems alike give an interval of no width: the bootstrap cannot see what was never sampled.
     """
-    values: Reals = np.asarray(per_problem, dtype=np.float64)
+    values = np.asarray(per_problem, dtype=np.float64)
     if values.size == 0:
         raise ValueError("no problems to estimate from")
     means = np.array([rng.choice(values, values.size).mean() for _ in range(draws)])

@@ -40,7 +40,8 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
     try:
         home = importlib.import_module(module)
         found = getattr(home, name)
-        getattr(home, "prepare_judge", _nothing)()
+        if hasattr(home, "prepare_judge"):
+            home.prepare_judge()
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(
             f"verifier {path!r}: {type(error).__name__}: {error}; write it as 'module:function'"
@@ -51,10 +52,6 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
     return verify
 
 
-def _nothing() -> None:
-    pass
-
-
 def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:
     """The verdict, or one of `failed_reward` with its reason when the verifier raises or returns no finite reward.
 
@@ -62,7 +59,7 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
     """
 
     def failed(detail: str) -> Verdict:
-        return Verdict(failed_reward, False, shown(detail), judge_failed=True)
+        return Verdict(failed_reward, False, printable(detail), judge_failed=True)
 
     try:
         result: object = verify(reference, response)
@@ -75,7 +72,7 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
         if not math.isfinite(result.reward):
             return failed(f"judge returned a reward of {result.reward}")
         # what a verifier of the user's own put into the record may be anything, and raise when it is looked at
-        detail = shown(str(result.detail))
+        detail = printable(str(result.detail))
         return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed))
     except (Exception, SystemExit) as error:
         return failed(f"judge raised {said(error)}")
@@ -89,15 +86,13 @@ def said(error: BaseException) -> str:
         return f"{type(error).__name__}, which cannot be printed"
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A detail as it goes into files and onto terminals: one short line, with what cannot be printed (or is half a character) escaped."""
-    text = text[:MOST_DETAIL]
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)[
-        :MOST_DETAIL
-    ]
+    escaped = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[:MOST_DETAIL])
+    return "".join(escaped)[:MOST_DETAIL]
 
 
-def serve(verify: Verify, source: TextIO, sink: TextIO, limit: float, failed_reward: float) -> None:
+def judge_lines(verify: Verify, source: TextIO, sink: TextIO, limit: float, failed_reward: float) -> None:
     """Judge chunks until the input ends."""
     for line in source:
         for reference, response in json.loads(line):
@@ -127,7 +122,7 @@ def main() -> None:
         return
     sink.write("ready\n")
     sink.flush()
-    serve(verify, sys.stdin, sink, limit, failed_reward)
+    judge_lines(verify, sys.stdin, sink, limit, failed_reward)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """From rows of text to problems of tokens: columns, prompt template, length filter, held-out split.
 
-Called by the builders in `tasks/task.py` (and by `tasks/starter.py` for the texts alone). Invariants: a problem's id
+Called by `tasks/kinds.py` and `tasks/task.py` (and by `tasks/starter.py` for the texts alone). Invariants: a problem's id
 depends on its prompt text alone; no prompt text is both in training and in evaluation; what is left out is counted.
 """
 
@@ -62,11 +62,11 @@ Read = Callable[[Row, Columns, str], Item]
 """Makes an item of a row; the last argument names the row in errors ('train.jsonl: row 3')."""
 
 
-def digest(text: str) -> str:
+def prompt_digest(text: str) -> str:
     """16 hex digits that identify a prompt text, whatever its case and white space: the same question in another layout is the
     same problem, and must not be trained on when it is held out.
 
-    >>> digest("How many?") == digest("how  many?\\n")
+    >>> prompt_digest("How many?") == prompt_digest("how  many?\\n")
     True
     """
     return hashlib.blake2b(
@@ -85,6 +85,16 @@ def text_of(row: Row, column: str, field: str, where: str) -> str:
         found = "empty" if value is None or isinstance(value, str) else f"{type(value).__name__}, not text"
         raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {found}; mend or delete the row")
     return value.strip()
+
+
+def solution_of(row: Row, columns: Columns, where: str) -> str | None:
+    """The canonical solution of a row, None where there is no column of them. Raises DataError as `text_of`."""
+    return None if columns.solution is None else text_of(row, columns.solution, "solution", where)
+
+
+def level_of(row: Row, columns: Columns) -> str:
+    """The difficulty of a row, empty where there is no column of levels."""
+    return "" if columns.level is None else str(row[columns.level])
 
 
 def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
@@ -109,37 +119,29 @@ def split_items(
     order of the rows: the same problems in every run. With them, all of it is kept out of training, and the first `eval_problems` are
     evaluated. `problems` bounds the training items. Raises DataError.
     """
-    unique = {digest(item.prompt): item for item in reversed(items)}
-    held: dict[str, Item]
+    unique = {prompt_digest(item.prompt): item for item in reversed(items)}
+    kept_out: dict[str, Item]
     if evaluation is None:
         if config.eval_problems >= len(unique):
             raise DataError(
                 f"{config.path}: task.eval_problems = {config.eval_problems} of {len(unique)} distinct prompts leave none to train "
                 f"on; lower it or set task.eval_path"
             )
-        held = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
+        kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
     else:
-        held = {digest(item.prompt): item for item in evaluation}
-    train = [item for key, item in reversed(unique.items()) if key not in held]
+        kept_out = {prompt_digest(item.prompt): item for item in evaluation}
+    train = [item for key, item in reversed(unique.items()) if key not in kept_out]
     if not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
-    return train[: config.problems], list(held.values())[: config.eval_problems], len(items) - len(unique)
-
-
-def render(template: str, tokenizer: Tokenizer, prompt: str, where: str = "a prompt") -> list[int]:
-    """Token ids of a prompt: template, then the tokenizer's chat template when it has one. Raises DataError as `prompt_ids`."""
-    text = template.replace("{prompt}", prompt)
-    if getattr(tokenizer, "chat_template", None):
-        return prompt_ids(tokenizer, (Message("user", text),), where)
-    return list(tokenizer(text)["input_ids"])
+    return train[: config.problems], list(kept_out.values())[: config.eval_problems], len(items) - len(unique)
 
 
 def render_item(template: str, tokenizer: Tokenizer, item: Item) -> list[int]:
-    """Token ids of an item's prompt."""
-    where = item.where or "a prompt"
-    if item.messages:
-        return prompt_ids(tokenizer, item.messages, where)
-    return render(template, tokenizer, item.prompt, where)
+    """Token ids of a prompt: template, then the tokenizer's chat template when it has one. Raises DataError as `prompt_ids`."""
+    text = template.replace("{prompt}", item.prompt)
+    if item.messages or getattr(tokenizer, "chat_template", None):
+        return prompt_ids(tokenizer, item.messages or (Message("user", text),), item.where or "a prompt")
+    return list(tokenizer(text)["input_ids"])
 
 
 def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
@@ -153,21 +155,23 @@ def check_template(template: str) -> None:
         raise ConfigError(f"task.template = {template!r} has no {{prompt}}; write where the question goes")
 
 
-def encode(
+def encode_problems(
     config: TaskConfig,
     tokenizer: Tokenizer,
-    train: Sequence[Item],
-    evaluation: Sequence[Item],
+    items: tuple[list[Item], list[Item], int],
     *,
-    duplicates: int,
     max_prompt_tokens: int,
     max_response_tokens: int,
 ) -> Split:
-    """Tokenize, leaving out prompts (and only the solutions of problems) that do not fit. Raises DataError if none fits."""
+    """Tokenize, leaving out prompts (and only the solutions of problems) that do not fit. Raises DataError if none fits.
+
+    `items`: for training, for evaluation, and the number of duplicates dropped, as from `split_items`.
+    """
+    train, evaluation, duplicates = items
     check_template(config.template)
     counts = {"prompt": 0, "solution": 0}
 
-    def problems(items: Iterable[Item]) -> list[Problem]:
+    def _problems(items: Iterable[Item]) -> list[Problem]:
         found = []
         for item in items:
             prompt = render_item(config.template, tokenizer, item)
@@ -179,11 +183,11 @@ def encode(
                 counts["solution"] += 1
                 ids = None
             solution = None if ids is None else _tokens(ids)
-            name = f"{config.name}-{digest(item.prompt)}"
+            name = f"{config.name}-{prompt_digest(item.prompt)}"
             found.append(Problem(name, _tokens(prompt), item.reference, item.level, solution))
         return found
 
-    split = problems(train), problems(evaluation)
+    split = _problems(train), _problems(evaluation)
     for kind, kept, given in zip(("training", "evaluation"), split, (train, evaluation), strict=True):
         if not kept:
             raise DataError(

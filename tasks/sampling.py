@@ -5,7 +5,7 @@ and of the cursor, so a sampler restored from its cursor goes on exactly as the 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,31 +17,6 @@ MEMORY = 0.5
 """What the success so far counts for against that of the newest rollouts of a problem."""
 EASY = 0.2
 """How often a problem that is always solved is drawn, relative to one that never is."""
-
-
-class ProblemSampler(Protocol):
-    """A source of training problems."""
-
-    def sample(self, n: int) -> list[Problem]:
-        """The next n problems."""
-        ...
-
-    def record(self, judged: Iterable[Judged]) -> None:
-        """Learn what became of an iteration's rollouts."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """The cursor, as plain data."""
-        ...
-
-    def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Go to a cursor of `state`."""
-        ...
-
-
-def problem_sampler(how: Literal["uniform", "hard"], problems: Sequence[Problem], seed: int) -> ProblemSampler:
-    """The sampler of `task.sampling`."""
-    return HardSampler(problems, seed) if how == "hard" else UniformSampler(problems, seed)
 
 
 def check_cursor(cursor: Mapping[str, Any], problems: int) -> None:
@@ -146,3 +121,12 @@ class HardSampler:
         self._rates[:], self._seen[:] = 0.0, False
         for at, rate in cursor["rates"].items():
             self._rates[int(at)], self._seen[int(at)] = rate, True
+
+
+ProblemSampler = UniformSampler | HardSampler
+"""A source of training problems."""
+
+
+def problem_sampler(how: Literal["uniform", "hard"], problems: Sequence[Problem], seed: int) -> ProblemSampler:
+    """The sampler of `task.sampling`."""
+    return HardSampler(problems, seed) if how == "hard" else UniformSampler(problems, seed)

@@ -48,7 +48,10 @@ def require_columns(rows: Sequence[Row], wanted: Iterable[tuple[str, str]], sour
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if file.suffix in READERS) or _files_below(folder)
+    files = sorted(file for file in folder.iterdir() if file.suffix in READERS)
+    if not files:  # a clone of a hub repository (`data/train-00000.parquet`)
+        below = (file.relative_to(folder) for file in folder.rglob("*") if file.suffix in READERS)
+        files = sorted(folder / file for file in below if not any(part.startswith(".") for part in file.parts))
     if not files:
         raise DataError(f"{folder}: no .jsonl or .parquet file in this directory; give one that holds some")
     named = [
@@ -62,12 +65,6 @@ def _split_files(folder: Path, split: str) -> list[Path]:
             f"{folder}: no file of split {split!r} among {', '.join(file.name for file in files)}; set task.split or task.eval_split"
         )
     return named or files
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """Data files in sub-folders, as in a clone of a hub repository (`data/train-00000.parquet`), hidden ones left alone."""
-    found = (file.relative_to(folder) for file in folder.rglob("*") if file.suffix in READERS)
-    return sorted(folder / file for file in found if not any(part.startswith(".") for part in file.parts))
 
 
 def _load_file(file: Path) -> list[Row]:

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from core.config import StarterConfig, TaskConfig
 from core.errors import DataError, ModelError, first_line
 from core.seeds import derive
 from tasks.corpus import Corpus, synthetic_corpus, text_corpus
+from tasks.kinds import KINDS, task_items
 from tasks.problems import Tokenizer
-from tasks.task import PUZZLES, text_items
 
 FORMAT = 2
 """Part of the cache key: raise it whenever the code here makes another model of the same settings."""
@@ -59,7 +58,7 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
 
 
 def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
-    corpus = CORPORA[task.name](config, task, seed)
+    corpus = _corpus(config, task, seed)
     settings = config.model_dump(mode="json", exclude={"cache"})
     known = json.dumps([FORMAT, task.name, settings, seed, corpus.fingerprint], sort_keys=True)
     name = f"{task.name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
@@ -95,16 +94,7 @@ def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, lab
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "starter", "model"))
         model = small_model(config, tokenizer)
-    loss = warm_start(
-        model,
-        corpus.examples(tokenizer),
-        steps=config.steps,
-        batch_size=config.batch_size,
-        pool=corpus.pool,
-        lr=config.lr,
-        pad_id=tokenizer.pad_token_id,
-        label=label,
-    )
+    loss = warm_start(model, corpus, tokenizer, config, label)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     record = {"settings": config.model_dump(mode="json", exclude={"cache"}), "seed": seed, "loss": loss}
@@ -133,23 +123,13 @@ def small_model(config: StarterConfig, tokenizer: Tokenizer) -> Any:
     )
 
 
-def _synthetic(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
-    return synthetic_corpus(PUZZLES[task.name], config, task.template, seed)
-
-
-def _text(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
-    train, _, _ = text_items(task)
+def _corpus(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
+    puzzle = KINDS[task.name].puzzle
+    if puzzle is not None:
+        return synthetic_corpus(puzzle, config, task.template, seed)
+    train, _, _ = task_items(task, seed)
     if not any(item.solution for item in train):
         raise DataError(
             f"starter: task {task.name} has no canonical solutions to learn from; set task.columns.solution or model.path"
         )
     return text_corpus(config, task, train, seed)
-
-
-CORPORA: Mapping[str, Callable[[StarterConfig, TaskConfig, int], Corpus]] = {
-    **dict.fromkeys(PUZZLES, _synthetic),
-    "gsm8k": _text,
-    "math": _text,
-    "mbpp": _text,
-    "dialogue": _text,
-}

@@ -14,36 +14,30 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from tasks.corpus import Example
+from core.config import StarterConfig
+from tasks.corpus import Corpus, Example
+from tasks.problems import Tokenizer
 
 IGNORED = -100
 
 
-def warm_start(
-    model: Any,
-    examples: Iterator[Example],
-    *,
-    steps: int,
-    batch_size: int,
-    pool: int,
-    lr: float,
-    pad_id: int,
-    label: str,
-) -> float:
-    """Train in place for `steps` optimizer steps; returns the mean loss (nats per token) of the last tenth (0 without steps).
+def warm_start(model: Any, corpus: Corpus, tokenizer: Tokenizer, config: StarterConfig, label: str) -> float:
+    """Train in place for `config.steps` optimizer steps.
 
-    `pool`: see `batches`.
+    Returns the mean loss (nats per token) of the last tenth of them, 0 without steps.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    steps, examples = config.steps, corpus.examples(tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = max(1, steps // 20)
     losses: list[float] = []
     begun = time.monotonic()
     model.train()
-    for step, batch in enumerate(itertools.islice(batches(examples, batch_size, pool), steps)):
+    for step, batch in enumerate(itertools.islice(batches(examples, config.batch_size, corpus.pool), steps)):
         for group in optimizer.param_groups:
-            group["lr"] = lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
-        inputs, targets = tensors(batch, pad_id)
+            group["lr"] = config.lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        inputs, targets = tensors(batch, tokenizer.pad_token_id)
         logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
@@ -72,14 +66,9 @@ def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator
 
 def tensors(batch: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[B, T] inputs, padded on the right, and [B, T] targets, ignored where there is no loss."""
-    width = max(len(example.ids) for example in batch)
-    inputs = torch.full((len(batch), width), pad_id)
-    targets = torch.full((len(batch), width), IGNORED)
-    for row, example in enumerate(batch):
-        ids = torch.tensor(example.ids)
-        inputs[row, : len(ids)] = ids
-        targets[row, example.loss_from : len(ids)] = ids[example.loss_from :]
-    return inputs, targets
+    inputs = [torch.tensor(example.ids) for example in batch]
+    targets = [torch.tensor([IGNORED] * each.loss_from + each.ids[each.loss_from :]) for each in batch]
+    return pad_sequence(inputs, True, pad_id), pad_sequence(targets, True, IGNORED)
 
 
 def _progress(label: str, step: int, steps: int, loss: float, seconds: float) -> None:

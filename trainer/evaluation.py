@@ -23,7 +23,8 @@ from tasks.estimators import Estimate, bootstrap, majority, pass_at_k
 from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
-    from tasks.task import Answer, Task
+    from tasks.kinds import Answer
+    from tasks.task import Task
     from trainer.loop import Rollouts
 
 

@@ -61,7 +61,7 @@ def describe_data(task: "Task") -> str:
 def check_judging_model(config: Config) -> None:
     """Raises ModelError when the task is judged by a reward model that is none, or whose context holds no longest dialogue."""
     from tasks.dialogue.reward_model import check_reward_context
-    from tasks.task import judged_by_model
+    from tasks.kinds import judged_by_model
 
     if judged_by_model(config.task):
         tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens

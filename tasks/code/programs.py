@@ -11,19 +11,21 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code.sandbox import Job, Limits, Report, Sandbox, SandboxError
+from tasks.code.sandbox import Limits, ProgramJob, Report, Sandbox, SandboxError
 from tasks.code.sandbox_driver import DEEPEST
 from tasks.code.unit_tests import TestError, UnitTest, read_setup, split_test, statements
-from tasks.problems import Item, text_of
+from tasks.problems import Item, level_of, solution_of, text_of
 from tasks.sources import Row
 
 _DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d+)?|Infinity|NaN)")
@@ -49,13 +51,14 @@ class Reference:
         return [hole for test in self.tests for hole in test.holes]
 
     @property
+    def offsets(self) -> list[int]:
+        """Of each test, the number of its first hole among `holes`."""
+        return list(accumulate((len(test.holes) for test in self.tests), initial=0))[:-1]
+
+    @property
     def spared(self) -> set[int]:
         """Those of the holes that need no value where the assertion holds without them."""
-        found, at = set[int](), 0
-        for test in self.tests:
-            found |= {at + i for i in test.spared}
-            at += len(test.holes)
-        return found
+        return {at + i for at, test in zip(self.offsets, self.tests, strict=True) for i in test.spared}
 
 
 @lru_cache(4096)
@@ -88,40 +91,39 @@ def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
         _setup(row[columns.setup], f"{where}: column {columns.setup!r} (task.columns.setup)") if columns.setup else ""
     )
     tests = _tests(row[columns.tests], setup, f"{where}: column {columns.tests!r} (task.columns.tests)")
-    solution = None
-    if columns.solution is not None:
-        solution = _lines(text_of(row, columns.solution, "solution", where))
+    solution = solution_of(row, columns, where)
     prompt = f"{text_of(row, columns.prompt, 'prompt', where)}\nFor example: {tests[0]}"
-    level = str(row[columns.level]) if columns.level is not None else ""
-    return Item(prompt, json.dumps({"setup": setup, "tests": tests}), level, solution)
+    reference = json.dumps({"setup": setup, "tests": tests})
+    return Item(prompt, reference, level_of(row, columns), solution and _lines(solution))
+
+
+@contextmanager
+def _refused(where: str) -> Iterator[None]:
+    try:
+        yield
+    except TestError as error:
+        raise DataError(f"{where}: {error}; mend or delete the row") from None
 
 
 def _setup(value: object, where: str) -> str:
-    given = value if isinstance(value, list) else [] if value is None else [value]
-    lines = [line for line in given if isinstance(line, str)]
-    if len(lines) < len(given):
+    given: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(line, str) for line in given):
         raise DataError(f"{where} is neither text nor a list of lines; mend the row")
-    setup = _lines("\n".join(lines))
-    try:
+    setup = _lines("\n".join(given))
+    with _refused(where):
         read_setup(setup)
-    except TestError as error:
-        raise DataError(f"{where}: {error}; mend or delete the row") from None
     return setup
 
 
 def _tests(value: object, setup: str, where: str) -> list[str]:
-    try:
+    with _refused(where):
         found: object = statements(value) if isinstance(value, str) else value
-    except TestError as error:
-        raise DataError(f"{where}: {error}; mend or delete the row") from None
     if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
         raise DataError(f"{where} holds no list of asserts; mend or delete the row")
     tests = []
     for number, test in enumerate(found, 1):
-        try:
+        with _refused(f"{where}: test {number} cannot be used"):
             tests.append(split_test(test, read_setup(setup)).text)
-        except TestError as error:
-            raise DataError(f"{where}: test {number} cannot be used: {error}; mend or delete the row") from None
     return tests
 
 
@@ -154,9 +156,9 @@ def equal(expected: object, found: Any) -> bool:
         case ["q", str(above), str(below)] if _HEX.fullmatch(above) and _HEX.fullmatch(below):
             return isinstance(expected, int | float) and _is_ratio(expected, int(above, 16), int(below, 16))
         case ["s" | "z", *items]:
-            return isinstance(expected, set | frozenset) and _same_members(expected, items)
+            return isinstance(expected, set | frozenset) and _pair_up(expected, items, equal)
         case ["d", *pairs]:
-            return isinstance(expected, dict) and _same_items(expected, pairs)
+            return isinstance(expected, dict) and _pair_up(expected.items(), pairs, _same_pair)
     return False
 
 
@@ -168,33 +170,24 @@ def _is_ratio(expected: float, above: int, below: int) -> bool:
     return mine * below == above * whole
 
 
-def _same_members(expected: set[Any] | frozenset[Any], items: list[Any]) -> bool:
-    """Each literal member once, and nothing else."""
+def _pair_up(expected: Iterable[Any], found: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Whether each expected item is the same as one that was found, and none is left over."""
     left = list(expected)
-    if len(left) != len(items):
+    if len(left) != len(found):
         return False
-    for item in items:
-        at = next((i for i, member in enumerate(left) if equal(member, item)), None)
+    for item in found:
+        at = next((i for i, member in enumerate(left) if same(member, item)), None)
         if at is None:
             return False
         del left[at]
     return True
 
 
-def _same_items(expected: dict[Any, Any], pairs: list[Any]) -> bool:
-    left = list(expected.items())
-    if len(left) != len(pairs):
-        return False
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            return False
-        at = next((i for i, (key, _) in enumerate(left) if equal(key, pair[0])), None)
-        if at is None or not equal(left.pop(at)[1], pair[1]):
-            return False
-    return True
+def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(map(equal, expected, found))
 
 
-def plain(found: Any, depth: int = 0) -> bool:
+def is_plain(found: Any, depth: int = 0) -> bool:
     """Whether an encoding holds values of builtin types only, all the way down, and no deeper than the driver writes them."""
     if not isinstance(found, list):
         return True
@@ -202,10 +195,10 @@ def plain(found: Any, depth: int = 0) -> bool:
         return False
     match found:
         case ["l" | "t" | "s" | "z", *items]:
-            return all(plain(item, depth + 1) for item in items)
+            return all(is_plain(item, depth + 1) for item in items)
         case ["d", *pairs]:
             return all(
-                isinstance(pair, list) and len(pair) == 2 and all(plain(part, depth + 1) for part in pair)
+                isinstance(pair, list) and len(pair) == 2 and all(is_plain(part, depth + 1) for part in pair)
                 for pair in pairs
             )
         case ["q", str(above), str(below)]:
@@ -240,7 +233,7 @@ class CodeJudge:
         known = parse_reference(reference)
         rewards = self._rewards
         try:
-            report = self._sandbox.run(Job(program_of(response), known.holes, known.setup))
+            report = self._sandbox.run(ProgramJob(program_of(response), known.holes, known.setup))
             if report.syntax:
                 return Verdict(rewards.compile_error, False, f"does not compile: {report.syntax}")
             wanting = {i: why for i, why in report.raised.items() if i not in known.spared}
@@ -260,13 +253,11 @@ class CodeJudge:
         """How many tests passed, and what is said of the first that did not."""
         answers: list[bool | None] = []
         asked: list[_Asked] = []  # the tests that are more than `hole == literal`
-        at = 0
-        for number, test in enumerate(known.tests):
+        for number, (at, test) in enumerate(zip(known.offsets, known.tests, strict=True)):
             values = {i: report.values[at + i] for i in range(len(test.holes)) if at + i in report.values}
-            at += len(test.holes)
             if test.literal is not None:
                 answers.append(equal(test.literal[0], values[0]))
-            elif all(map(plain, values.values())):
+            elif all(map(is_plain, values.values())):
                 answers.append(None)
                 asked.append(_Asked(number, test, values))
             else:
@@ -289,8 +280,8 @@ class CodeJudge:
             f"bool((lambda {', '.join(f'h{i}=t{one.number}_{i}' for i in one.values)}: {one.test.question})())"
             for one in asked
         ]
-        modules = sorted({name for one in asked for name in one.test.modules})
-        report = self._sandbox.run(Job("", questions, setup=imports, values=values, modules=modules))
+        modules = sorted({f"import {name}" for one in asked for name in one.test.modules})
+        report = self._sandbox.run(ProgramJob("", questions, "\n".join([imports, *modules]), values))
         if stopped := report.syntax or report.failed or report.ended:
             raise SandboxError(f"the values could not be compared: {stopped}")
         return {one.number: report.values.get(i) is True for i, one in enumerate(asked)}

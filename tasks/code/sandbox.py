@@ -2,36 +2,32 @@
 
 Called by `tasks/code/programs.py` in the judging processes. Invariants:
 
-- One sandbox per program, never reused. A spare one (its interpreter up, its imports done) waits while another works, so that
-  a program does not wait for the start; nothing is carried over, because there is nothing that lives on.
+- One sandbox per program, never reused. A spare one, its interpreter started, waits while another works.
 - Inside: own user, PID, mount, IPC, network, UTS and cgroup namespaces, no capabilities; the system's /usr and the Python
   installation read-only, without third-party packages; no /proc, /sys, /etc, /home; an empty /tmp; an empty environment with
-  a fixed hash seed. Nothing can be written to: a file in memory, even an empty one, is memory of the kernel's that no limit counts.
+  a fixed hash seed. No file can be written: one in memory, even an empty one, takes memory of the kernel that no limit counts.
   One process (`tasks/code/seccomp.py`), so RLIMIT_AS bounds its memory, but for some tens of MiB of the kernel's (pipes, locks).
-- Whatever becomes of the program, `run` returns after the wall clock at the latest, and everything inside is then dead: the
-  sandbox's init dies with the process killed here, and the kernel ends its PID namespace.
-- It fails closed: without bubblewrap (or on a machine that `seccomp` does not know) nothing runs, except in the mode that is
-  named unsafe.
+- `run` returns after the wall clock at the latest, and everything inside is then dead: the kernel ends the PID namespace.
+- It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only the mode named unsafe runs anything.
 """
 
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from core.config import SandboxMode
 from core.errors import ConfigError
+from tasks.child import ChildProcess
 from tasks.code.seccomp import denied_calls
-from tasks.pipes import readable
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
 FILE_MIB = 16
@@ -42,7 +38,7 @@ MOST_REASON = 300
 """Characters kept of why something failed."""
 START_LIMIT = 120.0
 """Seconds in which the interpreter of a sandbox must be up."""
-LOST = (
+UNSAFE_WARNING = (
     "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory limits: they "
     "can read and change your files, use the network, start processes and signal them"
 )
@@ -50,6 +46,7 @@ _REMEDY = (
     "install it (Debian, Ubuntu: apt-get install bubblewrap; 0.7 or newer) and let it create namespaces, or set task.sandbox "
     "unsafe-subprocess, which protects neither your files nor your network"
 )
+_PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a virtual environment's link to it
 _FLAGS = ("-s", "-S", "-P", "-B")  # no site, no user packages, nothing beside the script, no byte code written
 
 
@@ -71,28 +68,53 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProgramJob:
     """A program, statements after it, and expressions to evaluate then, in its namespace.
 
-    `values` (in the driver's encoding) and `modules` of the standard library are put into the namespace by name before.
+    `values` (in the driver's encoding) are put into the namespace by name before.
     """
 
     program: str
     expressions: Sequence[str]
     setup: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
-    modules: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
-    """What came out. All of it is under the program's control: data to compare, not to trust."""
+    """What came out of a sandbox. All of it is under the program's control: data to compare, not to trust."""
 
-    syntax: str  # why the program does not compile, empty if it does
-    failed: str  # why program or setup raised or ended, empty if they did not
-    values: dict[int, Any]  # per expression that has a value: its encoding
-    raised: dict[int, str]  # per expression that has none: why
-    ended: str  # why the sandbox was stopped before its end, empty otherwise
+    expected: int  # number of expressions
+    syntax: str = ""  # why the program does not compile, empty if it does
+    failed: str = ""  # why program or setup raised or ended, empty if they did not
+    values: dict[int, Any] = field(default_factory=dict)  # per expression that has a value: its encoding
+    raised: dict[int, str] = field(default_factory=dict)  # per expression that has none: why
+    ended: str = ""  # why the sandbox was stopped before its end, empty otherwise
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is to come."""
+        return bool(self.syntax or self.failed) or len(self.values) + len(self.raised) >= self.expected
+
+    def take(self, line: bytes) -> None:
+        """Read a line of the sandbox's. A line that is not of the driver's form is left out; the first answer counts."""
+        try:
+            match json.loads(line):
+                case ["syntax", str(why)]:
+                    self.syntax = why[:MOST_REASON] or "?"
+                case ["failed", str(why)]:
+                    self.failed = why[:MOST_REASON] or "?"
+                case [int(index), "value", value] if self._is_open(index):
+                    self.values[index] = value
+                case [int(index), "raised", str(why)] if self._is_open(index):
+                    self.raised[index] = why[:MOST_REASON] or "?"
+                case [int(index), "large"] if self._is_open(index):
+                    self.raised[index] = "a value too large to compare"
+        except (ValueError, RecursionError):  # not JSON, not text, a number of too many digits, or nested too deeply
+            return
+
+    def _is_open(self, index: int) -> bool:
+        return 0 <= index < self.expected and index not in self.values and index not in self.raised
 
 
 class Sandbox:
@@ -103,7 +125,7 @@ class Sandbox:
         self._limits = limits
         self._spare: _Process | None = None
 
-    def run(self, job: Job) -> Report:
+    def run(self, job: ProgramJob) -> Report:
         """Run a program and evaluate its expressions. Raises SandboxError when no sandbox could be started."""
         process, self._spare = self._spare, None
         if process is not None and process.ended:
@@ -112,7 +134,7 @@ class Sandbox:
         process = process or _Process(self._mode, self._limits)
         try:
             process.wait_until_ready()
-            process.send(job)
+            process.hand_in(job)
             with suppress(SandboxError, OSError):  # not this program's fault; the next one will hear of it
                 self._spare = _Process(self._mode, self._limits)  # it comes up while this one works
             return process.read(len(job.expressions), self._limits)
@@ -129,10 +151,10 @@ class Sandbox:
 def check_sandbox(mode: SandboxMode, limits: Limits) -> None:
     """Raises ConfigError, with the remedy, when programs cannot be run in this mode; warns of the unsafe one."""
     if mode == "unsafe-subprocess":
-        print(f"warning: {LOST}", file=sys.stderr, flush=True)
+        print(f"warning: {UNSAFE_WARNING}", file=sys.stderr, flush=True)
     sandbox = Sandbox(mode, limits)
     try:
-        report = sandbox.run(Job("def double(x): return 2 * x", ["double(21)"]))
+        report = sandbox.run(ProgramJob("def double(x): return 2 * x", ["double(21)"]))
     except SandboxError as error:
         raise ConfigError(f"task.sandbox = {mode}: {error}; {_REMEDY}") from None
     finally:
@@ -141,108 +163,68 @@ def check_sandbox(mode: SandboxMode, limits: Limits) -> None:
         raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({report}); raise task.code.memory_mib")
 
 
-class _Process:
-    """One sandbox: from its start to the death of everything in it."""
+class _Process(ChildProcess):
+    """One sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot be started."""
 
     def __init__(self, mode: SandboxMode, limits: Limits) -> None:
         arguments = [str(limits.seconds), str(limits.memory_mib), str(FILE_MIB)]
-        self._folder = ""
+        self._folder = "" if mode == "bubblewrap" else tempfile.mkdtemp(prefix="program-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read after the process has ended)
-        if mode == "bubblewrap":
-            with _filter_pipe() as seccomp:
-                self._start([*bubblewrap_command(seccomp), *arguments], seccomp, {})
-        else:
-            self._folder = tempfile.mkdtemp(prefix="program-")
-            self._start([_python(), *_FLAGS, str(DRIVER), *arguments], None, {"PYTHONHASHSEED": "0"})
-        self._pending = b""
-
-    def _start(self, command: Sequence[str], inherited: int | None, environment: Mapping[str, str]) -> None:
+        options: dict[str, Any] = {"most": MOST_OUTPUT, "stderr": self._errors, "cwd": self._folder or "/"}
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env=environment,
-                cwd=self._folder or "/",
-                pass_fds=() if inherited is None else (inherited,),
-                start_new_session=True,
-            )
+            if mode == "bubblewrap":
+                with _filter_pipe() as seccomp:
+                    command = [*bubblewrap_command(seccomp), *arguments]
+                    super().__init__(command, env={}, pass_fds=(seccomp,), **options)
+            else:
+                command = [_PYTHON, *_FLAGS, str(DRIVER), *arguments]
+                super().__init__(command, env={"PYTHONHASHSEED": "0"}, **options)
         except OSError as error:
             self._errors.close()
-            raise SandboxError(f"{command[0]}: {error.strerror}") from None
-        assert self._process.stdin
-        assert self._process.stdout
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+            raise SandboxError(f"{error.filename}: {error.strerror}") from None
 
     @property
     def ended(self) -> bool:
         """Whether it is gone before it was used."""
-        return self._process.poll() is not None
+        return self.exit_status(0.0) is not None
 
     def wait_until_ready(self) -> None:
         """Raises SandboxError when the interpreter does not come up."""
-        deadline = time.monotonic() + START_LIMIT
-        while b"\n" not in self._pending:
-            if not self._fill(deadline):
-                self._process.kill()
-                self._process.wait()
-                self._errors.seek(0)
-                said = self._errors.read().decode(errors="replace").strip().splitlines()
-                raise SandboxError(said[0] if said else f"exit status {self._process.returncode}")
-        _, _, self._pending = self._pending.partition(b"\n")
-
-    def send(self, job: Job) -> None:
-        """Hand the job in. Raises SandboxError when the sandbox is gone."""
-        record = {
-            "program": job.program,
-            "setup": job.setup,
-            "expressions": list(job.expressions),
-            "values": dict(job.values),
-            "modules": list(job.modules),
-        }
         try:
-            with os.fdopen(os.dup(self._input), "wb") as sink:
-                sink.write(json.dumps(record).encode("ascii") + b"\n")
-        except BrokenPipeError:
+            self.line(time.monotonic() + START_LIMIT)
+        except (TimeoutError, EOFError):
+            self.stop()
+            status = self.exit_status(time.monotonic() + START_LIMIT)
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise SandboxError(said[0] if said else f"exit status {status}") from None
+
+    def hand_in(self, job: ProgramJob) -> None:
+        """Send the job. Raises SandboxError when the sandbox is gone."""
+        record = {each.name: getattr(job, each.name) for each in fields(job)}
+        try:
+            self.send(json.dumps(record).encode("ascii") + b"\n", time.monotonic() + START_LIMIT)
+        except (TimeoutError, EOFError):
             raise SandboxError("the sandbox ended before its program was there") from None
 
     def read(self, expected: int, limits: Limits) -> Report:
         """Collect what the sandbox says until it has answered every expression, ends, says too much or is too slow."""
         deadline = time.monotonic() + limits.wall
-        report = _Collected(expected)
-        said = len(self._pending)
-        while True:
-            *lines, self._pending = self._pending.split(b"\n")
-            for line in lines:
-                report.take(line)
-            if report.complete:
-                break
-            before = len(self._pending)
-            if time.monotonic() >= deadline:
-                report.ended = f"stopped after {limits.wall:g} s"
-                break
-            if said > MOST_OUTPUT:
-                report.ended = f"stopped after {MOST_OUTPUT} bytes of output"
-                break
-            if not self._fill(deadline):
-                if time.monotonic() < deadline:
-                    report.ended = self._status(deadline)
-                    break
-                continue
-            said += len(self._pending) - before
-        return report.report()
-
-    def _fill(self, deadline: float) -> bool:
-        """Read what is there; False at the end of the output or the deadline."""
-        data = os.read(self._output, 1 << 16) if readable(self._output, deadline) else b""
-        self._pending += data
-        return bool(data)
+        report = Report(expected)
+        try:
+            while not report.complete:
+                report.take(self.line(deadline))
+        except TimeoutError:
+            report.ended = f"stopped after {limits.wall:g} s"
+        except OverflowError:
+            report.ended = f"stopped after {MOST_OUTPUT} bytes of output"
+        except EOFError:
+            report.ended = self._status(deadline)
+        return report
 
     def _status(self, deadline: float) -> str:
-        try:  # the program may have closed the output and run on
-            code = self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        code = self.exit_status(deadline)
+        if code is None:
             return "closed its output and ran on"
         number = code - 128 if code > 128 else -code  # bubblewrap's way, and the kernel's
         if number <= 0:
@@ -253,55 +235,10 @@ class _Process:
 
     def kill(self) -> None:
         """End everything in the sandbox."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._errors):
-            with suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
+        super().kill()
+        self._errors.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class _Collected:
-    """A report in the making, from lines that may be anything."""
-
-    def __init__(self, expected: int) -> None:
-        self._expected = expected
-        self._syntax = ""
-        self._failed = ""
-        self._values: dict[int, Any] = {}
-        self._raised: dict[int, str] = {}
-        self.ended = ""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing more is to come."""
-        return bool(self._syntax or self._failed) or len(self._values) + len(self._raised) >= self._expected
-
-    def take(self, line: bytes) -> None:
-        """A line of the sandbox's. What is no line of the driver's form is left out; the first answer counts."""
-        try:
-            match json.loads(line):
-                case ["syntax", str(why)]:
-                    self._syntax = why[:MOST_REASON] or "?"
-                case ["failed", str(why)]:
-                    self._failed = why[:MOST_REASON] or "?"
-                case [int(index), "value", value] if self._open(index):
-                    self._values[index] = value
-                case [int(index), "raised", str(why)] if self._open(index):
-                    self._raised[index] = why[:MOST_REASON] or "?"
-                case [int(index), "large"] if self._open(index):
-                    self._raised[index] = "a value too large to compare"
-        except (ValueError, RecursionError):  # not JSON, not text, a number of too many digits, or nested too deeply
-            return
-
-    def _open(self, index: int) -> bool:
-        return 0 <= index < self._expected and index not in self._values and index not in self._raised
-
-    def report(self) -> Report:
-        """What was collected."""
-        return Report(self._syntax, self._failed, self._values, self._raised, self.ended)
 
 
 @contextmanager
@@ -317,11 +254,6 @@ def _filter_pipe() -> Iterator[int]:
         yield read
     finally:
         os.close(read)
-
-
-def _python() -> str:
-    """The interpreter itself, not a virtual environment's link to it."""
-    return os.path.realpath(sys.executable)
 
 
 def bubblewrap_command(seccomp: int) -> list[str]:
@@ -349,4 +281,4 @@ def bubblewrap_command(seccomp: int) -> list[str]:
         options += ["--dev-bind", device, device]
     options += ["--ro-bind", str(DRIVER), "/driver.py", "--dir", "/tmp"]
     options += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp)]
-    return [bwrap, *options, "--", _python(), *_FLAGS, "/driver.py"]
+    return [bwrap, *options, "--", _PYTHON, *_FLAGS, "/driver.py"]

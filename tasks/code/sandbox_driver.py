@@ -21,14 +21,14 @@ TYPE_CHECKING = False  # as typing has it: importing that would be a seventh of 
 if TYPE_CHECKING:
     from typing import Any
 
-LARGEST = 1 << 18
+LARGEST_VALUE = 1 << 18
 """Characters of one value on the wire; a larger one is reported as such."""
 DEEPEST = 100
 """Nesting of a value; a deeper (or cyclic) one is not plain data."""
-NAME = "program"
+MODULE = "program"
 
 
-def encode(value: Any, depth: int = 0) -> Any:
+def encode_value(value: Any, depth: int = 0) -> Any:
     """A value as JSON: scalars as they are, containers as [kind, items ...], anything else as ['o', type name].
 
     Subclasses count as what they derive from, as == does: a Counter as a dict, a named tuple as a tuple, a bool as a bool.
@@ -49,13 +49,9 @@ def encode(value: Any, depth: int = 0) -> Any:
     if depth >= DEEPEST:
         return ["o", "too deeply nested"]
     if isinstance(value, dict):
-        return ["d", *([encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items())]
-    kinds: tuple[tuple[str, Any], ...] = (
-        ("l", list),
-        ("t", tuple),
-        ("s", (set, type({}.keys()), type({}.items()))),
-        ("z", frozenset),
-    )
+        return ["d", *([encode_value(key, depth + 1), encode_value(item, depth + 1)] for key, item in value.items())]
+    sets: tuple[Any, ...] = (set, type({}.keys()), type({}.items()))
+    kinds: tuple[tuple[str, Any], ...] = (("l", list), ("t", tuple), ("s", sets), ("z", frozenset))
     module = sys.modules.get("fractions")  # there if the program has made one
     if module and isinstance(value, module.Fraction):
         return ["q", hex(value.numerator), hex(value.denominator)]
@@ -64,11 +60,11 @@ def encode(value: Any, depth: int = 0) -> Any:
         return ["m", module.Decimal.__str__(value)]
     for kind, types_ in kinds:
         if isinstance(value, types_):
-            return [kind, *(encode(item, depth + 1) for item in value)]
+            return [kind, *(encode_value(item, depth + 1) for item in value)]
     return ["o", type(value).__name__]
 
 
-def decode(data: Any) -> Any:
+def decode_value(data: Any) -> Any:
     """The value of an encoding. Opaque objects become None: an expression over them was refused before.
 
     Raises whatever a malformed encoding makes of itself.
@@ -77,18 +73,10 @@ def decode(data: Any) -> Any:
         return data
     kind, *items = data
     if kind == "d":
-        return {decode(key): decode(item) for key, item in items}
-    if kind in "ltsz":
-        values = [decode(item) for item in items]
-        return (
-            values
-            if kind == "l"
-            else tuple(values)
-            if kind == "t"
-            else set(values)
-            if kind == "s"
-            else frozenset(values)
-        )
+        return {decode_value(key): decode_value(item) for key, item in items}
+    if kind in ("l", "t", "s", "z"):
+        container = {"l": list, "t": tuple, "s": set, "z": frozenset}[kind]
+        return container(decode_value(item) for item in items)
     if kind == "q":
         return __import__("fractions").Fraction(int(items[0], 16), int(items[1], 16))
     if kind == "m":
@@ -101,7 +89,7 @@ def decode(data: Any) -> Any:
 
 
 def limit(seconds: float, mebibytes: int, file_mebibytes: int) -> None:
-    """Bound this process for good: processor time, address space, file size, threads, open files, no core files."""
+    """Bound this process: processor time, address space, file size, threads, open files, no core files."""
     cpu = math.ceil(seconds)
     for kind, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),
@@ -125,19 +113,19 @@ def reason(error: BaseException) -> str:
         return "an exception that cannot be printed"
 
 
-def serve(job: dict[str, Any], output: int) -> None:
+def run_job(job: dict[str, Any], output: int) -> None:
     """Compile and run the program, run the setup, evaluate every expression; a line for each."""
 
     def say(*items: Any) -> None:
         text = json.dumps(items)
-        if len(text) > LARGEST:
+        if len(text) > LARGEST_VALUE:
             text = json.dumps([items[0], "large"])
         data = text.encode() + b"\n"
         while data:
             data = data[os.write(output, data) :]
 
-    module = types.ModuleType(NAME)
-    sys.modules[NAME] = module  # where dataclasses and pickle look for it
+    module = types.ModuleType(MODULE)
+    sys.modules[MODULE] = module  # where dataclasses and pickle look for it
     names = module.__dict__
     try:
         code = compile(job["program"], "<program>", "exec", dont_inherit=True)
@@ -149,16 +137,14 @@ def serve(job: dict[str, Any], output: int) -> None:
         exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
     except BaseException as error:
         return say("failed", reason(error))
-    for name in job["modules"]:
-        names.setdefault(name, __import__(name))
     for name, value in job["values"].items():
         try:
-            names[name] = decode(value)
+            names[name] = decode_value(value)
         except Exception:  # no value of the driver's: the expressions over it raise, the others do not
             continue
     for index, expression in enumerate(job["expressions"]):
         try:
-            say(index, "value", encode(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))
+            say(index, "value", encode_value(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))
         except BaseException as error:
             say(index, "raised", reason(error))
     return None
@@ -179,7 +165,7 @@ def main() -> None:
     with os.fdopen(job_in, "rb") as source:
         line = source.readline()
     if line:
-        serve(json.loads(line), output)
+        run_job(json.loads(line), output)
     os._exit(0)  # neither atexit handlers nor threads of the program keep the sandbox
 
 

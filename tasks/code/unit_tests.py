@@ -7,12 +7,11 @@ which is neither a builtin nor a module of the standard library nor imported fro
 
 Functions of one argument that only look at a value (`_PURE`) belong to the hole: what they return is plain where the value itself
 (a generator, say) is not. Where that leaves no hole, the program must define the one builtin that is called (MBPP has its own
-`sum` and `divmod`). Holes are evaluated beside the program, the rest of the assertion (the **question**) where the program has
-never been, over the plain values of the holes.
+`sum` and `divmod`). Holes are evaluated in the program's sandbox. The rest of the assertion is the **question**: it is evaluated in
+another sandbox, over the plain values of the holes.
 
-Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. What cannot be taken
-apart in this way is refused: values and functions that the setup makes itself, comparisons of one answer with another, questions
-about objects rather than values.
+Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. A test is refused that
+rests on values or functions of the setup's own, compares one answer with another, or asks about objects rather than values.
 """
 
 import ast
@@ -20,57 +19,22 @@ import builtins
 import sys
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeGuard
 
 _BUILTINS = frozenset(dir(builtins))
 _MODULES = sys.stdlib_module_names
 _BINDERS = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr)
-_PURE = frozenset(
-    [
-        "all",
-        "any",
-        "bool",
-        "dict",
-        "float",
-        "frozenset",
-        "int",
-        "iter",
-        "len",
-        "list",
-        "max",
-        "min",
-        "next",
-        "repr",
-        "reversed",
-        "set",
-        "sorted",
-        "str",
-        "sum",
-        "tuple",
-    ]
-)
+_CONVERSIONS = (bool, dict, float, frozenset, int, list, set, str, tuple)
+_LOOKING = (all, any, iter, len, max, min, next, repr, reversed, sorted, sum)
+_PURE = frozenset(each.__name__ for each in (*_CONVERSIONS, *_LOOKING))
 _ASKING = frozenset({"isinstance", "type"})
-_TYPES = frozenset(
-    [
-        "bool",
-        "bytes",
-        "complex",
-        "decimal",
-        "dict",
-        "float",
-        "fractions",
-        "frozenset",
-        "int",
-        "list",
-        "object",
-        "set",
-        "str",
-        "tuple",
-        "Decimal",
-        "Fraction",
-    ]
-)
+_TYPES = frozenset(kind.__name__ for kind in (*_CONVERSIONS, bytes, complex, object, Decimal, Fraction)) | {
+    "decimal",
+    "fractions",
+}
 _OF_OBJECTS = frozenset(["callable", "delattr", "dir", "getattr", "hasattr", "id", "issubclass", "setattr", "vars"])
 _OF_VALUES = frozenset(name for kind in (str, bytes, int, float, complex, list, tuple, set, dict) for name in dir(kind))
 
@@ -110,10 +74,7 @@ class Setup:
 @lru_cache(4096)
 def read_setup(text: str) -> Setup:
     """What a setup binds. Raises TestError when it is not Python, or imports names that it does not name."""
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise TestError(f"the setup is not Python ({error})") from None
+    body = _parsed(text, "the setup")
     imports = [node for node in body if _of_the_library(node)]
     imported = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
     if "*" in imported:
@@ -142,14 +103,11 @@ def read_setup(text: str) -> Setup:
 
 def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
     """Take an assertion apart. Raises TestError when it is none or cannot be judged apart from the program."""
-    try:
-        statements = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise TestError(f"it is not Python ({error})") from None
-    if len(statements) != 1 or not isinstance(statements[0], ast.Assert):
+    body = _parsed(text.strip(), "it")
+    if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise TestError("it is not one assert statement")
     splitter = _Splitter(setup, frozenset())
-    question = splitter.question(statements[0].test)
+    question = splitter.question(body[0].test)
     if not splitter.holes:
         splitter = _Splitter(setup, _called(question, setup))
         question = splitter.question(question)
@@ -169,10 +127,14 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
 
 def statements(text: str) -> list[str]:
     """The statements of a text with several tests. Raises TestError when it is not Python."""
+    return [ast.unparse(statement) for statement in _parsed(text, "it")]
+
+
+def _parsed(text: str, name: str) -> list[ast.stmt]:
     try:
-        return [ast.unparse(statement) for statement in ast.parse(text).body]
-    except (SyntaxError, ValueError) as error:
-        raise TestError(f"it is not Python ({error})") from None
+        return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise TestError(f"{name} is not Python ({error})") from None
 
 
 class _Splitter(ast.NodeTransformer):
@@ -331,9 +293,12 @@ def _called(question: ast.expr, setup: Setup) -> frozenset[str]:
     return frozenset({first[2]})
 
 
-def _holes_in(*nodes: ast.AST) -> int:
-    inside = [part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)]
-    return sum(name[:1] == "h" and name[1:].isdigit() for name in inside)
+def _is_hole_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id[:1] == "h" and node.id[1:].isdigit()
+
+
+def _holes_in(node: ast.AST) -> int:
+    return sum(map(_is_hole_name, ast.walk(node)))
 
 
 def _side_by_side(asked: ast.expr) -> bool:
@@ -359,11 +324,7 @@ def _check_question(question: ast.expr) -> None:
                 isinstance(each, ast.Is | ast.IsNot) for each in operators
             ):
                 operands = [left, *others]
-                holes = [
-                    each
-                    for each in operands
-                    if isinstance(each, ast.Name) and each.id[:1] == "h" and each.id[1:].isdigit()
-                ]
+                holes = [each for each in operands if _is_hole_name(each)]
                 if holes and not all(each in holes or _is_singleton(each) for each in operands):
                     raise TestError("it asks whether two objects are the same; ask whether they are equal")
 

@@ -1,7 +1,7 @@
 """Dialogues: rows of any usual form to messages, and messages to tokens of which the assistant's can be learned.
 
-Called by `tasks/dialogue/rows.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands of `trainer`. Invariant: a
-dialogue is rendered by the tokenizer's own chat template where it has one, else by `PLAIN`, in training as in scoring.
+Called by `tasks/kinds.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands. Invariant: a dialogue
+rendered by the tokenizer's own chat template where it has one, else by `PLAIN`, in training as in scoring.
 """
 
 import json
@@ -44,7 +44,7 @@ class ChatTokens:
     learned: list[int]
 
 
-def parse(value: object, where: str) -> Messages:
+def read_messages(value: object, where: str) -> Messages:
     r"""Messages of a cell: a list of objects with role and content, or a text of turns (`\n\nHuman: ... \n\nAssistant: ...`).
 
     A text without turns is one message of the user. `where` opens the error line. Raises DataError.
@@ -74,18 +74,18 @@ def _from_object(turn: object, where: str) -> Message:
     return Message(turn["role"], turn["content"])
 
 
-def plain(messages: Sequence[Message]) -> str:
-    """The dialogue as a text of turns, up to where the assistant's next one begins; `parse` reads it."""
+def dialogue_text(messages: Sequence[Message]) -> str:
+    """The dialogue as a text of turns, up to where the assistant's next one begins; `read_messages` reads it."""
     return "".join(f"\n\n{_NAMES[message.role]}: {message.content}" for message in messages) + "\n\nAssistant:"
 
 
-def dump(messages: Messages) -> str:
-    """Messages as one text, for `Problem.reference`; `load` reads it."""
+def dump_messages(messages: Messages) -> str:
+    """Messages as one text, for `Problem.reference`; `load_messages` reads it."""
     return json.dumps([asdict(message) for message in messages], ensure_ascii=False)
 
 
-def load(text: str) -> Messages:
-    """What `dump` wrote."""
+def load_messages(text: str) -> Messages:
+    """What `dump_messages` wrote."""
     return tuple(Message(turn["role"], turn["content"]) for turn in json.loads(text))
 
 
@@ -116,7 +116,7 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[
     return _ids(tokenizer, chat_text(tokenizer, messages, where, reply=True))
 
 
-def encode(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
+def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
     """Token ids of a whole dialogue, learned where the assistant speaks, up to and with the end-of-sequence token of each turn.
 
     A template that does not end a turn with that token gets one after the last, an empty one too. Raises DataError as `chat_text`,

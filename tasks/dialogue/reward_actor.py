@@ -1,6 +1,7 @@
 """The reward model as a Ray actor that scores batches during training, and its side in the driver.
 
-Made by `tasks/dialogue/reward_model.py` when the first batch is judged, for Ray is connected by then. Invariants: a call has a deadline; an actor that dies or hangs is started anew once per batch, after that the run stops with its name.
+Made by `tasks/judging.py` when the first batch is judged: Ray is connected by then. Invariants: a call has a deadline; an actor that
+dies or hangs is restarted once per batch, after that the run stops with its name.
 """
 
 from collections.abc import Sequence
@@ -13,22 +14,8 @@ from core.errors import ActorError, first_line
 from tasks.dialogue.chat import Messages
 from tasks.dialogue.reward_model import RewardScorer
 
-NAME = "reward-model"
-ATTEMPTS = 2
-
-
-class RewardActor:
-    """A reward model in a process of its own."""
-
-    def __init__(self, path: str, batch_tokens: int, device: str, threads: int) -> None:
-        import torch
-
-        torch.set_num_threads(threads)
-        self._scorer = RewardScorer(path, batch_tokens=batch_tokens, device=device)
-
-    def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
-        """See `RewardScorer.score`."""
-        return self._scorer.score(dialogues)
+_NAME = "reward-model"
+_ATTEMPTS = 2
 
 
 class RewardService:
@@ -47,7 +34,7 @@ class RewardService:
     def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
         """See `RewardScorer.score`. Raises ActorError when the actor fails twice."""
         failure = ""
-        for _ in range(ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             if self._actor is None:
                 self._actor = self._start()
             try:
@@ -60,15 +47,13 @@ class RewardService:
                 return scores
             self.close()
         raise ActorError(
-            f"{NAME}: {failure}, {ATTEMPTS} times; look into its log, then resume from the last checkpoint"
+            f"{_NAME}: {failure}, {_ATTEMPTS} times; look into its log, then resume from the last checkpoint"
         )
 
     def _start(self) -> Any:
         config = self._config
         gpus = config.gpus if ray.cluster_resources().get("GPU") else 0.0
         environment = {"OMP_NUM_THREADS": str(config.threads)} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
-        options = {"num_cpus": config.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+        scorer = ray.remote(num_cpus=config.cpus, num_gpus=gpus, runtime_env={"env_vars": environment})(RewardScorer)
         device = "cuda" if gpus else "cpu"
-        return (
-            ray.remote(RewardActor).options(**options).remote(config.path, config.batch_tokens, device, config.threads)
-        )
+        return scorer.remote(config.path, batch_tokens=config.batch_tokens, device=device, threads=config.threads)

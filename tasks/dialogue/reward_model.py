@@ -1,6 +1,6 @@
-"""The reward model in service: scores of dialogues, in batches, and how they become rewards.
+"""The reward model: scores of dialogues, in batches, and how they become rewards.
 
-Used by `tasks/task.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
+Used by `tasks/judging.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
 dialogue's score does not depend on the batch it is in (beyond rounding), nor on who loads the model.
 """
 
@@ -43,8 +43,8 @@ def read_scale(path: str) -> Scale:
     return Scale(found["mean"], found["deviation"], found.get("lowest"))
 
 
-def check_reward_model(path: str) -> None:
-    """Raises ModelError unless the model is a sequence classifier with one label."""
+def check_reward_model(path: str) -> Any:
+    """The model's configuration. Raises ModelError unless it is a sequence classifier with one label."""
     from transformers import AutoConfig
 
     if not path:
@@ -65,14 +65,12 @@ def check_reward_model(path: str) -> None:
             f"reward_model.path = {path}: {kind} with {config.num_labels} labels is no reward model; name a sequence classifier with "
             f"one label, such as a run of `launch.py reward-model`"
         )
+    return config
 
 
 def check_reward_context(path: str, tokens: int) -> None:
     """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and response)."""
-    from transformers import AutoConfig
-
-    check_reward_model(path)
-    context = _context(AutoConfig.from_pretrained(path))
+    context = check_reward_model(path).get_text_config().max_position_embeddings
     if tokens > context:
         raise ModelError(
             f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have rollout.max_prompt_tokens + "
@@ -80,31 +78,29 @@ def check_reward_context(path: str, tokens: int) -> None:
         )
 
 
-def _context(config: Any) -> int:
-    return int(config.get_text_config().max_position_embeddings)
-
-
 class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
-    def __init__(self, path: str, *, batch_tokens: int, device: str) -> None:
-        """`batch_tokens`: tokens of one pass, padding included."""
+    def __init__(self, path: str, *, batch_tokens: int, device: str, threads: int | None = None) -> None:
+        """`batch_tokens`: tokens of one pass, padding included. `threads`: of torch in this process, None for as many as now."""
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+        if threads is not None:
+            torch.set_num_threads(threads)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         config: Any = AutoConfig.from_pretrained(path)
         if config.pad_token_id is None:  # the classifier finds the last token by it, and many on the hub name none
             pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
             config.pad_token_id = end if pad is None else pad
         self._model = AutoModelForSequenceClassification.from_pretrained(path, config=config).to(device).eval()
-        self._context = _context(config)
+        self._context = config.get_text_config().max_position_embeddings
         self._batch_tokens = batch_tokens
         self._torch = torch
 
     def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
         """Score of each dialogue, which ends with the assistant's turn; None where it does not fit the model's context."""
-        rows = [chat.encode(self._tokenizer, messages, "reward model").ids for messages in dialogues]
+        rows = [chat.encode_dialogue(self._tokenizer, messages, "reward model").ids for messages in dialogues]
         scores: list[float | None] = [None] * len(rows)
         fitting = sorted((i for i, ids in enumerate(rows) if len(ids) <= self._context), key=lambda i: len(rows[i]))
         while fitting:
@@ -139,16 +135,9 @@ class Scorer(Protocol):
         ...
 
 
-def in_this_process(config: RewardModelConfig) -> Scorer:
-    """The scorer without Ray."""
+def local_scorer(config: RewardModelConfig) -> Scorer:
+    """The scorer in this process, without Ray."""
     return RewardScorer(config.path, batch_tokens=config.batch_tokens, device="cpu")
-
-
-def in_an_actor(config: RewardModelConfig) -> Scorer:
-    """The scorer in a Ray actor. Ray is imported here and not with the task: the driver sets its environment first."""
-    from tasks.dialogue.reward_actor import RewardService
-
-    return RewardService(config)
 
 
 class RewardJudge:
@@ -165,12 +154,12 @@ class RewardJudge:
         """Verdicts of (reference, response) pairs, in order. Raises ActorError when the model's actor fails twice."""
         if self._scorer is None:
             self._scorer = self._start(self._config)
-        scores = self._scorer.score([dialogue(reference, response) for reference, response in items])
-        lowest = worst(scores, self._scale)
-        return [verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
-
-    def wait_until_ready(self) -> None:
-        """The model is started with the first batch."""
+        replies = [
+            (chat.load_messages(reference), Message("assistant", response.strip())) for reference, response in items
+        ]
+        scores = self._scorer.score([(*messages, reply) for messages, reply in replies])
+        lowest = lowest_score(scores, self._scale)
+        return [score_verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
 
     def close(self) -> None:
         """End the model's process."""
@@ -178,29 +167,19 @@ class RewardJudge:
             self._scorer.close()
 
 
-def dialogue(reference: str, response: str) -> Messages:
-    """The dialogue of a problem with a response as the assistant's turn."""
-    return (*chat.load(reference), Message("assistant", response.strip()))
-
-
-def worst(scores: Sequence[float | None], scale: Scale) -> float:
+def lowest_score(scores: Sequence[float | None], scale: Scale) -> float:
     """The lowest score known: of this batch and of those the model was measured on; the mean where there is none.
 
-    >>> worst([2.0, None, float("nan")], Scale()), worst([2.0], Scale(lowest=-1.0)), worst([None], Scale(mean=3.0))
+    >>> lowest_score([2.0, None, float("nan")], Scale()), lowest_score([2.0], Scale(lowest=-1.0)), lowest_score([None], Scale(mean=3.0))
     (2.0, -1.0, 3.0)
     """
     known = [score for score in (*scores, scale.lowest) if score is not None and math.isfinite(score)]
     return min(known, default=scale.mean)
 
 
-def verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
+def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
     """The normalised score as reward; correct when above the threshold. What cannot be scored earns as `lowest` does, with its
     reason: nothing is gained by a response too long to be judged.
-
-    >>> verdict(3.0, Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
-    Verdict(reward=0.5, correct=True, detail='score 3.000', judge_failed=False)
-    >>> verdict(float("nan"), Scale(mean=1.0, deviation=4.0), 0.0, lowest=-3.0)
-    Verdict(reward=-1.0, correct=False, detail='the reward model returned nan', judge_failed=True)
     """
     least = (lowest - scale.mean) / scale.deviation
     if score is None:

@@ -1,9 +1,8 @@
 r"""Mathematics: final answers of GSM8K (`#### n`) and MATH (`\boxed{}`), compared by value with math-verify.
 
-Called by `tasks/task.py` (rows to items) and, in the judging processes, by `tasks/judge_worker.py` (`verify_gsm8k`, `verify_math`).
-Invariants: a response without an answer in the asked form is wrong, with that reason; two answers that are the same text, or
-both plain numbers, or surely different (`tasks/mathematics/refute.py`), are decided here, in microseconds, everything else by math-verify. No time limits in here:
-math-verify's own need the main thread, and the judge that calls this ends what takes too long.
+Called by `tasks/task.py` (rows to items) and by `tasks/judge_worker.py` in the judging processes (`verify_gsm8k`, `verify_math`).
+Invariants: a response without an answer in the asked form is wrong, with that reason. Equal texts, plain numbers and answers too
+large to evaluate are decided here; math-verify decides the rest. There is no time limit in here: the judge ends what takes too long.
 """
 
 import re
@@ -16,8 +15,7 @@ from typing import Any
 from core.config import Columns
 from core.errors import DataError
 from core.records import Verdict
-from tasks.mathematics.refute import differ
-from tasks.problems import Item, text_of
+from tasks.problems import Item, level_of, solution_of, text_of
 from tasks.sources import Row
 
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -30,8 +28,20 @@ _FRACTION = re.compile(
 )
 _UNIT = re.compile(r"\\(?:text|mbox|mathrm|textrm)\{\s*([a-zA-Z. ]+?)\s*\}\s*\^\{?([0-9])\}?$")
 _WORDS = re.compile(r"[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})+")
-_MAX_DIGITS = 4000
-"""A longer 'number' is refused instead of computed with."""
+_MOST_DIGITS = 4000
+"""Digits of a plain number; a longer one is not read as a number."""
+_LONGEST = 500
+"""Characters of an answer that math-verify reads: its parser's time grows fast with the length."""
+_DEEPEST = 10
+"""Brackets within brackets of such an answer: the parser's time doubles with each."""
+_FACTORIAL = re.compile(r"([0-9]{4,})\s*!")
+_EXPLODES = re.compile(
+    r"!\s*!|[({][^()a-zA-Z]*[)}]\s*!"  # a factorial of a factorial, or of numbers in brackets
+    r"|\^\s*\{?\s*[0-9]{6,}"  # an exponent of six digits
+    r"|[)}]\s*\^\s*\{?\s*[0-9]{3,}"  # an exponent of three digits on a bracket: simplifying expands the power
+    r"|\^\s*\{[^{}]*[0-9]\}?\s*\^"  # a tower of powers
+    r"|\^\s*\{?[0-9]+\}?\s*[)}]\s*\^"  # a power of a power
+)
 
 
 def gsm8k_solution(answer: str) -> str:
@@ -79,7 +89,7 @@ def number(answer: str) -> Decimal | None:
     text = (
         text.removeprefix("-").strip().removeprefix("$").removesuffix("$").removesuffix("%").removesuffix(".").strip()
     )
-    if not text or len(text) > _MAX_DIGITS or not _PLAIN.fullmatch(text) or not text[-1].isdigit():
+    if not text or len(text) > _MOST_DIGITS or not _PLAIN.fullmatch(text) or not text[-1].isdigit():
         return None
     value = Decimal(text.replace(",", ""))
     return -value if negative else value
@@ -121,9 +131,22 @@ def same_answer(gold: str, answer: str) -> bool:
     units = _UNIT.search(gold), _UNIT.search(answer)
     if units[0] and units[1] and units[0][1] == units[1][1] and units[0][2] != units[1][2]:
         return False  # cm^2 and cm^3: math-verify drops units with their exponents
-    if differ(gold, answer):
-        return False
+    if _too_large(gold) or _too_large(answer):
+        return "".join(gold.split()) == "".join(answer.split())
     return _same_by_math_verify(gold, answer)
+
+
+def _too_large(answer: str) -> bool:
+    r"""Whether evaluating an answer could take seconds. Only the usual ways are recognised: the judge's limit bounds the rest.
+
+    >>> [_too_large(text) for text in ("9^{9^{9}}", "(10^9)!", "(x+1)^{999}", "2^{2004}", "(n-1)!", "e^{-x^2}", r"1,\!000")]
+    [True, True, True, False, False, False, False]
+    """
+    depth = deepest = 0
+    for character in answer:
+        depth += (character in "({[") - (character in ")}]")
+        deepest = max(deepest, depth)
+    return len(answer) > _LONGEST or deepest > _DEEPEST or _EXPLODES.search(answer) is not None
 
 
 @lru_cache(1)
@@ -131,9 +154,7 @@ def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any], list[Any]]:
     """math-verify's parse and verify: imported late, for it loads sympy and a grammar."""
     import logging
 
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns that its own time limits are off: ours is outside
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     return parse, verify, [LatexExtractionConfig(), ExprExtractionConfig()]
@@ -143,6 +164,7 @@ def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any], list[Any]]:
 def _parsed(answer: str) -> list[Any]:
     parse, _, targets = _math_verify()
     answer = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", answer)  # its grammar misreads `\frac \pi4`
+    answer = _FACTORIAL.sub(r"k_{\1}", answer)  # as a symbol: 1/2004! and 1/2005! both round to 0
     found: list[Any] = parse(f"${answer}$", extraction_config=targets, parsing_timeout=None)
     return found
 
@@ -150,8 +172,6 @@ def _parsed(answer: str) -> list[Any]:
 @lru_cache(50_000)
 def _same_by_math_verify(gold: str, answer: str) -> bool:
     _, verify, _ = _math_verify()
-    if len(answer) > _MAX_DIGITS:
-        return False
     return bool(verify(_parsed(gold), _parsed(answer), timeout_seconds=None))
 
 
@@ -161,11 +181,7 @@ def gsm8k_answer(response: str) -> str | None:
 
 
 def math_answer(response: str) -> str | None:
-    r"""The answer that `verify_math` judges, plain numbers and fractions by their value.
-
-    >>> math_answer(r"so \boxed{0.50}"), math_answer(r"\boxed{\frac{1}{2}}"), math_answer("none")
-    ('1/2', '1/2', None)
-    """
+    r"""The answer that `verify_math` judges, plain numbers and fractions by their value."""
     return _by_value(boxed_answer(response))
 
 
@@ -202,10 +218,9 @@ def read_gsm8k(row: Row, columns: Columns, where: str) -> Item:
     reference = hash_answer(answer) if "####" in answer else answer
     if reference is None or number(reference) is None:
         raise DataError(f"{where}: column {columns.answer!r} has no number after '####'; mend or delete the row")
-    solution = None
-    if columns.solution is not None:
-        solution = gsm8k_solution(text_of(row, columns.solution, "solution", where))
-    return Item(text_of(row, columns.prompt, "prompt", where), reference, _level(row, columns), solution)
+    solution = solution_of(row, columns, where)
+    prompt = text_of(row, columns.prompt, "prompt", where)
+    return Item(prompt, reference, level_of(row, columns), solution and gsm8k_solution(solution))
 
 
 def read_math(row: Row, columns: Columns, where: str) -> Item:
@@ -221,8 +236,8 @@ def read_math(row: Row, columns: Columns, where: str) -> Item:
             f"{where}: column {columns.answer!r} has the gold answer {reference[:60]!r}, which no parser reads: braces that do not "
             f"match, no letter or digit, or words outside of \\text{{}}; mend or delete the row"
         )
-    solution = text_of(row, columns.solution, "solution", where) if columns.solution is not None else None
-    return Item(text_of(row, columns.prompt, "prompt", where), reference, _level(row, columns), solution)
+    prompt = text_of(row, columns.prompt, "prompt", where)
+    return Item(prompt, reference, level_of(row, columns), solution_of(row, columns, where))
 
 
 def _is_written(answer: str) -> bool:
@@ -237,7 +252,3 @@ def _is_written(answer: str) -> bool:
         if depth < 0:
             return False
     return depth == 0 and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())
-
-
-def _level(row: Row, columns: Columns) -> str:
-    return str(row[columns.level]) if columns.level is not None else ""

@@ -8,8 +8,8 @@ then the answer:
     *2=18
     #18
 
-Called by `tasks/task.py` (`PUZZLE`, `prefix_correct`) and `tasks/judge_worker.py` (`verify`). The reward looks at the
-final answer alone; `prefix_correct` looks at every character. Each operation is one small step (a number below 100 and a
+Called by `tasks/kinds.py` (`ARITHMETIC`) and `tasks/judge_worker.py` (`verify_arithmetic`). The reward looks at the
+final answer alone; the prefix check looks at every character. Each operation is one small step (a number below 100 and a
 digit), so a small model can learn it, and the errors of a chain accumulate with its length.
 """
 
@@ -18,8 +18,7 @@ import re
 import numpy as np
 
 from core.records import Verdict
-from tasks.problems import Item
-from tasks.synthetic.generated import Puzzle, count_of
+from tasks.synthetic.generated import Puzzle
 
 MODULUS = 100
 
@@ -41,19 +40,15 @@ def steps(expression: str) -> list[tuple[str, int]]:
     return done
 
 
-def solution(expression: str) -> str:
-    """The canonical solution.
-
-    >>> solution("7+5-3*2")
-    '+5=12\\n-3=9\\n*2=18\\n#18'
-    """
+def _solution(expression: str) -> str:
+    """The canonical solution."""
     done = steps(expression)
     return "".join(f"{operation}={value}\n" for operation, value in done) + f"#{done[-1][1]}"
 
 
-def verify(reference: str, response: str) -> Verdict:
+def verify_arithmetic(reference: str, response: str) -> Verdict:
     """Reward 1 if the last line, and no other, is `#` and the value of the expression `reference`."""
-    found = answer(response)
+    found = arithmetic_answer(response)
     if found is None:
         return Verdict(0.0, False, "no answer found: expected one line '#N', at the end")
     expected = f"#{steps(reference)[-1][1]}"
@@ -61,22 +56,22 @@ def verify(reference: str, response: str) -> Verdict:
     return Verdict(float(right), right, "" if right else f"answered {found[:20]}, expected {expected}")
 
 
-def answer(response: str) -> str | None:
+def arithmetic_answer(response: str) -> str | None:
     """The answer line of a response, None without exactly one at its end."""
     *lines, last = response.strip().split("\n")
     return last if last.startswith("#") and not any(line.startswith("#") for line in lines) else None
 
 
-def prefix_correct(expression: str, text: str) -> bool:
+def _prefix_correct(expression: str, text: str) -> bool:
     """Whether `text` begins a response without any mistake: right steps in order, then (early or not) the right answer.
 
     Exact for every prefix, also one cut inside a line. An answer given before all steps are written is no mistake if it
     is right.
 
-    >>> prefix_correct("7+5-3*2", "+5=12\\n-"), prefix_correct("7+5-3*2", "+5=13"), prefix_correct("7+5-3*2", "#18")
+    >>> _prefix_correct("7+5-3*2", "+5=12\\n-"), _prefix_correct("7+5-3*2", "+5=13"), _prefix_correct("7+5-3*2", "#18")
     (True, False, True)
     """
-    whole = solution(expression)
+    whole = _solution(expression)
     lines, ending = whole[: whole.index("#")], whole[whole.index("#") :]
     if lines.startswith(text):
         return True
@@ -85,21 +80,13 @@ def prefix_correct(expression: str, text: str) -> bool:
     return at_line_start and lines.startswith(written) and (ending + "\n").startswith(text[len(written) :])
 
 
-def draw(rng: np.random.Generator, operations: int) -> str:
-    """A random expression of that many operations: digits 1 to 9.
-
-    >>> len(draw(np.random.default_rng(0), 3))
-    7
-    """
+def _draw(rng: np.random.Generator, operations: int) -> str:
+    """A random expression of that many operations: digits 1 to 9."""
     digits = rng.integers(1, 10, operations + 1)
     signs = rng.integers(0, 3, operations)
     return str(digits[0]) + "".join(f"{'+-*'[s]}{d}" for s, d in zip(signs, digits[1:], strict=True))
 
 
-def item(expression: str) -> Item:
-    """The problem of an expression."""
-    level = count_of(len(_TERM.findall(expression)), "operation")
-    return Item(f"{expression}=\n", expression, level, solution(expression))
-
-
-PUZZLE = Puzzle("arithmetic", "0123456789+-*=#\n", draw, item)
+ARITHMETIC = Puzzle(
+    "arithmetic", "0123456789+-*=#\n", _draw, _solution, lambda text: len(steps(text)), _prefix_correct, "=\n"
+)

@@ -8,8 +8,8 @@ are left and puts their result back; the last result is the target:
     5+14=19
 
 Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Two numbers once combined
-cannot be had back, so a wrong choice early decides the end. Called by `tasks/task.py` (`PUZZLE`, `prefix_correct`) and
-`tasks/judge_worker.py` (`verify`). Invariant: `prefix_correct` is exact: true if and only if some continuation of the text is
+cannot be taken apart again, so a wrong choice early decides the end. Called by `tasks/kinds.py` (`COUNTDOWN`) and
+`tasks/judge_worker.py` (`verify_countdown`). Invariant: the prefix check is exact: it is true if and only if some continuation is
 judged correct, by search over everything that the remaining numbers can still give.
 """
 
@@ -22,8 +22,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
-from tasks.problems import Item
-from tasks.synthetic.generated import Puzzle, can_follow, count_of, wrong
+from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
 LARGEST = 200
 """Largest result of a line."""
@@ -38,7 +37,7 @@ Numbers = tuple[int, ...]
 _LINE = re.compile(r"([1-9]\d{0,5})([+*/-])([1-9]\d{0,5})=([1-9]\d{0,5})", re.ASCII)
 
 
-def parse(text: str) -> tuple[Numbers, int]:
+def read_countdown(text: str) -> tuple[Numbers, int]:
     """Numbers and target of a problem's text."""
     numbers, _, target = text.partition(">")
     return tuple(sorted(map(int, numbers.split(",")))), int(target)
@@ -88,38 +87,34 @@ def reachable(numbers: Numbers) -> frozenset[int]:
     return frozenset().union(*(reachable(left) for left in {left for _, left in moves(numbers)}))
 
 
-def options(numbers: Numbers, target: int) -> Mapping[str, Numbers]:
+def _options(numbers: Numbers, target: int) -> Mapping[str, Numbers]:
     """The lines from which the target can still be reached; none once there is one number left."""
     return {line: left for line, left in moves(numbers) if target in reachable(left)}
 
 
-def prefix_correct(text: str, response: str) -> bool:
+def _prefix_correct(text: str, response: str) -> bool:
     """Whether the target can still be reached after this prefix of a response; exact, also inside a line.
 
-    >>> prefix_correct("2,3,5>16", "2*3=6\\n"), prefix_correct("2,3,5>16", "3+5=8\\n2*8")
+    >>> _prefix_correct("2,3,5>16", "2*3=6\\n"), _prefix_correct("2,3,5>16", "3+5=8\\n2*8")
     (False, True)
     """
-    numbers, target = parse(text)
-    return can_follow(response, numbers, lambda left: options(left, target))
+    numbers, target = read_countdown(text)
+    return can_follow(response, numbers, lambda left: _options(left, target))
 
 
-def solution(text: str) -> str:
-    """The first solution in the order of `moves`.
-
-    >>> solution("2,3,5>16")
-    '3+5=8\\n2*8=16'
-    """
-    numbers, target = parse(text)
+def _solution(text: str) -> str:
+    """The first solution in the order of `moves`."""
+    numbers, target = read_countdown(text)
     lines = []
     while len(numbers) > 1:
-        line, numbers = next(iter(options(numbers, target).items()))
+        line, numbers = next(iter(_options(numbers, target).items()))
         lines.append(line)
     return "\n".join(lines)
 
 
-def verify(text: str, response: str) -> Verdict:
+def verify_countdown(text: str, response: str) -> Verdict:
     """Reward 1 if every line combines two numbers that are there, rightly computed, until the target is the one left."""
-    numbers, target = parse(text)
+    numbers, target = read_countdown(text)
     for row, line in enumerate(response.rstrip("\n").split("\n"), 1):
         match = _LINE.fullmatch(line)
         if match is None:
@@ -135,7 +130,7 @@ def verify(text: str, response: str) -> Verdict:
     return Verdict(1.0, True) if right else wrong(f"{', '.join(map(str, numbers))} left, expected {target} alone")
 
 
-def draw(rng: np.random.Generator, operations: int) -> str:
+def _draw(rng: np.random.Generator, operations: int) -> str:
     """Random numbers, one more than operations, and a target that they can give: drawn from a random way to combine them."""
     if operations > MOST:
         raise DataError(
@@ -149,9 +144,4 @@ def draw(rng: np.random.Generator, operations: int) -> str:
     return f"{','.join(map(str, given))}>{left[0]}"
 
 
-def item(text: str) -> Item:
-    """The problem of a text."""
-    return Item(f"{text}\n", text, count_of(text.count(","), "operation"), solution(text))
-
-
-PUZZLE = Puzzle("countdown", "0123456789,>+-*/=\n", draw, item)
+COUNTDOWN = Puzzle("countdown", "0123456789,>+-*/=\n", _draw, _solution, lambda text: text.count(","), _prefix_correct)

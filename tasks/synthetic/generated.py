@@ -1,8 +1,7 @@
-"""What the generated tasks share: distinct problems by length, a held-out set that no seed touches, and prefix checking.
+"""What the generated tasks share: distinct problems by length, an evaluation set that no seed changes, and prefix checking.
 
-Called by `tasks/task.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task: arithmetic, lock, countdown.
-Invariant: whether a problem is held out for evaluation depends on its text alone, so no seed, length or starter ever trains on
-an evaluation problem.
+Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task: arithmetic, lock, countdown.
+Invariant: whether a problem is for evaluation depends on its text alone, so no seed, length or starter trains on one.
 """
 
 from collections import deque
@@ -15,9 +14,9 @@ import numpy as np
 from core.errors import DataError
 from core.records import Verdict
 from core.seeds import generator
-from tasks.problems import Item, digest
+from tasks.problems import Item, prompt_digest
 
-HELD_OUT_SHARE = 8
+EVALUATION_SHARE = 8
 """One problem in this many is for evaluation."""
 TRIES = 1000
 """Draws for one new problem before its length counts as used up."""
@@ -33,17 +32,27 @@ class Puzzle:
     alphabet: str  # all characters of prompts and solutions
     draw: Callable[
         [np.random.Generator, int], str
-    ]  # a random problem (its text, the reference) of that many operations
-    item: Callable[[str], Item]  # the problem of a text
+    ]  # the text (and reference) of a random problem of so many operations
+    solution: Callable[[str], str]  # the canonical solution of a text
+    operations: Callable[[str], int]  # of the shortest solution of a text: its difficulty
+    prefix_correct: Callable[[str, str], bool]  # text, prefix of a response -> whether it is without a mistake; exact
+    ending: str = "\n"  # of the prompt, after the text
+    units: tuple[str, str] = ("operation", "operations")
+
+    def item(self, text: str) -> Item:
+        """The problem of a text."""
+        count = self.operations(text)
+        level = f"{count} {self.units[count != 1]}"
+        return Item(text + self.ending, text, level, self.solution(text))
 
 
-def held_out(text: str) -> bool:
-    """Whether the problem of this text is for evaluation, whatever the run."""
-    return int(digest(text), 16) % HELD_OUT_SHARE == 0
+def is_for_evaluation(text: str) -> bool:
+    """Whether the problem of this text is for evaluation, in every run."""
+    return int(prompt_digest(text), 16) % EVALUATION_SHARE == 0
 
 
-def items(puzzle: Puzzle, seed: int, operations: range, count: int, *, evaluation: bool) -> list[Item]:
-    """`count` distinct problems, the lengths taking turns; from the held-out ones or from the others.
+def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, evaluation: bool) -> list[Item]:
+    """`count` distinct problems, the lengths taking turns; from the evaluation problems or from the others.
 
     Evaluation problems do not depend on the seed. Raises DataError when there are not that many.
     """
@@ -52,7 +61,7 @@ def items(puzzle: Puzzle, seed: int, operations: range, count: int, *, evaluatio
     lengths = deque(operations)
     while lengths and len(found) < count:
         drawn = (puzzle.draw(rng, lengths[0]) for _ in range(TRIES))
-        fresh = next((text for text in drawn if held_out(text) == evaluation and text not in found), None)
+        fresh = next((text for text in drawn if is_for_evaluation(text) == evaluation and text not in found), None)
         if fresh is None:
             lengths.popleft()  # nearly all problems of this length are in use
         else:
@@ -96,12 +105,3 @@ def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> 
 def wrong(detail: str) -> Verdict:
     """Reward 0 with its reason."""
     return Verdict(0.0, False, detail)
-
-
-def count_of(operations: int, noun: str) -> str:
-    """A difficulty level.
-
-    >>> count_of(1, "press"), count_of(3, "operation")
-    ('1 press', '3 operations')
-    """
-    return f"{operations} {noun}{'' if operations == 1 else 'es' if noun.endswith('s') else 's'}"

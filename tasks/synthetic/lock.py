@@ -8,10 +8,9 @@ and opens the lock:
     *3=16
     open
 
-A miscalculated line, a trap, or more than `PRESSES` presses and the lock is jammed for good: most wrong turns cannot be mended
-later, which is what makes a lock a test of replay. Called by `tasks/task.py` (`PUZZLE`, `prefix_correct`) and
-`tasks/judge_worker.py` (`verify`). Invariant: `prefix_correct` is exact: true if and only if some continuation of the text is
-judged correct.
+A miscalculated line, a trap, or more than `PRESSES` presses and the lock never opens: most wrong presses cannot be undone, which
+is what makes a lock a test of replay. Called by `tasks/kinds.py` (`LOCK`) and `tasks/judge_worker.py` (`verify_lock`). Invariant:
+the prefix check is exact: it is true if and only if some continuation of the text is judged correct.
 """
 
 import re
@@ -24,8 +23,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
-from tasks.problems import Item
-from tasks.synthetic.generated import Puzzle, can_follow, count_of, wrong
+from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
 POSITIONS = 20
 TRAPS = 6
@@ -34,7 +32,7 @@ PRESSES = 8
 BUTTONS = {"+7": lambda x: (x + 7) % POSITIONS, "-4": lambda x: (x - 4) % POSITIONS, "*3": lambda x: 3 * x % POSITIONS}
 OPEN = "open"
 FAR = PRESSES + 1
-TRIES = 400
+LOCK_TRIES = 400
 """Draws for a lock of one length: six presses are needed from one position in forty."""
 
 _TEXT = re.compile(r"(\d+)>(\d+)!([\d,]+)")
@@ -58,7 +56,7 @@ class Dial:
     opened: bool = False
 
 
-def parse(text: str) -> Lock:
+def read_lock(text: str) -> Lock:
     """The lock of a problem's text."""
     match = _TEXT.fullmatch(text)
     assert match, text
@@ -81,7 +79,7 @@ def distances(goal: int, traps: frozenset[int]) -> tuple[int, ...]:
     return tuple(fewest)
 
 
-def options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
+def _options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
     """The lines from which the lock can still be opened in time; none once it is open."""
     if dial.opened:
         return {}
@@ -95,23 +93,19 @@ def options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
     return found
 
 
-def prefix_correct(text: str, response: str) -> bool:
+def _prefix_correct(text: str, response: str) -> bool:
     """Whether the lock can still be opened after this prefix of a response; exact, also inside a line.
 
-    >>> prefix_correct("5>16!1,3,9,14,17,18", "+7=12\\n*"), prefix_correct("5>16!1,3,9,14,17,18", "-4=1")
+    >>> _prefix_correct("5>16!1,3,9,14,17,18", "+7=12\\n*"), _prefix_correct("5>16!1,3,9,14,17,18", "-4=1")
     (True, False)
     """
-    lock = parse(text)
-    return can_follow(response, Dial(lock.start, 0), lambda dial: options(lock, dial))
+    lock = read_lock(text)
+    return can_follow(response, Dial(lock.start, 0), lambda dial: _options(lock, dial))
 
 
-def solution(text: str) -> str:
-    """A shortest way, at every press the first button that shortens it.
-
-    >>> solution("5>16!1,3,9,14,17,18")
-    '+7=12\\n*3=16\\nopen'
-    """
-    lock = parse(text)
+def _solution(text: str) -> str:
+    """A shortest way, at every press the first button that shortens it."""
+    lock = read_lock(text)
     far = distances(lock.goal, lock.traps)
     position, lines = lock.start, []
     while position != lock.goal:
@@ -121,9 +115,9 @@ def solution(text: str) -> str:
     return "\n".join([*lines, OPEN])
 
 
-def verify(text: str, response: str) -> Verdict:
+def verify_lock(text: str, response: str) -> Verdict:
     """Reward 1 if the lines lead from the start to the goal, rightly computed, around every trap, and end with `open`."""
-    lock = parse(text)
+    lock = read_lock(text)
     *presses, last = response.rstrip("\n").split("\n")
     position = lock.start
     for number, line in enumerate(presses, 1):
@@ -144,9 +138,9 @@ def verify(text: str, response: str) -> Verdict:
     return Verdict(1.0, True)
 
 
-def draw(rng: np.random.Generator, operations: int) -> str:
+def _draw(rng: np.random.Generator, operations: int) -> str:
     """A random lock whose shortest way has that many presses. Raises DataError when none is found."""
-    for _ in range(TRIES):
+    for _ in range(LOCK_TRIES):
         places = [int(place) for place in rng.permutation(POSITIONS)]
         traps, goal = frozenset(places[:TRAPS]), places[TRAPS]
         far = distances(goal, traps)
@@ -156,10 +150,11 @@ def draw(rng: np.random.Generator, operations: int) -> str:
     raise DataError(f"task lock: no lock with a shortest way of {operations} presses; lower task.max_operations to 6")
 
 
-def item(text: str) -> Item:
-    """The problem of a lock's text."""
-    lock = parse(text)
-    return Item(f"{text}\n", text, count_of(distances(lock.goal, lock.traps)[lock.start], "press"), solution(text))
+def _presses(text: str) -> int:
+    lock = read_lock(text)
+    return distances(lock.goal, lock.traps)[lock.start]
 
 
-PUZZLE = Puzzle("lock", "0123456789>!,+-*=open\n", draw, item)
+LOCK = Puzzle(
+    "lock", "0123456789>!,+-*=open\n", _draw, _solution, _presses, _prefix_correct, units=("press", "presses")
+)

@@ -24,7 +24,7 @@ from core.run_directory import (
     write_samples,
     write_versions,
 )
-from tasks.task import start_judges
+from tasks.judging import start_judges
 
 NOON = datetime(2026, 2, 1, 12, 0, 5)
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
-from tasks.code.sandbox import Job, Limits, Sandbox
-from tasks.judge import JudgePool
+from tasks.code.sandbox import Limits, ProgramJob, Sandbox
+from tasks.judge import JudgePool, LocalJudge
+from tasks.judging import start_judges
 
 SELF = "tests.tasks.verifiers"
 
@@ -70,6 +72,15 @@ def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monke
     assert (hasty.replaced, pool.replaced) == (2, 1)
 
 
+def test_an_answer_whose_value_takes_for_ever_costs_one_limit() -> None:
+    """The huge binomial is not among the answers that `tasks.mathematics.answers` recognises as too large."""
+    judges = JudgePool("tasks.mathematics.answers:verify_math", workers=1, limit=3.0, memory_gib=4.0)
+    verdicts = judges.judge([("5", r"\boxed{\binom{10^9}{5\cdot10^8}}"), ("5", r"\boxed{5}")])
+    judges.close()
+    assert [verdict.correct for verdict in verdicts] == [False, True]
+    assert verdicts[0].judge_failed
+
+
 def test_closing_ends_what_is_being_judged(pool: JudgePool) -> None:
     """Ctrl-C in the middle of thousands of programs."""
     with ThreadPoolExecutor(1) as other:
@@ -111,7 +122,7 @@ def test_judges_work_where_many_files_are_open() -> None:
             verdicts = judges.judge([("", "say 5")])
             judges.close()
             assert verdicts[0].reward == 5.0
-            assert Sandbox("unsafe-subprocess", Limits(60.0, 512)).run(Job("", ["1"])).values == {0: 1}
+            assert Sandbox("unsafe-subprocess", Limits(60.0, 512)).run(ProgramJob("", ["1"])).values == {0: 1}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -152,6 +163,31 @@ def test_a_judge_that_cannot_be_started_anew_is_an_error_of_the_actors(
     monkeypatch.syspath_prepend(tmp_path)
     judges = JudgePool("loads_once:verify", workers=1, limit=60.0, memory_gib=0.0)
     assert judges.judge([("", "say")])[0].reward == 1.0
-    with pytest.raises(ActorError, match=r"a judge was lost and cannot be started anew: .*the licence is in use"):
+    with pytest.raises(ActorError, match=r"a judge was lost and cannot be restarted: .*the licence is in use"):
         judges.judge([("", "die"), ("", "say")])
     judges.close()
+
+
+ITEMS = [("3", "so it is 3\n#### 3"), ("3", "#### 4"), ("3", "nothing")]
+
+
+def test_the_verdicts_are_those_of_a_judging_process() -> None:
+    verifier = "tasks.mathematics.answers:verify_gsm8k"
+    pool = JudgePool(verifier, workers=1, limit=60.0, memory_gib=0.0)
+    local = start_judges(TaskConfig(name="gsm8k", judge_workers=0))
+    assert isinstance(local, LocalJudge)
+    found = local.judge(ITEMS)
+    assert found == pool.judge(ITEMS)
+    assert [one.correct for one in found] == [True, False, False]
+    pool.close()
+
+
+def test_a_reward_beside_the_run_is_found_and_may_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("def reward(reference, response):\n    return 1 / len(response)\n")
+    monkeypatch.chdir(tmp_path)
+    verdicts = LocalJudge("beside:reward").judge([("", "ab"), ("", "")])
+    assert verdicts[0].reward == 0.5
+    assert verdicts[1].reward == 0.0
+    assert "ZeroDivisionError" in verdicts[1].detail
+    with pytest.raises(ConfigError, match="nowhere:reward"):
+        LocalJudge("nowhere:reward")

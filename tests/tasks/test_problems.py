@@ -10,7 +10,7 @@ from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
 from tasks.mathematics.answers import read_gsm8k
-from tasks.problems import Item, encode, load_items, render, split_items
+from tasks.problems import Item, encode_problems, load_items, render_item, split_items
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 
@@ -64,8 +64,8 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
     given_items = [Item("1", "1", solution="12345"), Item("12", "1", solution="123456"), Item("123", "1", solution="1")]
     # one token a character: the template adds 6; the end of sequence adds 1 to a solution
-    split = encode(
-        config, tokenizer, given_items, given_items[:1], duplicates=0, max_prompt_tokens=8, max_response_tokens=6
+    split = encode_problems(
+        config, tokenizer, (given_items, given_items[:1], 0), max_prompt_tokens=8, max_response_tokens=6
     )
     assert [len(problem.prompt_ids) for problem in split.train] == [7, 8]
     solutions = [None if p.solution_ids is None else p.solution_ids.tolist() for p in split.train]
@@ -73,20 +73,18 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
     assert solutions[0] == [*tokenizer("12345")["input_ids"], tokenizer.eos_token_id]
     assert (split.left_out.long_prompts, split.left_out.long_solutions) == (1, 1)
     with pytest.raises(DataError, match=r"all 3 training prompts are longer than rollout\.max_prompt_tokens = 6"):
-        encode(config, tokenizer, given_items, [], duplicates=0, max_prompt_tokens=6, max_response_tokens=6)
+        encode_problems(config, tokenizer, (given_items, [], 0), max_prompt_tokens=6, max_response_tokens=6)
 
 
 def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
-    text = tokenizer.decode(render(r"Put it in \boxed{}: {prompt}", tokenizer, "{x}"))
+    text = tokenizer.decode(render_item(r"Put it in \boxed{}: {prompt}", tokenizer, Item("{x}", "")))
     assert text == r"Put it in \boxed{}: {x}"
     with pytest.raises(ConfigError, match=r"has no \{prompt\}"):
-        encode(
+        encode_problems(
             TaskConfig(template="Q:"),
             tokenizer,
-            items(1),
-            items(1),
-            duplicates=0,
+            (items(1), items(1), 0),
             max_prompt_tokens=9,
             max_response_tokens=9,
         )
@@ -95,7 +93,7 @@ def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
 def test_the_chat_template_is_put_around_the_prompt() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
     tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
-    assert tokenizer.decode(render("Q {prompt}", tokenizer, "1+1")) == "[user]Q 1+1[bot]"
+    assert tokenizer.decode(render_item("Q {prompt}", tokenizer, Item("1+1", ""))) == "[user]Q 1+1[bot]"
 
 
 def test_bad_rows_are_named(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from core.errors import DataError, ModelError
 from tasks.corpus import Example, synthetic_corpus, text_corpus
 from tasks.problems import Item
 from tasks.starter import resolve_model
-from tasks.synthetic import arithmetic
-from tasks.synthetic.generated import held_out
+from tasks.synthetic.arithmetic import ARITHMETIC, steps
+from tasks.synthetic.generated import is_for_evaluation
 from tasks.warmstart import batches, tensors
 
 TINY = StarterConfig(hidden_size=32, layers=1, heads=1, vocabulary=300, steps=12, batch_size=8, max_operations=2)
@@ -50,7 +50,7 @@ def test_the_starter_loads_as_any_model_and_its_tokenizer_comes_back_as_it_was(t
         assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
         assert model.config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
         assert (place / "model.safetensors").is_file()
-        text = arithmetic.solution("7+5-3*2") if task.name == "arithmetic" else "Tom has 12 é\n#### 3"
+        text = ARITHMETIC.solution("7+5-3*2") if task.name == "arithmetic" else "Tom has 12 é\n#### 3"
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text
         assert (
@@ -114,7 +114,7 @@ def test_a_text_starter_needs_solutions(tmp_path: Path) -> None:
 
 
 def test_the_arithmetic_corpus_has_short_chains_mostly_and_no_evaluation_problem() -> None:
-    corpus = synthetic_corpus(arithmetic.PUZZLE, TINY.model_copy(update={"max_operations": 4}), "{prompt}", seed=0)
+    corpus = synthetic_corpus(ARITHMETIC, TINY.model_copy(update={"max_operations": 4}), "{prompt}", seed=0)
     tokenizer = corpus.tokenizer()
     drawn = list(itertools.islice(corpus.examples(tokenizer), 2000))
     again = list(itertools.islice(corpus.examples(tokenizer), 2000))
@@ -123,10 +123,10 @@ def test_the_arithmetic_corpus_has_short_chains_mostly_and_no_evaluation_problem
     for example in drawn:
         prompt = tokenizer.decode(example.ids[: example.loss_from])
         expression = prompt.removesuffix("=\n")
-        assert not held_out(expression)
-        assert tokenizer.decode(example.ids[example.loss_from : -1]) == arithmetic.solution(expression)
+        assert not is_for_evaluation(expression)
+        assert tokenizer.decode(example.ids[example.loss_from : -1]) == ARITHMETIC.solution(expression)
         assert example.ids[-1] == tokenizer.eos_token_id
-        lengths[len(arithmetic.steps(expression))] += 1
+        lengths[len(steps(expression))] += 1
     # 0.6^1..0.6^4 = 0.6 0.36 0.216 0.1296, sum 1.3056: 919 551 331 198 of 2000, standard deviations below 23
     assert [abs(lengths[n] - want) < 100 for n, want in enumerate((919, 551, 331, 198), 1)] == [True] * 4
 

@@ -11,16 +11,18 @@ from core.config import Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
+from tasks.judging import check_judges
+from tasks.kinds import task_items
 from tasks.problems import Tokenizer
-from tasks.synthetic import arithmetic
-from tasks.task import Task, build_task, check_judges, fingerprint, task_items
+from tasks.synthetic.arithmetic import ARITHMETIC
+from tasks.task import Task, build_task, task_fingerprint
 
 SMALL = TaskConfig(problems=40, eval_problems=14, judge_timeout=60.0)  # the machine may be busy
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return character_tokenizer(arithmetic.PUZZLE.alphabet)
+    return character_tokenizer(ARITHMETIC.alphabet)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +78,9 @@ def test_the_fingerprint_names_task_data_and_vocabulary(task: Task, tokenizer: T
     same.close()
     other.close()
     assert same.fingerprint == task.fingerprint != other.fingerprint
-    assert fingerprint("x", task.train, tokenizer) != task.fingerprint
+    assert task_fingerprint("x", task.train, tokenizer) != task.fingerprint
     assert (
-        fingerprint("arithmetic", task.train, character_tokenizer("#" + arithmetic.PUZZLE.alphabet)) != task.fingerprint
+        task_fingerprint("arithmetic", task.train, character_tokenizer("#" + ARITHMETIC.alphabet)) != task.fingerprint
     )
 
 

@@ -21,7 +21,8 @@ from core.load import dump_config
 from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
 from core.run_directory import RunDirectory
 from core.sampling import Sampling
-from tasks.task import BUILDERS, Task
+from tasks.kinds import KINDS
+from tasks.task import Task
 from tests.trainer.test_preflight import save_model, save_tokenizer
 from trainer import build
 from trainer.evaluation import (
@@ -210,7 +211,7 @@ def test_responses_are_written_before_models_are_compared(
 
 
 def test_answers_are_compared_by_value() -> None:
-    voted = {name: recipe.answer for name, recipe in BUILDERS.items() if recipe.answer}
+    voted = {name: kind.answer for name, kind in KINDS.items() if kind.answer}
     assert {name: answer("+5=12\n#12") for name, answer in voted.items() if name == "arithmetic"} == {
         "arithmetic": "#12"
     }

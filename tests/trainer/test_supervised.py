@@ -28,14 +28,12 @@ from tasks.dialogue.reward_model import (
     RewardScorer,
     Scale,
     check_reward_model,
-    dialogue,
-    in_an_actor,
-    in_this_process,
+    local_scorer,
     read_scale,
-    verdict,
+    score_verdict,
 )
+from tasks.kinds import task_items
 from tasks.starter import resolve_model
-from tasks.task import task_items
 from tests.conftest import FEW_ROWS
 from trainer.supervised import (
     MakeJob,
@@ -133,7 +131,8 @@ def pairs(tokenizer: Any, count: int) -> list[Pair]:
     for i in range(count):
         asked = Message("user", f"{i}?")
         sides = [
-            chat.encode(tokenizer, (asked, Message("assistant", said)), "x").ids for said in ("yes please", "no way")
+            chat.encode_dialogue(tokenizer, (asked, Message("assistant", said)), "x").ids
+            for said in ("yes please", "no way")
         ]
         found.append(Pair(*(np.array(side, np.int32) for side in sides)))
     return found
@@ -196,19 +195,21 @@ def test_a_resumed_run_ends_with_the_same_numbers_and_weights(rewards: Path, mod
 
 def items(count: int) -> list[tuple[str, str]]:
     return [
-        (chat.dump((Message("user", f"{i}?"),)), said) for i in range(count) for said in ("yes please", "no way", "")
+        (chat.dump_messages((Message("user", f"{i}?"),)), said)
+        for i in range(count)
+        for said in ("yes please", "no way", "")
     ]
 
 
 def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_batch(rewards: Path, model: str) -> None:
     policy = str(rewards / "policy")
-    asked = [dialogue(reference, response) for reference, response in items(5)]
+    asked = [(*chat.load_messages(told), Message("assistant", said)) for told, said in items(5)]
     together = RewardScorer(policy, batch_tokens=10_000, device="cpu").score(asked)
     alone = RewardScorer(policy, batch_tokens=1, device="cpu").score(asked)
     assert together == pytest.approx(alone, abs=1e-5)
     scale = read_scale(policy)
     settings = RewardModelConfig(path=policy, threshold=0.25)
-    verdicts = RewardJudge(settings, in_this_process).judge(items(5))
+    verdicts = RewardJudge(settings, local_scorer).judge(items(5))
     assert [one.reward for one in verdicts] == pytest.approx(
         [((score or 0.0) - scale.mean) / scale.deviation for score in together]
     )
@@ -222,14 +223,14 @@ def test_rewards_are_the_normalised_scores_of_the_trained_model_whatever_the_bat
 
 
 def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
-    long = [(chat.dump((Message("user", "x" * 3000),)), "yes")]
-    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), in_this_process).judge([*long, *items(1)])
+    long = [(chat.dump_messages((Message("user", "x" * 3000),)), "yes")]
+    judged = RewardJudge(RewardModelConfig(path=str(rewards / "policy")), local_scorer).judge([*long, *items(1)])
     assert judged[0].detail == "the dialogue is longer than the reward model's context"
     assert (judged[0].correct, judged[0].judge_failed) == (False, True)
     assert judged[0].reward == min(one.reward for one in judged) < 0.0  # held-out replies are as low, or lower
-    unscored = verdict(float("nan"), Scale(), 0.0, lowest=-1.0)
+    unscored = score_verdict(float("nan"), Scale(), 0.0, lowest=-1.0)
     assert unscored == Verdict(-1.0, False, "the reward model returned nan", True)
-    assert verdict(3.0, Scale(1.0, 4.0), 0.5, lowest=-1.0) == Verdict(
+    assert score_verdict(3.0, Scale(1.0, 4.0), 0.5, lowest=-1.0) == Verdict(
         0.5, False, "score 3.000"
     )  # not above the threshold
 
@@ -238,15 +239,17 @@ def test_what_cannot_be_scored_is_a_counted_verdict(rewards: Path) -> None:
 def test_the_actor_scores_as_the_model_does_and_is_replaced_when_it_dies(rewards: Path) -> None:
     import ray
 
+    from tasks.dialogue.reward_actor import RewardService
+
     settings = RewardModelConfig(path=str(rewards / "policy"), cpus=0.5)
-    expected = [one.reward for one in RewardJudge(settings, in_this_process).judge(items(3))]
-    judge = RewardJudge(settings, in_an_actor)
+    expected = [one.reward for one in RewardJudge(settings, local_scorer).judge(items(3))]
+    judge = RewardJudge(settings, RewardService)
     assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
     ray.kill(judge._scorer._actor)  # type: ignore[union-attr]
     assert [one.reward for one in judge.judge(items(3))] == pytest.approx(expected, abs=1e-5)
     judge.close()
     hasty = RewardJudge(
-        settings.model_copy(update={"deadline": 1e-3}), in_an_actor
+        settings.model_copy(update={"deadline": 1e-3}), RewardService
     )  # the model alone takes longer to load
     with pytest.raises(ActorError, match=r"reward-model: no answer within 0\.001 s .*, 2 times"):
         hasty.judge(items(1))

@@ -268,7 +268,7 @@ def test_nothing_outlives_its_verdict() -> None:
 def test_a_judge_that_is_killed_takes_its_sandbox_along() -> None:
     code = (
         "import sys\nfrom tasks.code.sandbox import *\nsandbox = Sandbox('bubblewrap', Limits(300.0, 258))\n"
-        "print('begun', flush=True)\nsandbox.run(Job('import time\\ntime.sleep(10000)', ['1']))"
+        "print('begun', flush=True)\nsandbox.run(ProgramJob('import time\\ntime.sleep(10000)', ['1']))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as judge:
         assert judge.stdout

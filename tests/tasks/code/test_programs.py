@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code.programs import CodeJudge, _Asked, equal, limits_of, parse_reference, plain, program_of, read_mbpp
+from tasks.code.programs import CodeJudge, _Asked, equal, is_plain, limits_of, parse_reference, program_of, read_mbpp
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, SandboxError, check_sandbox
-from tasks.code.sandbox_driver import decode, encode
+from tasks.code.sandbox_driver import decode_value, encode_value
 from tasks.code.unit_tests import split_test
 from tasks.judge import JudgePool
+from tasks.judging import check_judges, start_judges
 from tasks.problems import Item, load_items
-from tasks.task import build_task, check_judges, start_judges
+from tasks.task import build_task
 
 MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
 REWARDS = CodeConfig()
@@ -105,11 +106,11 @@ def test_every_canonical_solution_of_mbpp_passes(shared_data: Path, whole_data: 
     ],
 )  # fmt: skip
 def test_plain_values_survive_the_way_out_and_equal_themselves_only(value: object) -> None:
-    found = json.loads(json.dumps(encode(value)))
-    assert decode(found) == value
-    assert type(decode(found)) is type(value)
+    found = json.loads(json.dumps(encode_value(value)))
+    assert decode_value(found) == value
+    assert type(decode_value(found)) is type(value)
     assert isinstance(value, Decimal | Fraction) or equal(value, found)  # these are no literals
-    assert plain(found)
+    assert is_plain(found)
     assert not equal([value], found)
     assert not equal((value,), found)
     assert not equal({"other": value}, found)
@@ -122,13 +123,15 @@ def test_equality_is_that_of_python() -> None:
     same = [(1, True), (1.0, 1), ({1: 2}, Counter({1: 2})), ({"a": 1}, OrderedDict(a=1)), ({1, 2}, frozenset({1, 2}))]
     same += [((1, 2), Pair(1, 2)), (2**60, float(2**60)), ({1}, {1: 2}.keys())]
     same += [(3, Fraction(3)), (0.5, Fraction(1, 2)), (0.5, Decimal("0.50")), (2, Decimal(2)), (True, Fraction(1))]
-    assert [equal(expected, json.loads(json.dumps(encode(found)))) for expected, found in same] == [True] * len(same)
+    assert [equal(expected, json.loads(json.dumps(encode_value(found)))) for expected, found in same] == [True] * len(
+        same
+    )
     different = [([1], (1,)), (1, "1"), (None, 0), ("", None), ({1}, [1]), ({}, []), (0.3, 0.1 + 0.2), ("a", b"a")]
     different += [([1], object()), ([1], [object()]), ({1: 2}, {1: 2, 3: 4}), ({1, 2}, {1, 3}), ([0], range(1))]
     different += [(0.1, Decimal("0.1")), (0.1, Fraction(1, 10)), (float("inf"), Fraction(1)), ("1", Fraction(1))]
-    assert [equal(expected, json.loads(json.dumps(encode(found)))) for expected, found in different] == [False] * len(
-        different
-    )
+    assert [equal(expected, json.loads(json.dumps(encode_value(found)))) for expected, found in different] == [
+        False
+    ] * len(different)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ JSON = st.recursive(
 def test_whatever_a_sandbox_says_is_compared_without_raising(found: object) -> None:
     for expected in ([1], (), {1, (2,)}, {1: [2]}, 1, 1j, 0.5, "l", b"0", None):
         assert equal(expected, found) in (True, False)
-    assert plain(found) in (True, False)
+    assert is_plain(found) in (True, False)
 
 
 def test_rewards_are_graded(judge: CodeJudge) -> None:
@@ -254,7 +257,7 @@ def test_nesting_that_no_driver_writes_is_not_plain() -> None:
     deep: list[object] = ["l"]
     for _ in range(5000):
         deep = ["l", deep]
-    assert not plain(deep)
+    assert not is_plain(deep)
 
 
 def test_a_program_has_no_future_but_its_own(judge: CodeJudge) -> None:

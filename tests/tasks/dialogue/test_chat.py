@@ -10,8 +10,8 @@ from core.errors import DataError
 from tasks.corpus import END, character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
-from tasks.dialogue.rows import read_dialogue
-from tasks.problems import Tokenizer, encode, load_items
+from tasks.kinds import read_dialogue
+from tasks.problems import Tokenizer, encode_problems, load_items
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 TURNS = "\n\nHuman: Hi\n\nAssistant: Hello.\nYou?\n\nHuman: Fine\n\nAssistant: Good"
@@ -34,10 +34,10 @@ def tokenizer() -> Tokenizer:
 
 def test_a_text_of_turns_and_a_list_of_messages_are_the_same_dialogue() -> None:
     as_objects = [{"role": message.role, "content": message.content} for message in MESSAGES]
-    assert chat.parse(TURNS, "x") == chat.parse(as_objects, "x") == MESSAGES
-    assert chat.parse("What is 1+1?", "x") == (Message("user", "What is 1+1?"),)
-    assert chat.load(chat.dump(MESSAGES)) == MESSAGES
-    assert chat.parse(chat.plain(MESSAGES[:3]), "x") == (*MESSAGES[:3], Message("assistant", ""))
+    assert chat.read_messages(TURNS, "x") == chat.read_messages(as_objects, "x") == MESSAGES
+    assert chat.read_messages("What is 1+1?", "x") == (Message("user", "What is 1+1?"),)
+    assert chat.load_messages(chat.dump_messages(MESSAGES)) == MESSAGES
+    assert chat.read_messages(chat.dialogue_text(MESSAGES[:3]), "x") == (*MESSAGES[:3], Message("assistant", ""))
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_a_text_of_turns_and_a_list_of_messages_are_the_same_dialogue() -> None:
 )
 def test_what_is_no_dialogue_is_named(value: object, why: str) -> None:
     with pytest.raises(DataError, match=why) as caught:
-        chat.parse(value, "rows.jsonl: row 3")
+        chat.read_messages(value, "rows.jsonl: row 3")
     assert str(caught.value).startswith("rows.jsonl: row 3")
 
 
 def test_without_a_chat_template_the_turns_are_written_as_in_hh(tokenizer: Tokenizer) -> None:
-    found = chat.encode(tokenizer, MESSAGES, "x")
+    found = chat.encode_dialogue(tokenizer, MESSAGES, "x")
     assert tokenizer.decode(found.ids) == TURNS + END
     assert tokenizer.decode([found.ids[at] for at in found.learned]) == "Hello.\nYou?Good" + END
     prompt = chat.prompt_ids(tokenizer, MESSAGES[:3], "x")
@@ -66,16 +66,16 @@ def test_without_a_chat_template_the_turns_are_written_as_in_hh(tokenizer: Token
 
 def test_a_chat_template_ends_the_turns_itself_and_what_follows_is_not_learned(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = MARKED
-    found = chat.encode(tokenizer, MESSAGES, "x")
+    found = chat.encode_dialogue(tokenizer, MESSAGES, "x")
     assert tokenizer.decode(found.ids) == f"<user>Hi\n<assistant>Hello.\nYou?{END}\n<user>Fine\n<assistant>Good{END}\n"
     assert tokenizer.decode([found.ids[at] for at in found.learned]) == f"Hello.\nYou?{END}Good{END}"
-    assert chat.encode(tokenizer, MESSAGES[:1], "x").learned == []
+    assert chat.encode_dialogue(tokenizer, MESSAGES[:1], "x").learned == []
 
 
 @pytest.mark.parametrize("template", [None, MARKED])
 def test_an_empty_reply_ends_as_every_other(tokenizer: Tokenizer, template: str | None) -> None:
     tokenizer.chat_template = template
-    found = chat.encode(tokenizer, [MESSAGES[0], Message("assistant", "")], "x")
+    found = chat.encode_dialogue(tokenizer, [MESSAGES[0], Message("assistant", "")], "x")
     assert tokenizer.decode([found.ids[at] for at in found.learned]) == END
     assert tokenizer.decode(found.ids).rstrip("\n").endswith(END)
 
@@ -87,20 +87,20 @@ def test_a_dialogue_that_the_template_refuses_is_named(tmp_path: Path, tokenizer
     why = r"the chat template of the tokenizer refuses this dialogue \(no system turn\)"
     dialogue = (Message("system", "Be kind"), *MESSAGES)
     with pytest.raises(DataError, match=f"^f: row 7: {why}"):
-        chat.encode(tokenizer, dialogue, "f: row 7")
+        chat.encode_dialogue(tokenizer, dialogue, "f: row 7")
     file = tmp_path / "rows.jsonl"
     objects = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]
     file.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in (TURNS, objects)))
     config = TaskConfig(name="dialogue", path=str(file))
     items = load_items(config, read_dialogue, str(file), "train", answers=False)
     with pytest.raises(DataError, match=rf"rows\.jsonl: row 2: {why}"):
-        encode(config, tokenizer, items, items, duplicates=0, max_prompt_tokens=90, max_response_tokens=20)
+        encode_problems(config, tokenizer, (items, items, 0), max_prompt_tokens=90, max_response_tokens=20)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = "{{ messages | length }}" + MARKED
     with pytest.raises(DataError, match="row 1: the chat template of the tokenizer rewrites earlier turns"):
-        chat.encode(tokenizer, MESSAGES, "row 1")
+        chat.encode_dialogue(tokenizer, MESSAGES, "row 1")
 
 
 def test_the_last_turn_of_the_assistant_is_the_canonical_solution(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -110,9 +110,9 @@ def test_the_last_turn_of_the_assistant_is_the_canonical_solution(tmp_path: Path
     config = TaskConfig(name="dialogue", path=str(file), columns=Columns(prompt="dialogue"))
     first, second = load_items(config, read_dialogue, str(file), "train", answers=False)
     assert (first.solution, first.messages) == ("Good", MESSAGES[:3])
-    assert chat.load(first.reference) == MESSAGES[:3]
+    assert chat.load_messages(first.reference) == MESSAGES[:3]
     assert (second.solution, second.prompt) == (None, "\n\nSystem: Be kind\n\nHuman: Hi\n\nAssistant:")
-    split = encode(config, tokenizer, [first], [second], duplicates=0, max_prompt_tokens=90, max_response_tokens=20)
+    split = encode_problems(config, tokenizer, ([first], [second], 0), max_prompt_tokens=90, max_response_tokens=20)
     assert tokenizer.decode(split.train[0].prompt_ids) == TURNS.removesuffix("Good")
     file.write_text(json.dumps({"dialogue": "\n\nAssistant: Hello"}))
     with pytest.raises(DataError, match=r"row 1: column 'dialogue' \(task.columns.prompt\): nobody asks anything"):

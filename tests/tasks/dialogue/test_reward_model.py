@@ -12,8 +12,9 @@ from core.errors import ModelError
 from tasks.corpus import character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
-from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, in_this_process, read_scale
-from tasks.task import check_judges, task_items
+from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_scorer, read_scale
+from tasks.judging import check_judges
+from tasks.kinds import task_items
 from trainer.preflight import check_judging_model
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
@@ -44,7 +45,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(*replies: str) -> list[tuple[str, str]]:
-    return [(chat.dump((Message("user", "Hi"),)), reply) for reply in replies]
+    return [(chat.dump_messages((Message("user", "Hi"),)), reply) for reply in replies]
 
 
 def test_a_model_without_padding_token_scores_as_it_does_alone(classifier: Path) -> None:
@@ -56,7 +57,7 @@ def test_a_model_without_padding_token_scores_as_it_does_alone(classifier: Path)
 
 
 def test_a_reply_too_long_to_be_scored_earns_the_least(classifier: Path, tmp_path: Path) -> None:
-    judge = RewardJudge(RewardModelConfig(path=str(classifier)), in_this_process)
+    judge = RewardJudge(RewardModelConfig(path=str(classifier)), local_scorer)
     replies = asked("a", "x" * 100, "bcd", "efghi")
     long, *scored = (judged := judge.judge(replies))[1], judged[0], judged[2], judged[3]
     assert long.judge_failed
@@ -65,7 +66,7 @@ def test_a_reply_too_long_to_be_scored_earns_the_least(classifier: Path, tmp_pat
     assert read_scale(str(tmp_path)) == Scale(0.5, 2.0, lowest=-9.5)
     for file in classifier.iterdir():
         (tmp_path / file.name).symlink_to(file)
-    measured = RewardJudge(RewardModelConfig(path=str(tmp_path)), in_this_process).judge(replies)
+    measured = RewardJudge(RewardModelConfig(path=str(tmp_path)), local_scorer).judge(replies)
     assert measured[1].reward == (-9.5 - 0.5) / 2.0
 
 

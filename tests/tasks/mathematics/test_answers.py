@@ -1,6 +1,7 @@
 r"""Mathematics: what counts as the answer and which answers are the same. Golds of the real data are judged in test_golds."""
 
 import json
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def test_gsm8k_answers(response: str, correct: bool) -> None:
         (r"440\text{ cm}^2", r"440 \text{cm}^2", True),
         (r"440\text{ cm}^2", r"440\text{ cm}^3", False),
         (r"575 \text{ students}", "574", False),
+        ("x+1", "1+x", True),
+        (r"\frac{x^2-1}{x-1}", "x+1", True),
+        (r"1\frac{1}{4}", r"\frac54", True),
+        (r"1\frac{1}{4}", r"1\frac{1}{5}", False),
+        ("10!", "3628800", True),
+        (r"\frac{1}{2004!}", "1/2004!", True),
+        (r"\frac{1}{2004!}", r"\frac{1}{2005!}", False),
+        (r"\frac{1}{9}", r"\frac{1}{0}", False),
+        ("2^{10}", "1024", True),
+        ("2^{2005}", "2^{2006}", False),
+        ("y=x+3", "y-x=3", True),
+        ("y = x+3", "y = x+4", False),
+        ("4x-5y=-50", "4x-5y=-51", False),
+        (r"(-\infty,5)", r"(\infty,5)", False),
+        (r"[0,\infty)", r"[1,\infty)", False),
+        ("1,2,-2", "1,2,-3", False),
+        ("-814+3698i", "-814+3700i", False),
+        (r"45^\circ, 135^\circ", r"45^\circ, 136^\circ", False),
     ],
 )
 def test_math_answers(gold: str, answer: str, correct: bool) -> None:
@@ -107,6 +126,32 @@ def test_hashes_count_at_the_start_of_a_line_only() -> None:
 def test_an_answer_among_many_spaces_is_found_in_linear_time() -> None:
     spaces = " " * 2_000_000  # a pattern that looks at each space twice for each would take hours
     assert hash_answer(f"####{spaces}5 6{spaces}7{spaces}\n{spaces}") == f"5 6{spaces}7"
+
+
+EXPLODING = [
+    "2^{2^{2^{99}}}", "9^{9^{9}}", "9^{9^9}", "2^{10^{9}}", "2^{100000000}", "(2^{99})^{99}", "(2^{100000})^{100000}", "(x+1)^{1000}",
+    "(x+y+z)^{300}", r"\frac{1}{2^{100000000}}", "9!!!", "100!!", "(10^9)!", r"\sin(10^{10^{9}})", r"\log_{2}(3^{100000000})",
+    r"\sum_{n=1}^{10^{9}} \frac{1}{n}", "9" * 10**6, "0." + "9" * 10**6, "x+" * 10**5 + "x", "(" * 1900 + "1" + ")" * 1900,
+    "(" * 20 + "1" + ")" * 20, "-" * 3900 + "1", "(1," * 900 + "1" + ")" * 900, "{" * 10**6,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", EXPLODING, ids=lambda answer: answer[:20])
+@pytest.mark.parametrize("gold", ["5", "x+1", r"\frac{\pi}{4}", "(1,2)", r"\frac{1}{2004!}"])
+def test_an_answer_that_explodes_is_told_apart_without_evaluating_it(gold: str, answer: str) -> None:
+    """Each of them keeps math-verify busy for more than five seconds, or for all memory."""
+    begun = time.process_time()
+    assert not verify_math(gold, rf"\boxed{{{answer}}}").correct
+    assert verify_math(answer, rf"\boxed{{ {answer} }}").correct == (answer.count("{") == answer.count("}"))
+    assert time.process_time() - begun < 3.0
+
+
+@pytest.mark.parametrize("answer", ["99999!", "9999999!", "9" * 35 + "!"])
+def test_a_large_factorial_is_compared_as_a_symbol(answer: str) -> None:
+    begun = time.process_time()
+    assert verify_math(rf"\frac{{1}}{{{answer}}}", rf"\boxed{{1/{answer}}}").correct
+    assert not verify_math("5", rf"\boxed{{{answer}}}").correct
+    assert time.process_time() - begun < 5.0
 
 
 def test_plain_numbers_are_compared_as_such() -> None:

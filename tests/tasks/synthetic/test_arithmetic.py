@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.synthetic import arithmetic
+from tasks.synthetic.arithmetic import ARITHMETIC, steps, verify_arithmetic
 
 expressions = st.builds(
     lambda first, rest: first + "".join(sign + digit for sign, digit in rest),
@@ -15,40 +15,40 @@ expressions = st.builds(
 
 def test_steps_go_from_left_to_right_modulo_100() -> None:
     # 7+5=12, 12-3=9, 9*2=18: no precedence of '*'
-    assert arithmetic.steps("7+5-3*2") == [("+5", 12), ("-3", 9), ("*2", 18)]
+    assert steps("7+5-3*2") == [("+5", 12), ("-3", 9), ("*2", 18)]
     # 1-5=-4 -> 96, 96*9=864 -> 64, 64+7=71
-    assert arithmetic.solution("1-5*9+7") == "-5=96\n*9=64\n+7=71\n#71"
+    assert ARITHMETIC.solution("1-5*9+7") == "-5=96\n*9=64\n+7=71\n#71"
 
 
 @given(expressions)
 def test_the_canonical_solution_is_rewarded_and_every_prefix_of_it_is_correct(expression: str) -> None:
-    text = arithmetic.solution(expression)
-    assert arithmetic.verify(expression, text).reward == 1.0
-    assert all(arithmetic.prefix_correct(expression, text[:n]) for n in range(len(text) + 1))
-    assert arithmetic.prefix_correct(expression, text + "\n")
+    text = ARITHMETIC.solution(expression)
+    assert verify_arithmetic(expression, text).reward == 1.0
+    assert all(ARITHMETIC.prefix_correct(expression, text[:n]) for n in range(len(text) + 1))
+    assert ARITHMETIC.prefix_correct(expression, text + "\n")
 
 
 @given(expressions, st.data())
 def test_a_changed_character_is_found_at_once_and_stays_wrong(expression: str, data: st.DataObject) -> None:
-    text = arithmetic.solution(expression)
+    text = ARITHMETIC.solution(expression)
     place = data.draw(st.integers(0, len(text) - 1))
-    other = data.draw(st.sampled_from([c for c in arithmetic.PUZZLE.alphabet if c != text[place]]))
+    other = data.draw(st.sampled_from([c for c in ARITHMETIC.alphabet if c != text[place]]))
     changed = text[:place] + other
     if other == "#" and (place == 0 or text[place - 1] == "\n"):
         return  # an early answer begins: judged by its value, see below
     if other == "\n" and text[:place].count("#") and place == len(text):
         return
-    assert not arithmetic.prefix_correct(expression, changed)
-    assert not arithmetic.prefix_correct(expression, changed + text[place + 1 :])
+    assert not ARITHMETIC.prefix_correct(expression, changed)
+    assert not ARITHMETIC.prefix_correct(expression, changed + text[place + 1 :])
 
 
 @given(expressions, st.integers(0, 8), st.integers(0, 99))
 def test_an_early_answer_is_correct_if_and_only_if_its_value_is(expression: str, kept: int, answer: int) -> None:
-    lines = [f"{operation}={value}\n" for operation, value in arithmetic.steps(expression)][:kept]
+    lines = [f"{operation}={value}\n" for operation, value in steps(expression)][:kept]
     text = "".join(lines) + f"#{answer}"
-    right = arithmetic.steps(expression)[-1][1] == answer
-    assert arithmetic.verify(expression, text).correct == right
-    assert arithmetic.prefix_correct(expression, text + "\n") == right
+    right = steps(expression)[-1][1] == answer
+    assert verify_arithmetic(expression, text).correct == right
+    assert ARITHMETIC.prefix_correct(expression, text + "\n") == right
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_an_early_answer_is_correct_if_and_only_if_its_value_is(expression: str,
 )
 def test_only_one_last_answer_line_counts(text: str) -> None:
     # "#18 " is the right answer: white space around the response is no part of it
-    assert arithmetic.verify("7+5-3*2", text).correct == (text == "#18 ")
+    assert verify_arithmetic("7+5-3*2", text).correct == (text == "#18 ")
 
 
 def test_a_right_answer_on_a_wrong_scratchpad_is_rewarded_but_no_correct_prefix() -> None:
     text = "+5=13\n#18"
-    assert arithmetic.verify("7+5-3*2", text).reward == 1.0
-    assert not arithmetic.prefix_correct("7+5-3*2", text)
+    assert verify_arithmetic("7+5-3*2", text).reward == 1.0
+    assert not ARITHMETIC.prefix_correct("7+5-3*2", text)

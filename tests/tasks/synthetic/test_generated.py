@@ -12,31 +12,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import DataError
-from tasks.synthetic import arithmetic, countdown, lock
-from tasks.synthetic.generated import Puzzle, careless, held_out, items
-from tasks.task import BUILDERS, PUZZLES
+from tasks.judge_worker import load_verifier
+from tasks.kinds import KINDS
+from tasks.synthetic import countdown, lock
+from tasks.synthetic.arithmetic import ARITHMETIC
+from tasks.synthetic.countdown import COUNTDOWN
+from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items
+from tasks.synthetic.lock import LOCK
 
 
 def right_locks(text: str) -> Iterator[str]:
     """All responses that open a lock: every sequence of presses, without any look ahead."""
-    start = lock.parse(text).start
+    start = lock.read_lock(text).start
     written = [("", start)]
     for _ in range(lock.PRESSES + 1):
-        yield from (found for lines, _ in written if lock.verify(text, found := lines + lock.OPEN).correct)
+        yield from (found for lines, _ in written if lock.verify_lock(text, found := lines + lock.OPEN).correct)
         written = [
             (f"{lines}{name}={press(position)}\n", press(position))
             for lines, position in written
             for name, press in lock.BUTTONS.items()
-            if press(position) not in lock.parse(text).traps
+            if press(position) not in lock.read_lock(text).traps
         ]
 
 
 def right_countdowns(text: str) -> Iterator[str]:
     """All responses that reach the target: every pair, sign and order, without any look ahead."""
-    numbers, _ = countdown.parse(text)
+    numbers, _ = countdown.read_countdown(text)
 
     def write(lines: str, left: list[int]) -> Iterator[str]:
-        if len(left) == 1 and countdown.verify(text, lines).correct:
+        if len(left) == 1 and countdown.verify_countdown(text, lines).correct:
             yield lines
         for i, j in itertools.permutations(range(len(left)), 2):
             rest = [n for at, n in enumerate(left) if at not in (i, j)]
@@ -52,40 +56,40 @@ def right_countdowns(text: str) -> Iterator[str]:
     yield from write("", list(numbers))
 
 
-Check = Callable[[str, str], bool]
+PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN)
 Right = Callable[[str], Iterator[str]]
 
 
 @pytest.mark.parametrize(
-    ("puzzle", "prefix_correct", "right", "most"),
+    ("puzzle", "right", "most"),
     [
-        (lock.PUZZLE, lock.prefix_correct, right_locks, 5),
-        (countdown.PUZZLE, countdown.prefix_correct, right_countdowns, 3),
+        (LOCK, right_locks, 5),
+        (COUNTDOWN, right_countdowns, 3),
     ],
     ids=["lock", "countdown"],
 )
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_a_prefix_is_correct_if_and_only_if_brute_force_finds_a_right_end(
-    puzzle: Puzzle, prefix_correct: Check, right: Right, most: int, seed: int, data: st.DataObject
+    puzzle: Puzzle, right: Right, most: int, seed: int, data: st.DataObject
 ) -> None:
     text = puzzle.draw(np.random.default_rng(seed), data.draw(st.integers(1, most)))
     solutions = {found.rstrip("\n") for found in right(text)}
     begun = {found[:n] for found in solutions for n in range(len(found) + 1)} | {found + "\n" for found in solutions}
     sample = sorted(begun)[:: max(1, len(begun) // 200)]
-    assert all(prefix_correct(text, prefix) for prefix in sample)
+    assert all(puzzle.prefix_correct(text, prefix) for prefix in sample)
     for prefix in sample[:: max(1, len(sample) // 40)]:  # one character further: right or wrong, and told apart
         for further in (prefix + character for character in puzzle.alphabet):
             right_too = further in begun or further.rstrip("\n") in solutions  # line breaks may follow the end
-            assert prefix_correct(text, further) == right_too
+            assert puzzle.prefix_correct(text, further) == right_too
 
 
-@pytest.mark.parametrize("puzzle", PUZZLES.values(), ids=lambda puzzle: puzzle.name)
+@pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzzle.name)
 def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -> None:
-    module = {"arithmetic": arithmetic, "lock": lock, "countdown": countdown}[puzzle.name]
-    for item in items(puzzle, 0, range(1, 5), 200, evaluation=False):
+    verify = load_verifier(KINDS[puzzle.name].verifier)
+    for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
-        assert module.verify(item.reference, item.solution).correct
+        assert verify(item.reference, item.solution).correct
         extra = {"arithmetic": 1, "lock": 1, "countdown": 0}[puzzle.name]  # the answer line, `open`
         assert item.level.startswith(f"{item.solution.count(chr(10)) + 1 - extra} ")
         assert set(item.prompt + item.solution) <= set(puzzle.alphabet)
@@ -94,7 +98,7 @@ def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -
 def test_a_lock_by_hand() -> None:
     # 5 -> +7 -> 12 -> *3 -> 36 mod 20 = 16. From 5, -4 leads to 1 and *3 to 15.
     text = "5>16!1,3,9,14,17,18"
-    assert lock.verify(text, "+7=12\n*3=16\nopen\n").correct
+    assert lock.verify_lock(text, "+7=12\n*3=16\nopen\n").correct
     for response, why in {
         "+7=13\n*3=16\nopen": "line 1: +7 leads to 12, written '13'",
         "-4=1\nopen": "line 1: 1 is a trap",
@@ -103,18 +107,18 @@ def test_a_lock_by_hand() -> None:
         "+7=12\nopen\n*3=16": "line 2: 'open' is no press of a button",
         "7=12\n*3=16\nopen": "line 1: '7=12' is no press of a button",
     }.items():
-        assert lock.verify(text, response).detail == why
+        assert lock.verify_lock(text, response).detail == why
     # 0 -> *3 -> 0 for ever: the ninth press is one too many, the eighth is not
-    assert lock.verify("0>0!1,2,3,4,5,6", "*3=0\n" * 8 + "open").correct
-    assert lock.verify("0>0!1,2,3,4,5,6", "*3=0\n" * 9 + "open").detail == "9 presses, more than 8"
-    assert lock.prefix_correct("0>0!1,2,3,4,5,6", "*3=0\n" * 8)
-    assert not lock.prefix_correct("0>0!1,2,3,4,5,6", "*3=0\n" * 8 + "*")
+    assert lock.verify_lock("0>0!1,2,3,4,5,6", "*3=0\n" * 8 + "open").correct
+    assert lock.verify_lock("0>0!1,2,3,4,5,6", "*3=0\n" * 9 + "open").detail == "9 presses, more than 8"
+    assert LOCK.prefix_correct("0>0!1,2,3,4,5,6", "*3=0\n" * 8)
+    assert not LOCK.prefix_correct("0>0!1,2,3,4,5,6", "*3=0\n" * 8 + "*")
 
 
 def test_a_countdown_by_hand() -> None:
     text = "2,3,5>16"  # (3 + 5) * 2; no other way: 2*3=6 leaves 5 and 6, which give 11, 1, 30
-    assert countdown.verify(text, "3+5=8\n8*2=16").correct
-    assert not countdown.prefix_correct(text, "2*3=6\n")
+    assert countdown.verify_countdown(text, "3+5=8\n8*2=16").correct
+    assert not COUNTDOWN.prefix_correct(text, "2*3=6\n")
     for response, why in {
         "3+5=8\n2*9=18": "line 2: 2 and 9 are not among 2, 8",
         "3+5=9": "line 1: 3+5=9 is not right",
@@ -126,29 +130,32 @@ def test_a_countdown_by_hand() -> None:
         "three": "line 1: 'three' is no line such as '2*3=6'",
         "": "line 1: '' is no line such as '2*3=6'",
     }.items():
-        assert countdown.verify(text, response).detail == why
-    assert countdown.verify("2,2>4", "2+2=4").correct
-    assert not countdown.verify("2,3>4", "2+2=4").correct  # there is one 2
+        assert countdown.verify_countdown(text, response).detail == why
+    assert countdown.verify_countdown("2,2>4", "2+2=4").correct
+    assert not countdown.verify_countdown("2,3>4", "2+2=4").correct  # there is one 2
     with pytest.raises(DataError, match="too many to search"):
-        countdown.draw(np.random.default_rng(0), 6)
+        COUNTDOWN.draw(np.random.default_rng(0), 6)
 
 
 def test_every_generated_task_has_a_checker() -> None:
-    assert {name for name, recipe in BUILDERS.items() if recipe.prefix_correct} == set(PUZZLES)
-    assert all(not held_out(item.reference) for item in items(lock.PUZZLE, 3, range(1, 4), 50, evaluation=False))
+    assert {kind.puzzle for kind in KINDS.values()} == {*PUZZLES, None}
+    assert all(KINDS[puzzle.name].puzzle == puzzle for puzzle in PUZZLES)
+    assert all(
+        not is_for_evaluation(item.reference) for item in puzzle_items(LOCK, 3, range(1, 4), 50, evaluation=False)
+    )
 
 
 def test_a_careless_teacher_leaves_the_answer_out() -> None:
     rng = np.random.default_rng(0)
-    assert careless(arithmetic.solution("7*6-3*4"), 0.0, rng) == arithmetic.solution("7*6-3*4")
-    assert careless(arithmetic.solution("7*6-3*4"), 1.0, rng) == "*6=42\n-3=39\n*4=56\n"
-    slips = sum("#" not in careless(arithmetic.solution("7*6"), 0.3, rng) for _ in range(1000))
+    assert careless(ARITHMETIC.solution("7*6-3*4"), 0.0, rng) == ARITHMETIC.solution("7*6-3*4")
+    assert careless(ARITHMETIC.solution("7*6-3*4"), 1.0, rng) == "*6=42\n-3=39\n*4=56\n"
+    slips = sum("#" not in careless(ARITHMETIC.solution("7*6"), 0.3, rng) for _ in range(1000))
     assert 240 < slips < 360  # mean 300, standard deviation sqrt(1000 x 0.3 x 0.7) = 14.5
 
 
 def test_items_are_distinct_seeded_and_evaluation_is_apart_for_every_seed() -> None:
-    train = [items(arithmetic.PUZZLE, seed, range(2, 6), 400, evaluation=False) for seed in (0, 0, 1)]
-    evaluation = [items(arithmetic.PUZZLE, seed, range(2, 6), 100, evaluation=True) for seed in (0, 1)]
+    train = [puzzle_items(ARITHMETIC, seed, range(2, 6), 400, evaluation=False) for seed in (0, 0, 1)]
+    evaluation = [puzzle_items(ARITHMETIC, seed, range(2, 6), 100, evaluation=True) for seed in (0, 1)]
     assert train[0] == train[1] != train[2]
     assert evaluation[0] == evaluation[1]
     prompts = [{item.prompt for item in found} for found in (train[0], train[2], evaluation[0])]
@@ -157,10 +164,10 @@ def test_items_are_distinct_seeded_and_evaluation_is_apart_for_every_seed() -> N
 
 
 def test_lengths_take_turns() -> None:
-    levels = [item.level for item in items(arithmetic.PUZZLE, 0, range(1, 4), 9, evaluation=False)]
+    levels = [item.level for item in puzzle_items(ARITHMETIC, 0, range(1, 4), 9, evaluation=False)]
     assert {level: levels.count(level) for level in levels} == {"1 operation": 3, "2 operations": 3, "3 operations": 3}
 
 
 def test_more_problems_than_there_are_is_an_error() -> None:
     with pytest.raises(DataError, match="no 5000 distinct training problems of 1 to 1 operations"):
-        items(arithmetic.PUZZLE, 0, range(1, 2), 5000, evaluation=False)
+        puzzle_items(ARITHMETIC, 0, range(1, 2), 5000, evaluation=False)

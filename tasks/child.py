@@ -1,0 +1,80 @@
+"""A child process that exchanges lines with this one, every wait under a deadline (`time.monotonic`).
+
+Used by `tasks/judge.py` (a judging process) and `tasks/code/sandbox.py` (a sandbox). Invariant: `kill` ends its process group.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+
+class ChildProcess:
+    """A process in a group of its own, so that what it starts ends with it; and its two pipes."""
+
+    def __init__(self, command: Sequence[str], *, most: float = float("inf"), **options: Any) -> None:
+        """`most`: bytes that it may write in all. `options`: as for `subprocess.Popen`. Raises OSError."""
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, **options
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        self._pending = b""
+        self._left = most
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Write all of it. Raises TimeoutError when the process does not read, EOFError when it is gone."""
+        rest = memoryview(data)
+        while rest:
+            _wait_for(self._input, select.POLLOUT, deadline)
+            try:
+                rest = rest[os.write(self._input, rest) :]
+            except BrokenPipeError:
+                raise EOFError from None
+
+    def line(self, deadline: float) -> bytes:
+        """Its next line. Raises TimeoutError, EOFError at the end of its output, OverflowError after more than `most` bytes."""
+        while b"\n" not in self._pending:
+            if self._left < 0:
+                raise OverflowError
+            _wait_for(self._output, select.POLLIN, deadline)
+            data = os.read(self._output, 1 << 16)
+            if not data:
+                raise EOFError
+            self._pending += data
+            self._left -= len(data)
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def exit_status(self, deadline: float) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(max(0.0, deadline - time.monotonic()))
+        return None
+
+    def stop(self) -> None:
+        """Kill the process group; whoever waits for a line meets the end."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the process group, wait for the process and close its pipes."""
+        self.stop()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def _wait_for(descriptor: int, event: int, deadline: float) -> None:
+    """Return when a pipe is ready or its other end is closed. Raises TimeoutError."""
+    poller = select.poll()  # not select(): that refuses descriptors from 1024 on
+    poller.register(descriptor, event)
+    if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
+        raise TimeoutError
