@@ -28,6 +28,7 @@ import core
 from core.config import Config
 from core.errors import ConfigError, RetrospectError
 from core.load import load_config, override
+from core.run_directory import RunDirectory
 from core.startup import uncollected, waiting
 
 if TYPE_CHECKING:
@@ -141,9 +142,6 @@ def train(arguments: Sequence[str]) -> int:
     """Train a recipe, or resume a run."""
     own = running_options()
     own.add_argument("--resume", type=Path, default=None, metavar="RUN", help="run directory to go on with")
-    own.add_argument(
-        "--salvage", action="store_true", help="with --resume: drop what cannot be read of a damaged store"
-    )
     known, fields = parse(own, arguments)
     fields = with_engine(known.engine, fields)
     if known.local:
@@ -154,9 +152,7 @@ def train(arguments: Sequence[str]) -> int:
     if known.resume is not None:
         if known.config is not None:
             raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")
-        return commands.resume(known.resume, fields, known.salvage, known.local)
-    if known.salvage:
-        raise ConfigError("--salvage goes on with a damaged store: name the run with --resume, or leave it out")
+        return commands.resume(known.resume, fields, known.local)
     recipe = known.config or DEFAULT
     return commands.train(resolve("train", recipe, fields, own), recipe.stem, known.local)
 
@@ -181,10 +177,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     if known.local:
         os.environ |= waiting()  # read with torch's import
     from commands import evaluate as evaluation
-    from trainer import targets
+    from trainer.model_files import run_of
 
     target = target or known.checkpoint
-    run = targets.run_of(Path(target)) if target else None
+    run = run_of(Path(target)) if target else None
     base = known.config or (run.config if run else DEFAULT)
     named = [] if known.task is None else ["--task.name", known.task]
     fields = with_engine(known.engine, fields)
@@ -218,14 +214,15 @@ def reward_model(arguments: Sequence[str]) -> int:
 
 def check(arguments: Sequence[str]) -> int:
     """Check a recipe without training."""
-    from commands import train as commands
+    from commands.check import print_check
 
     own = options()
     own.add_argument(
         "--offline", action="store_true", help="check nothing that needs a network, data, model or cluster"
     )
     known, fields = parse(own, arguments)
-    return commands.check(resolve("check", known.config or DEFAULT, fields, own), offline=known.offline)
+    print_check(resolve("check", known.config or DEFAULT, fields, own), known.offline)
+    return 0
 
 
 def replay(arguments: Sequence[str]) -> int:
@@ -252,7 +249,8 @@ def report(arguments: Sequence[str]) -> int:
 
     own = argparse.ArgumentParser(prog="launch.py report", description=report.__doc__)
     own.add_argument("run", type=Path, help="run directory, finished, stopped or running")
-    return reports.report(own.parse_args(arguments).run)
+    reports.print_report(RunDirectory.open(own.parse_args(arguments).run))
+    return 0
 
 
 if __name__ == "__main__":

@@ -19,20 +19,19 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bench.report import Check, check, median, write
-from commands.train import Prepared, prepare
 from core.config import Config, Device
 from core.load import load_config
-from core.plan import batch_plan
 from core.run_directory import RunDirectory
-from trainer import asynchronous, build
+from trainer import build
+from trainer.build import ModelAndTask, open_model_and_task
 from trainer.cluster import connect
-from trainer.loop import Parts, iterate
+from trainer.loop import iterate
 from trainer.metrics import PHASES, PhaseClock, PhaseSeconds
+from trainer.records import Components
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -93,18 +92,17 @@ def recipe(quick: bool, processes: int, max_running: int) -> Config:
 class Runner:
     """The parts of one load and how far they have come."""
 
-    parts: Parts
+    parts: Components
     config: Config
     number: int = 0
 
-    def stretch(self, parts: Parts, count: int, beside: bool = True) -> list[Lap]:
+    def stretch(self, parts: Components, count: int, beside: bool = True) -> list[Lap]:
         """The next `count` iterations; `beside`: stale values are renewed while the engine generates."""
-        settings, laps = replace(build.settings(self.config, batch_plan(self.config)), beside=beside), []
-        step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
+        settings, laps = replace(build.iteration_settings(self.config), refresh_while_generating=beside), []
         for _ in range(count):
             self.number += 1
             clock, before = PhaseClock(), parts.actors.queues().busy
-            step(parts, settings, self.number, clock)
+            iterate(parts, settings, self.number, clock)
             laps.append(Lap(clock.seconds(), parts.actors.queues().busy - before))
         return laps
 
@@ -121,16 +119,16 @@ class Runner:
         config = self.config.model_copy(update={"run": run, "rollout": rollout})
         with ExitStack() as stack:
             pool = cast("RolloutPool", self.parts.actors)
-            stream, pipeline = build.asynchronous(config, pool, stack)
+            stream, pipeline = stack.enter_context(build.asynchronous(config, pool))
             pipeline.restore(None, self.number, self.parts.learner.version)
             return self.stretch(replace(self.parts, actors=stream, pipeline=pipeline), whole)[FULL:-DRY]
 
 
 @contextmanager
-def runner(config: Config, ready: Prepared, device: Device, folder: Path) -> Iterator[Runner]:
+def runner(config: Config, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Runner]:
     """Engine, learner and store, started anew."""
     directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
-    with build.parts(config, batch_plan(config), directory, ready.task, ready.model, device) as parts:
+    with build.components(config, directory, ready, device) as parts:
         yield Runner(parts, config)
 
 
@@ -227,7 +225,11 @@ def main(quick: bool) -> None:
     counted = Counted(1, 2) if quick else Counted(3, 5)
     found = {load: Laps() for load in LOADS}
     config = recipe(quick, 2, LOADS["balanced"])
-    with tempfile.TemporaryDirectory() as name, connect(config, "bench") as device, prepare(config) as ready:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        connect(config, "bench") as device,
+        open_model_and_task(config) as ready,
+    ):
         for load, running in LOADS.items():
             with runner(recipe(quick, 1, running), ready, device, Path(name)) as one:
                 one.apart(counted.apart, found[load])

@@ -210,16 +210,18 @@ def checks_of(size: int, rounds: Sequence[Round], exports: Sequence[Export], ste
 def share_in_the_demo(quick: bool) -> list[Check]:
     """The share of an iteration of the demo recipe that the broadcast takes, with its probe. Ray must not be connected."""
     from bench.loop import alternate, recipe
-    from commands.train import prepare
-    from core.plan import batch_plan
     from core.run_directory import RunDirectory
     from trainer import build
     from trainer.cluster import connect
 
     config = recipe(quick)
-    with tempfile.TemporaryDirectory() as folder, connect(config, "bench") as device, prepare(config) as ready:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        connect(config, "bench") as device,
+        build.open_model_and_task(config) as ready,
+    ):
         run = RunDirectory.create(Path(folder), "bench", "bench")
-        with build.parts(config, batch_plan(config), run, ready.task, ready.model, device) as parts:
+        with build.components(config, run, ready, device) as parts:
             laps, _ = alternate(config, parts, {}, 3 if quick else 6)
     clocks = [lap.seconds for lap in laps]
     share = median([clock.broadcast / clock.total for clock in clocks])

@@ -30,10 +30,8 @@ from bench.bare_loop import BareLoop
 from bench.learner import spied
 from bench.report import Check, check, median, write
 from bench.trl_loop import Job, Lap
-from commands.train import Prepared, prepare
 from core.config import Config, Device
 from core.load import load_config
-from core.plan import batch_plan
 from core.run_directory import RunDirectory
 from core.startup import WAITING
 from learner.distributed.actor_critic import StepPlan
@@ -41,9 +39,11 @@ from learner.distributed.ranks import rank_environment
 from learner.distributed.worker import RankWorker
 from tasks.task import Task
 from trainer import build
+from trainer.build import ModelAndTask, open_model_and_task
 from trainer.cluster import connect
-from trainer.loop import Parts, iterate
+from trainer.loop import iterate
 from trainer.metrics import PHASES, PhaseClock, PhaseSeconds
+from trainer.records import Components
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "demo.yaml"
@@ -153,10 +153,10 @@ def trl(python: Path, job: Job, folder: Path, processes: int) -> Iterator[Peer]:
 
 
 def alternate(
-    config: Config, parts: Parts, peers: Mapping[str, Peer], iterations: int
+    config: Config, parts: Components, peers: Mapping[str, Peer], iterations: int
 ) -> tuple[list[OurLap], dict[str, list[Lap]]]:
     """Our iterations and the peers', in turns, without the first of each."""
-    settings = build.settings(config, batch_plan(config))
+    settings = build.iteration_settings(config)
     ours: list[OurLap] = []
     theirs: dict[str, list[Lap]] = {name: [] for name in peers}
     for number in range(1, iterations + 1):
@@ -184,12 +184,12 @@ def bare_loop(config: Config, model: str, device: Device) -> Iterator[Callable[[
 
 
 def measure(
-    config: Config, ready: Prepared, device: Device, folder: Path, peers: Mapping[str, Peer], iterations: int
+    config: Config, ready: ModelAndTask, device: Device, folder: Path, peers: Mapping[str, Peer], iterations: int
 ) -> tuple[list[OurLap], dict[str, list[Lap]], list[Bare], float]:
     """Iterations of ours and of the peers, bare loops over what rank 0 trained on last, and the seconds until all was up."""
     run = RunDirectory.create(folder, config.learner.value_model, "bench")
     begun = time.perf_counter()
-    with build.parts(config, batch_plan(config), run, ready.task, ready.model, device) as parts:
+    with build.components(config, run, ready, device) as parts:
         started = time.perf_counter() - begun
         given = spied(parts.learner)
         ours, theirs = alternate(config, parts, peers, iterations)
@@ -260,7 +260,7 @@ def main(quick: bool) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         device = stack.enter_context(connect(config, "bench"))
-        ready = stack.enter_context(prepare(config))
+        ready = stack.enter_context(open_model_and_task(config))
         prepared = time.perf_counter() - begun
         peers, python = {}, bench_python()
         cores = os.cpu_count() or 1

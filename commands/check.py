@@ -8,9 +8,19 @@ import os
 from actors.options import check_options, check_training_options, describe_options
 from core.config import ClusterConfig, Config
 from core.load import dump_config
-from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
+from core.plan import (
+    BatchPlan,
+    Bundle,
+    Resources,
+    batch_plan,
+    check_context,
+    check_resources,
+    choose_device,
+    demand,
+    placement,
+)
 from core.seeds import derive
-from trainer.preflight import check_judging_model, describe_data, load_task, located
+from trainer.model_files import check_judging_model, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
 
@@ -24,7 +34,7 @@ def print_check(config: Config, offline: bool) -> None:
     print(describe_plan(config, plan))
     for line in describe_options(config.rollout):
         print(line)
-    device = config.cluster.device if config.cluster.device != "auto" else ("cuda" if local_resources().gpus else "cpu")
+    device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
     bundles = placement(config, device)
     print(describe_placement(bundles, device))
     if offline:

@@ -11,9 +11,7 @@ from core.config import Config
 from core.load import load_config
 from core.records import IntArray
 from core.run_directory import RunDirectory
-from trainer.build import store_directory
-from trainer.preflight import load_tokenizer
-from trainer.targets import model_of
+from trainer.model_files import load_tokenizer, model_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | No
 
     run = RunDirectory.open(path)
     config = load_config(run.config)
-    shards = inspect.read_live(store_directory(config.replay.storage, run), config.replay)
+    shards = inspect.read_live(str(run.replay), config.replay)
     tokenizer = load_tokenizer(_tokenizer_of(run, config))
     table = inspect.states_table(shards)
     found = inspect.select(table, problem=chosen.problem, provenance=chosen.provenance, depth=chosen.depth)

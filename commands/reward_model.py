@@ -21,7 +21,7 @@ from core.seeds import derive, generator
 from tasks.dialogue.reward_model import Scale
 from tasks.estimators import Estimate, bootstrap
 from trainer import supervised
-from trainer.preflight import load_tokenizer
+from trainer.model_files import load_tokenizer
 from trainer.supervised import Numbers, Prepared
 
 if TYPE_CHECKING:

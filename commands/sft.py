@@ -16,7 +16,7 @@ from core.errors import ConfigError, DataError
 from core.records import Problem
 from core.seeds import derive
 from trainer import supervised
-from trainer.preflight import ModelInfo, check_vocabulary, inspect_model, load_tokenizer
+from trainer.model_files import ModelInfo, check_vocabulary, inspect_model, load_tokenizer
 from trainer.supervised import Numbers, Prepared
 
 if TYPE_CHECKING:

@@ -77,6 +77,8 @@ class Ranking(NamedTuple):
     """Whether its own failures are a second pool, of which a batch has at most the share `replay.explore`."""
     uses_gate: bool = False
     """Whether the critic's measured calibration is part of it."""
+    needs_values: bool = False
+    """Whether the critic's values are part of it: then stale ones are worth renewing."""
     thompson: bool = False
     """Whether a batch is chosen by Thompson draws from a shortlist of proportional draws."""
     of_value: Callable[[FloatArray], FloatArray] | None = None
@@ -89,10 +91,10 @@ def _by_value(of_value: Callable[[FloatArray], FloatArray]) -> Ranking:
 
 
 RANKINGS: dict[str, Ranking] = {
-    "value": _by_value(value),
+    "value": _by_value(value)._replace(needs_values=True),
     "uniform": _by_value(uniform),
-    "frontier": Ranking(frontier, chain_worth, chains=True, explores=True, uses_gate=True),
-    "posterior": Ranking(posterior, settled_worth, uses_gate=True, thompson=True),
+    "frontier": Ranking(frontier, chain_worth, chains=True, explores=True, uses_gate=True, needs_values=True),
+    "posterior": Ranking(posterior, settled_worth, uses_gate=True, needs_values=True, thompson=True),
     "success_prefix": Ranking(
         success_prefix, lambda columns, _: _only(columns.provenance == Provenance.OWN_SUCCESSFUL)
     ),

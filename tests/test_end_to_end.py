@@ -228,7 +228,7 @@ def test_one_process_without_ray_gives_the_same_numbers_and_weights(
     root, options = roots
     text = run("train", *options, "--run.name", "here", "--local", "--rollout.max-staleness", "1")
     assert "dashboard" not in text
-    assert "--local: synchronous, without regard to rollout.max_staleness = 1" in text
+    assert "--local: synchronous; rollout.max_staleness = 1 has no effect" in text
     assert metrics(root / "here") == metrics(straight)
     left, right = (load_file(root / name / "policy" / "model.safetensors") for name in ("here", "straight"))
     assert left.keys() == right.keys()
@@ -278,7 +278,7 @@ def test_a_run_that_lost_its_learner_rank_twice_goes_on_by_itself_to_the_same_nu
     assert all(line.startswith("learner-rank-0 died during ") for line in lines)
     assert [line.partition("restart ")[2] for line in lines] == [
         "1 of the learner, the run begins again",
-        "2 of the learner, the run goes on after iteration 5",
+        "2 of the learner, the run continues after iteration 5",
     ]
     evaluated = [json.loads(line)["iteration"] for line in (folder / "evaluations.jsonl").read_text().splitlines()]
     assert evaluated == [0, 5, 10]

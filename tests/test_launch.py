@@ -197,9 +197,3 @@ def test_check_prints_resolved_values_and_batch_arithmetic() -> None:
     )
     assert "12 starts x 4 samples = 48" in result.stdout
     assert "48 / 6 = 8 trajectories" in result.stdout
-
-
-def test_salvage_without_a_run_is_refused() -> None:
-    result = launch("train", "--salvage")
-    assert result.returncode == 2
-    assert "--salvage goes on with a damaged store: name the run with --resume" in result.stderr

@@ -73,7 +73,7 @@ Prepare = Callable[[Config], Prepared]
 def new_run(config: Config, settings: SupervisedConfig, prepare: Prepare, recipe: str) -> int:
     """Train from the beginning."""
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
-    with run.hold():
+    with run.lock():
         ready = prepare(config)  # bad input is found before anything is written
         run.clear()
         write_atomically(run.config, dump_config(config))
@@ -85,7 +85,7 @@ def resume(path: Path, options: Sequence[str], choose: Callable[[Config], Superv
     if options:
         raise ConfigError(f"--resume takes the run's own configuration; leave out {options[0]}")
     run = RunDirectory.open(path)
-    with run.hold():
+    with run.lock():
         config = load_config(run.config)
         return _session(config, choose(config), prepare(config), run, checkpoint.latest(run))
 

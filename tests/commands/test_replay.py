@@ -12,7 +12,6 @@ from core.records import Candidate, Outcome, Provenance
 from core.run_directory import RunDirectory, write_atomically
 from replay.store import ReplayStore
 from tasks.corpus import character_tokenizer
-from trainer.build import store_directory
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def run(tmp_path: Path) -> Path:
     store = ReplayStore(
         config.replay,
         vocabulary=len(tokenizer),
-        directory=store_directory(config.replay.storage, made),
+        directory=str(made.replay),
         fingerprint="f",
         local=True,
     )

@@ -1,21 +1,24 @@
 """Which model and configuration a command works with, found without any engine."""
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import launch
+from commands import check
 from commands import evaluate as evaluation
 from commands import train as commands
 from core.config import Config
-from core.errors import CheckpointError, ConfigError, DivergenceError, StoreError
+from core.errors import CheckpointError, ConfigError
 from core.load import dump_config, load_config, override
-from core.records import Problem
 from core.run_directory import RunDirectory
-from trainer import targets
+from trainer.checkpoint import RunProgress
+from trainer.model_files import model_of, run_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +45,7 @@ def run(tmp_path: Path) -> RunDirectory:
     policy = run.checkpoints / "000010" / "policy"
     policy.mkdir(parents=True)
     (policy / "config.json").write_text("{}")
-    (policy.parent / "progress.json").write_text("{}")
+    (policy.parent / "progress.json").write_text('{"iteration": 10, "cursor": {}, "total_tokens": 0}')
     (run.checkpoints / "latest").write_text("000010")
     return run
 
@@ -50,18 +53,18 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Path) -> None:
     folder = run.checkpoints / "000010"
     for target in (run.path, folder, folder / "policy"):
-        assert targets.run_of(target) == run
-        assert targets.model_of(target) == str(folder / "policy")
-    assert targets.run_of(tmp_path) is None
-    assert targets.run_of(Path("someone/model")) is None
-    assert targets.model_of(Path("someone/model")) == "someone/model"
+        assert getattr(run_of(target), "path", None) == run.path
+        assert model_of(target) == str(folder / "policy")
+    assert run_of(tmp_path) is None
+    assert run_of(Path("someone/model")) is None
+    assert model_of(Path("someone/model")) == "someone/model"
     with pytest.raises(CheckpointError, match="neither a run"):
-        targets.model_of(run.checkpoints)
+        model_of(run.checkpoints)
     run.policy.mkdir()
-    assert targets.model_of(run.path) == str(folder / "policy")  # of a run that was extended policy/ is older
+    assert model_of(run.path) == str(folder / "policy")  # of a run that was extended policy/ is older
     (folder / "policy" / "config.json").unlink()
     (folder / "policy").rmdir()  # as in a run of sft
-    assert targets.model_of(run.path) == str(run.policy)
+    assert model_of(run.path) == str(run.policy)
 
 
 def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
@@ -96,13 +99,14 @@ def test_a_resumed_run_keeps_changed_fields(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, form: list[str]
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(commands, "session", recorder(calls))
+    monkeypatch.setattr(commands, "_open_session", lambda config, *_: nullcontext(config))
+    monkeypatch.setattr(commands, "run_session", recorder(calls))
+    monkeypatch.setattr(commands, "print_report", lambda _: None)
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
-    assert launch.main(["train", *arguments, "--salvage", "--local"]) == 0
-    config, plan, where, resumed, salvage, local = calls.pop()
+    assert launch.main(["train", *arguments, "--local"]) == 0
+    config, resumed = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 9
-    assert plan.total_steps == 9 * plan.steps_per_iteration
-    assert (where, resumed, salvage, local) == (run, run.checkpoints / "000010", True, True)
+    assert resumed == run.checkpoints / "000010"
 
 
 @pytest.mark.parametrize(
@@ -121,21 +125,22 @@ def test_a_resumed_run_keeps_changed_fields(
 def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
     before = run.config.read_text()
     with pytest.raises(ConfigError, match=rf"--resume: {option} is .* cannot become {value}; start a new run"):
-        commands.resume(run.path, [f"--{option}", value.strip("'")], salvage=False)
+        commands.resume(run.path, [f"--{option}", value.strip("'")])
     assert run.config.read_text() == before
 
 
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
     options = ["--run.seed", "1", "--run.iterations", "9", "--replay.shards", "1"]
     with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.shards is .* become 1; start"):
-        commands.resume(run.path, options, salvage=False)
+        commands.resume(run.path, options)
 
 
 def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> None:
     folder = run.checkpoints / "000010"
-    (folder / "progress.json").write_text('{"pipeline": {"fed": 12, "in_flight": [{}, {}]}}')
+    progress = RunProgress(10, {}, 0, {"fed": 12, "in_flight": [{}, {}]})
+    (folder / "progress.json").write_text(json.dumps(asdict(progress)))
     with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
-        commands.resume(run.path, [], salvage=False, local=True)
+        commands.resume(run.path, [], local=True)
 
 
 def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,32 +155,9 @@ def test_only_training_can_be_resumed(
     def stop(*_: Any, **__: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(*((evaluation, "run") if command == "evaluate" else (commands, command)), stop)
+    module, name = {"train": (commands, "train"), "evaluate": (evaluation, "run"), "check": (check, "print_check")}[
+        command
+    ]
+    monkeypatch.setattr(module, name, stop)
     assert launch.main([command]) == launch.INTERRUPTED
     assert ("--resume RUN" in capsys.readouterr().err) == hint
-
-
-def test_canonical_replay_needs_a_canonical_solution() -> None:
-    tokens = np.array([1], np.int32)
-    without, solved = Problem("a", tokens, "gold"), Problem("b", tokens, "gold", solution_ids=tokens)
-    config = override(Config(), ["--replay.canonical", "true"])
-    with pytest.raises(ConfigError, match=r"replay\.canonical is true, but no training problem has"):
-        commands.check_canonical(config, [without])
-    commands.check_canonical(config, [without, solved])
-    commands.check_canonical(Config(), [without])
-
-
-def test_a_new_run_does_not_go_on_with_another_runs_store(tmp_path: Path) -> None:
-    commands.refuse_used(f"file://{tmp_path}/new")
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "directory.json").write_text("{}")
-    with pytest.raises(
-        StoreError, match=r"/used: holds the store of another run; choose another run\.name or replay\.storage"
-    ):
-        commands.refuse_used(f"file://{tmp_path}/used")
-
-
-def test_the_problems_of_a_diverged_run_are_saved(run: RunDirectory) -> None:
-    with pytest.raises(DivergenceError), commands.spoilt_saved(run):
-        raise DivergenceError("8 optimizer steps in a row were skipped", ("gsm8k-1", "gsm8k-7"))
-    assert run.spoilt.read_text() == "gsm8k-1\ngsm8k-7\n"

@@ -14,7 +14,7 @@ from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, in_this_process, read_scale
 from tasks.task import check_judges, task_items
-from trainer.preflight import check_judging_model
+from trainer.model_files import check_judging_model
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 CONTEXT = 64
