@@ -255,7 +255,7 @@ def kill_rank(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGCONT)
 
 
-def test_a_run_that_lost_its_learner_rank_twice_goes_on_by_itself_to_the_same_numbers_and_weights(
+def test_a_run_that_lost_its_learner_rank_twice_continues_by_itself_to_the_same_numbers_and_weights(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
     root, options = roots
@@ -305,10 +305,10 @@ def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path) -> None
     assert f"success {100 * last['success']:.1f} %" in text
 
 
-def test_a_run_whose_engine_is_lost_for_good_saves_what_it_has_and_goes_on_from_there(
+def test_a_run_whose_engine_is_lost_saves_what_it_has_and_can_be_resumed(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
-    """And when it is terminated then, it closes its parts and says how to go on."""
+    """When it is terminated then, it stops its processes and says how to resume."""
     root, options = roots
     folder = root / "stopped"
     more = ("--run.iterations", "500", "--run.checkpoint-every", "500", "--rollout.max-restarts", "0", "--engine", "hf")

@@ -10,6 +10,7 @@ trained on once, with all its samples; `state` lists the starts that are not, an
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,15 +127,9 @@ def next_batch(
 
 
 def _as_json(start: Start) -> dict[str, Any]:
+    values = {entry.name: getattr(start, entry.name) for entry in fields(start)}
     return {
-        "id": start.id,
-        "problem_id": start.problem_id,
-        "prompt_ids": start.prompt_ids.tolist(),
-        "prefix_ids": start.prefix_ids.tolist(),
-        "samples": start.samples,
-        "seed": start.seed,
-        "state_key": None if start.state_key is None else int(start.state_key),
-        "explores": start.explores,
+        name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value for name, value in values.items()
     }
 
 

@@ -10,10 +10,10 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from core.config import Config, Device
 from core.errors import ConfigError
@@ -106,9 +106,7 @@ def connected(
 ) -> AbstractContextManager[Device]:
     """A Ray cluster with the processes that the run `name` needs; with `local` this process. Gives the device."""
     if local:
-        from trainer.local import this_process
-
-        return this_process(config)
+        return nullcontext(cast(Device, config.cluster.device))  # `single_process` has chosen it
     from trainer.cluster import connect
 
     return connect(config, name, needs)

@@ -14,7 +14,7 @@ name, flushed and renamed; then `latest` names it.
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +65,11 @@ def save(
             parts.learner.export(temporary / "policy")
             parts.replay.save(str(temporary / "replay"))
             write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
-            check_complete(temporary, [*REQUIRED, *(f"learner/{name}" for name in files)])
+            wanted = [*REQUIRED, *(f"learner/{name}" for name in files)]
+            if missing := [name for name in wanted if not (temporary / name).exists()]:
+                raise CheckpointError(
+                    f"{temporary}: {', '.join(missing)} not there after writing; run.root must lie on storage that all nodes see"
+                )
         name_best(run, progress.iteration, success)
         write_atomically(run.checkpoints / "latest", final.name)
     except OSError as error:
@@ -147,15 +151,6 @@ def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
         write_atomically(run.checkpoints / "best", f"{iteration:06d} {success!r}\n")
     elif replaced:
         (run.checkpoints / "best").unlink()
-
-
-def check_complete(folder: Path, pieces: Sequence[str]) -> None:
-    """Raises CheckpointError when a file is not in `folder`: the process that wrote it sees another disk."""
-    missing = [name for name in pieces if not (folder / name).exists()]
-    if missing:
-        raise CheckpointError(
-            f"{folder}: {', '.join(missing)} not there after writing; run.root must lie on storage that all nodes see"
-        )
 
 
 def saved(run: RunDirectory) -> int | None:

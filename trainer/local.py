@@ -6,11 +6,9 @@ Ray with the same threads (bit for bit on CPU); an error of a part ends the run 
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from core.config import Config, Device
+from core.config import Config
 from core.plan import choose_device
 
 SINGLE: dict[str, dict[str, Any]] = {
@@ -44,10 +42,3 @@ def _torch_sees_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-@contextmanager
-def this_process(config: Config) -> Iterator[Device]:
-    """In place of `trainer.cluster.connect`, for a configuration that `single_process` returned: there is nothing to connect to."""
-    assert config.cluster.device != "auto"
-    yield config.cluster.device

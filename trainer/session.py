@@ -88,7 +88,8 @@ def run_session(session: Session, resumed: Path | None) -> None:
             drop_evaluations(directory.evaluations, progress.iteration or -1)  # a new run repeats that before training
             with session.open_outputs(progress.iteration) as outputs:
                 if progress.iteration == 0:
-                    _evaluate_before_training(session, outputs)
+                    first = _evaluate(session, 0, PhaseClock(outputs.phase))
+                    outputs.note(f"before training: {describe_evaluation(first)}")
                 for number in range(progress.iteration + 1, schedule.iterations + 1):
                     clock, busy = PhaseClock(outputs.phase), parts.actors.queues().busy
                     try:
@@ -161,7 +162,7 @@ def _finish(
 
 
 def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:
-    """The evaluation after iteration `number`, recorded in evaluations.jsonl and evaluations/."""
+    """The evaluation after iteration `number` (0: before training), recorded in evaluations.jsonl and evaluations/."""
     parts, directory = session.parts, session.directory
     with clock.phase("evaluate"):
         result = evaluate_policy(parts.actors, parts.task, session.schedule.evaluation)
@@ -169,12 +170,6 @@ def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:
     rows = list(response_rows(result, parts.task, f"iteration {number}"))
     write_responses(directory.responses / f"{number:06d}.jsonl", rows)
     return result
-
-
-def _evaluate_before_training(session: Session, outputs: Outputs) -> None:
-    result = evaluate_policy(session.parts.actors, session.parts.task, session.schedule.evaluation)
-    append_evaluation(session.directory.evaluations, 0, result)
-    outputs.note(f"before training: {describe_evaluation(result)}")
 
 
 def _save(session: Session, outputs: Outputs, progress: RunProgress, reason: str, success: float | None = None) -> None:

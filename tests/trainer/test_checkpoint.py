@@ -163,7 +163,7 @@ def test_the_best_is_kept_as_well_as_the_newest(run: RunDirectory, files: Files)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000012", "best", "latest"]
 
 
-def test_a_best_checkpoint_that_is_written_anew_is_best_by_its_new_success(run: RunDirectory, files: Files) -> None:
+def test_a_best_checkpoint_that_is_written_again_is_best_by_its_new_success(run: RunDirectory, files: Files) -> None:
     save(run, files, 2, success=0.5)
     save(run, files, 4, success=0.75)
     write_atomically(run.checkpoints / "latest", "000002")  # the user goes back; iteration 4 is repeated
