@@ -185,12 +185,7 @@ def write_versions(run: RunDirectory) -> None:
 
 
 def write_samples(
-    run: RunDirectory,
-    iteration: int,
-    judged: Sequence[Judged],
-    decode: Callable[[IntArray], str],
-    *,
-    count: int = 8,
+    run: RunDirectory, iteration: int, judged: Sequence[Judged], decode: Callable[[IntArray], str], *, count: int = 8
 ) -> Path:
     """Write a few responses of the iteration for a person to read; returns samples/NNNNNN.jsonl.
 

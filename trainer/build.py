@@ -126,9 +126,7 @@ def components(
     with ExitStack() as stack:
         store = ReplayStore(  # first: files that cannot be written must not cost the start of the engines
             config.replay,
-            vocabulary=max(
-                len(task.tokenizer), inspect_model(ready.model).vocabulary
-            ),  # engines sample unused rows too
+            vocabulary=max(len(task.tokenizer), inspect_model(ready.model).vocabulary),  # engines sample unused rows
             directory=str(run.replay),
             fingerprint=task.fingerprint,
             local=local,
@@ -156,8 +154,10 @@ def components(
 def _start_both(
     engines: Callable[[], Any], learner: Callable[[], Any], stack: ExitStack, one_process: bool
 ) -> tuple[Any, Any]:
-    """Start both at once: each spends most of its time importing. In one process the learner must come first: it sets the
-    number of threads and the process group, which vLLM would not let it do later.
+    """Start engines and learner at the same time: each spends most of its time importing.
+
+    In one process the learner must come first: it sets the number of threads and the process group, and vLLM would not let it do
+    so later.
     """
 
     def start(one: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
 from core.records import Judged, Problem
-from core.run_directory import write_atomically
+from core.run_directory import read_jsonl, write_atomically
 from trainer.held_out_scores import Evaluation, Scores
 
 if TYPE_CHECKING:
@@ -91,11 +91,7 @@ def _encodable(value: object) -> object:
 def evaluation_record(result: Evaluation) -> dict[str, object]:
     """The numbers as plain data, for JSON."""
     levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
-    counts = {
-        "truncated": result.truncated,
-        "left_out": result.left_out,
-        "judge_failures": result.judge_failures,
-    }
+    counts = {name: getattr(result, name) for name in ("truncated", "left_out", "judge_failures")}
     return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels}
 
 
@@ -120,14 +116,6 @@ def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
 
 def drop_evaluations(path: Path, last: int) -> None:
     """Keep the lines of evaluations.jsonl up to iteration `last`. A resumed run writes the later ones again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            number = json.loads(line)["iteration"]
-        except json.JSONDecodeError:
-            continue
-        if number <= last:
-            kept.append(line + "\n")
-    write_atomically(path, "".join(kept))
+    if path.exists():
+        kept = [line for line in read_jsonl(path) if line["iteration"] <= last]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
