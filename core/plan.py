@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import AlgorithmConfig, ClusterConfig, Config, Device
+from core.config import ClusterConfig, Config, Device
 from core.errors import ClusterError, ConfigError
 
 
@@ -43,28 +43,8 @@ class Resources:
     gpus: float
 
 
-def check_kl(algorithm: AlgorithmConfig, trajectories: int) -> None:
-    """Raises ConfigError if the KL to the reference policy has no effect as it is set. `trajectories`: of one iteration."""
-    if algorithm.kl_coefficient > 0 and (algorithm.kl_estimator, algorithm.kl_placement) == ("k1", "loss"):
-        raise ConfigError(
-            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, for its gradient is 0 on average; set it to k2 or "
-            "k3, or algorithm.kl_placement to reward"
-        )
-    if algorithm.kl_target is None:
-        return
-    if algorithm.kl_coefficient == 0:
-        raise ConfigError(
-            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
-        )
-    if algorithm.kl_horizon < trajectories:
-        raise ConfigError(
-            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
-            f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
-        )
-
-
-def check_algorithm(config: Config) -> None:
-    """Raises ConfigError if choices of algorithm, rollout or learner contradict each other."""
+def check_algorithm(config: Config, trajectories: int) -> None:
+    """Raises ConfigError if choices of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
     if algorithm.estimator in ("grpo", "rloo") and config.rollout.samples < 2:
         raise ConfigError(
@@ -93,6 +73,20 @@ def check_algorithm(config: Config) -> None:
         raise ConfigError(
             "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to separate"
         )
+    if algorithm.kl_coefficient > 0 and (algorithm.kl_estimator, algorithm.kl_placement) == ("k1", "loss"):
+        raise ConfigError(
+            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, for its gradient is 0 on average; set it to k2 or "
+            "k3, or algorithm.kl_placement to reward"
+        )
+    if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
+        raise ConfigError(
+            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
+        )
+    if algorithm.kl_target is not None and algorithm.kl_horizon < trajectories:
+        raise ConfigError(
+            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
+            f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
+        )
 
 
 def batch_plan(config: Config) -> BatchPlan:
@@ -120,8 +114,7 @@ def batch_plan(config: Config) -> BatchPlan:
         raise ConfigError(
             f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
         )
-    check_algorithm(config)
-    check_kl(config.algorithm, trajectories)
+    check_algorithm(config, trajectories)
     if config.replay.ranking == "canonical" and not config.replay.canonical:
         raise ConfigError("replay.ranking = 'canonical' replays canonical solutions only; set replay.canonical true")
     steps = learner.epochs * learner.minibatches

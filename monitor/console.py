@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self, TextIO
+from typing import NamedTuple, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -162,12 +162,6 @@ class PlainConsole:
 
     def close(self) -> None:
         """Stop drawing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _done(self) -> int:

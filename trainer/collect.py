@@ -106,15 +106,6 @@ def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, 
 
 
 def _of_store(store: StoreStats) -> dict[str, Any]:
-    return {
-        "store_states": store.states,
-        "store_bytes": store.memory_bytes,
-        "store_evictions": store.evicted,
-        "store_replayable": store.replayable,
-        "store_hit_rate": store.hit_rate,
-        "store_mean_age": store.mean_age,
-        "store_max_age": store.max_age,
-        "store_mean_depth": store.mean_depth,
-        "store_mean_value": store.mean_value,
-        "lost_outcomes": store.lost_outcomes,
-    }
+    names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
+    counts = {"store_bytes": store.memory_bytes, "store_evictions": store.evicted, "lost_outcomes": store.lost_outcomes}
+    return counts | {f"store_{name}": getattr(store, name) for name in names}
