@@ -11,6 +11,7 @@ from core.config import Config
 from core.load import load_config
 from core.records import IntArray
 from core.run_directory import RunDirectory
+from trainer.checkpoint import latest
 from trainer.model_files import load_tokenizer, model_of
 
 
@@ -25,26 +26,27 @@ class Filter:
 
 def replay(path: Path, chosen: Filter, top: int, problems: int, export: str | None) -> int:
     """Print the `top` states of the first `problems` problems, or write all matching states to `export`."""
-    from replay import inspect
+    from replay import inspection
     from replay.stats import combine, shard_stats
 
     run = RunDirectory.open(path)
     config = load_config(run.config)
-    shards = inspect.read_live(str(run.replay), config.replay)
+    saved = latest(run) / "replay" if (run.checkpoints / "latest").is_file() else None
+    shards = inspection.read_shards(run.replay, saved, config.replay)
     tokenizer = load_tokenizer(_tokenizer_of(run, config))
-    table = inspect.states_table(shards)
-    found = inspect.select(table, problem=chosen.problem, provenance=chosen.provenance, depth=chosen.depth)
+    table = inspection.states_table(shards)
+    found = inspection.select(table, problem=chosen.problem, provenance=chosen.provenance, depth=chosen.depth)
 
     def decode(ids: IntArray) -> str:
         return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     if export is not None:
-        inspect.export(inspect.with_prefixes(found, shards, decode), export)
+        inspection.export(inspection.with_prefixes(found, shards, decode), export)
         print(f"{found.num_rows} states written to {export}")
         return 0
-    best = inspect.first_problems(inspect.select(found, per_problem=top), problems)
-    print(inspect.describe(inspect.with_prefixes(best, shards, decode), table))
-    print(inspect.summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
+    best = inspection.first_problems(inspection.select(found, per_problem=top), problems)
+    print(inspection.states_text(inspection.with_prefixes(best, shards, decode), table))
+    print(inspection.store_summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0
 

@@ -33,7 +33,6 @@ LASTING = (
     "learner.value_model",
     "learner.value_path",
     "learner.lora_",
-    "replay.shards",
     "replay.ranking",
     "replay.target",
     "replay.decay",

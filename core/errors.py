@@ -46,7 +46,11 @@ class LearnerError(ActorError):
 
 
 class StoreError(RetrospectError):
-    """The replay store refuses a write, a file of it is damaged, or its storage is unwritable."""
+    """The replay store refuses a write, or a file of it cannot be read or written."""
+
+
+class LostShardError(StoreError):
+    """A replay shard died with its files: the run goes on from its last checkpoint."""
 
 
 class CheckpointError(RetrospectError):

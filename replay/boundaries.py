@@ -9,8 +9,9 @@ import io
 import json
 import re
 import tokenize
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,13 @@ class TokenTable:
     """The bytes that each token of a vocabulary stands for; special tokens stand for none."""
 
     pieces: tuple[bytes, ...]
+    sizes: npt.NDArray[np.int64] = field(
+        init=False
+    )  # [V + 1] bytes of each token, and 0 for ids outside the vocabulary
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", np.array([*map(len, self.pieces), 0], np.int64))
+        object.__setattr__(self, "pieces", (*self.pieces, b""))
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> "TokenTable":
@@ -53,7 +61,7 @@ class TokenTable:
     @property
     def size(self) -> int:
         """Number of tokens."""
-        return len(self.pieces)
+        return len(self.pieces) - 1
 
 
 def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
@@ -66,34 +74,32 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
     >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()
     [2]
     """
-    pieces = [table.pieces[token] if 0 <= token < table.size else b"" for token in token_ids.tolist()]
-    text = b"".join(pieces)
-    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    known = np.minimum(token_ids, table.size)
+    text = b"".join(map(table.pieces.__getitem__, known.tolist()))
+    ends = np.cumsum(table.sizes[known])
+    lengths = _stride_lengths(text, ends, stride) if rule == "stride" else _cut_lengths(text, ends, _RULES[rule](text))
     content = len(text.rstrip())
-    strided = rule == "stride"
-    lengths = _stride_lengths(text, ends, stride) if strided else _cut_lengths(text, ends, _RULES[rule](text))
-    lengths = lengths[(lengths > 0) & (lengths < len(pieces))]
-    return np.unique(lengths[(ends[lengths - 1] > 0) & (ends[lengths - 1] < content)]).astype(np.int32)
+    inside = [k for k in lengths if 0 < k < len(known) and 0 < ends[k - 1] < content]
+    return np.array(inside, np.int32)
 
 
-def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> npt.NDArray[np.int64]:
-    """Number of tokens up to each byte offset in `cuts`; a token may also take blanks after it, but nothing else."""
-    if not cuts:
-        return np.zeros(0, np.int64)
-    starts = np.array(cuts, np.int64)
-    limits = np.array([_after_blanks(text, cut) for cut in cuts], np.int64)
-    index = np.searchsorted(ends, starts)
-    inside = index < len(ends)
-    index, limits = index[inside], limits[inside]
-    return index[ends[index] <= limits] + 1
+def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> Ends:
+    """Numbers of tokens up to each byte offset in `cuts`; a token may also take blanks after it, but nothing else."""
+    offsets, lengths = ends.tolist(), [0]
+    for cut in cuts:
+        at = bisect_left(offsets, cut)
+        if at < len(offsets) and at + 1 > lengths[-1] and offsets[at] <= _after_blanks(text, cut):
+            lengths.append(at + 1)
+    return lengths
 
 
-def _stride_lengths(text: bytes, ends: npt.NDArray[np.int64], stride: int) -> npt.NDArray[np.int64]:
+def _stride_lengths(text: bytes, ends: npt.NDArray[np.int64], stride: int) -> Ends:
     codes = np.frombuffer(text + b"\0", np.uint8)
     whole = np.flatnonzero((codes[ends] & 0xC0) != 0x80) + 1  # lengths at which no character is cut
     wanted = np.arange(stride, len(ends), stride)
     index = np.searchsorted(whole, wanted)
-    return whole[index[index < len(whole)]]
+    lengths: Ends = np.unique(whole[index[index < len(whole)]]).tolist()
+    return lengths
 
 
 def _after_blanks(text: bytes, offset: int) -> int:

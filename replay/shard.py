@@ -1,237 +1,358 @@
-"""One shard of the replay store as a plain object: what it writes, ranks and hands out. No Ray, no files.
+"""One shard of the replay store: its states in numpy columns, what a write does to them, and what it hands out.
 
-`replay/server.py` wraps it. Invariants: every write is a deterministic function of the state before it and its
-arguments, and concerns each problem by itself, so that replaying a log, or spreading problems over more shards, gives
-the same states; a problem never has more than `quota` states.
+`replay/server.py` wraps it. No Ray, no files. Invariants: a write is a deterministic function of the state before it and of its
+arguments, and concerns each problem by itself, so that replaying a journal, or spreading problems over more shards, gives the
+same states; a problem never has more than `quota` states; a trajectory's tokens are stored once, for as long as a state
+refers to it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from core.config import ReplayConfig
-from core.records import Provenance
-from replay import drawing, kernels
-from replay.batch import Batch, Ints, OutcomeBatch
-from replay.columns import Columns, RankSettings, rank_settings
-from replay.holdings import Holdings, shallow
-from replay.keys import Keys, Reals, Rows, gumbels, state_keys
-from replay.ranking import RANKINGS, Ranking, standing, weights
-from replay.records import Granted, Prefixes, Selected, Wish
-from replay.table import Table
+from core.errors import StoreError
+from core.records import IntArray, Provenance
+from replay import writes
+from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
+from replay.rankings import RANKINGS
+from replay.rankings.base import Flags, StateColumns, rank_settings
+from replay.records import Counters, Drawn
+from replay.table import PROBLEM, STATE, TRAJECTORY, Column, Table
 
-NONE = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Revaluation:
-    """New values of N states from a critic that has moved."""
-
-    problem_ids: list[str]  # [N]
-    keys: npt.NDArray[np.uint64]  # [N]
-    values: npt.NDArray[np.float32]  # [N]
-    version: Ints  # [N] weight version of the critic
+_HANDED_OUT = ("key", "value", "provenance", "version", "wins", "losses")
+_ARRAY_BYTES = 120  # of a numpy array besides its elements, and of the list entry that refers to it
 
 
-class Shard(Holdings):
-    """States of the problems that fall to this shard."""
+class Shard:
+    """The states of the problems that this shard owns."""
 
-    def __init__(self, config: ReplayConfig, vocabulary: int, name: str) -> None:
-        self._ranking: Ranking = RANKINGS[config.ranking]
-        super().__init__(vocabulary, config.temperature, self._ranking.explores, name)
+    def __init__(self, config: ReplayConfig, vocabulary: int) -> None:
+        self._ranking = RANKINGS[config.ranking]
         self._quota, self._decay, self._temperature = config.per_problem, config.decay, config.temperature
-        self.settings: RankSettings = rank_settings(config)
+        self.token_type = writes.token_type(vocabulary)
+        self.settings = rank_settings(config)
+        self.states, self.trajectories, self.problems = Table(STATE), Table(TRAJECTORY), Table(PROBLEM)
+        self.tokens: list[npt.NDArray[np.unsignedinteger]] = []  # of each trajectory
+        self.names: list[str] = []  # of each problem
+        self._numbers: dict[str, int] = {}  # problem id -> problem
+        self.counters = Counters()
+        self.version = 0  # newest weight version seen
 
-    def frozen(self) -> "Shard":
-        """A copy of this moment, to be read from another thread."""
-        other = shallow(self)
-        assert isinstance(other, Shard)
-        return other
+    @property
+    def nbytes(self) -> int:
+        """Bytes of states, trajectories and tokens. The sum over shards does not depend on placement."""
+        return self.states.nbytes + self.trajectories.nbytes + self.token_bytes + _ARRAY_BYTES * len(self.tokens)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the tokens alone."""
+        return int(self.trajectories["size"].sum()) * self.token_type.itemsize
 
     # -- writes
 
-    def add(self, batch: Batch) -> None:
-        """Store the states of a batch; see `Batch`."""
-        problems = self.enter(batch.problem_ids)
-        touched, place = kernels.distinct(problems)
-        self._age(problems, batch.version)
-        self._count_roots(batch, problems)
-        base = self.trajectories.used  # batch trajectories are numbered from here until it is known which are kept
-        rows, counts, held, merged = self._join(batch, problems, touched, place, base)
-        self._rank(rows, np.repeat(np.arange(len(touched)), counts), touched, base, batch.sizes)
-        offered = len(batch.lengths)
-        if counts.max(initial=0) > self._quota:
-            stays = kernels.best(standing(rows["worth"], rows["version"], rows["key"]), counts, self._quota)
-            owner = np.repeat(np.arange(len(touched)), counts)
-            was = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owner] < held[owner]
-            self.counters.evicted += int((was & ~stays).sum())
-            self.counters.rejected += int((~was & ~stays).sum())
-            rows, counts = rows.take(np.flatnonzero(stays)), np.bincount(owner[stays], minlength=len(touched))
+    def check(self, write: pa.RecordBatch) -> None:
+        """StoreError for a write that names a problem which was never added."""
+        if writes.kind_of(write) in (writes.RECORD, writes.REVALUE):
+            for name in write.column("problem").to_pylist():
+                if name not in self._numbers:
+                    raise StoreError(f"problem '{name}' is unknown: no trajectory of it was ever added")
+
+    def apply(self, write: pa.RecordBatch) -> None:
+        """Do a write that `check` accepts."""
+        match writes.kind_of(write):
+            case writes.ADD:
+                self._add(write)
+            case writes.RECORD:
+                self._record(write)
+            case writes.REVALUE:
+                self._revalue(write)
+            case writes.EVICT:
+                self._evict(int(writes.column(write, "order")[0]), int(writes.column(write, "key")[0]))
+
+    def _add(self, write: pa.RecordBatch) -> None:
+        """Store the states of T trajectories: merge equal prefixes, rank the touched problems, keep the quota."""
+        problems, version = self.number(write.column("problem").to_pylist()), writes.column(write, "version")
+        provenance, parent = writes.column(write, "provenance"), writes.column(write, "parent")
+        self._age(problems, version)
+        self._count_roots(problems, parent, provenance)
+        first = self._store_trajectories(write, problems, parent)
+        before = len(self.states)
+        self._merge(write, problems, first)
+        touched = np.unique(problems)
+        self._rank(touched)
+        excess = self._beyond_quota(touched)
+        if len(excess):
+            new = int(np.count_nonzero(excess >= before))
+            self.counters.rejected += new
+            self._remove(excess, evicted=len(excess) - new)
             if self._ranking.chains:
-                self._rank(rows, owner[stays], touched, base, batch.sizes)
-        self.counters.offered += offered
-        self.counters.merged += merged
-        self._store_trajectories(batch, problems, rows, base)
-        self._replace(touched, rows, counts)
+                self._rank(touched)
+        self._drop_unused_trajectories()
 
-    def _join(
-        self, batch: Batch, problems: Rows, touched: Rows, place: Rows, base: int
-    ) -> tuple[Table, Rows, Rows, int]:
-        """Rows of the touched problems with the batch's states, how many of each, how many before, how many were merged."""
-        counts, lengths = batch.counts.astype(np.int64), batch.lengths.astype(np.int32)
-        hashes = self.blocks.problems.rows["hash"][problems]
-        keys = state_keys(hashes, batch.tokens, batch.sizes, batch.counts, batch.lengths)
-        states, (starts, held) = self.blocks.states.rows, self.blocks.spans(touched)
-        target, after, fresh = kernels.join(states, starts, held, place, counts, keys)
-        given = lengths, batch.values.astype(np.float32), counts, batch.version.astype(np.int32)
-        origin = batch.provenance.astype(np.uint8)
-        rows = kernels.merge(states, starts, held, after, target, fresh, keys, *given, origin, base)
-        return rows, after, held, len(keys) - int(fresh.sum())
-
-    def record(self, batch: OutcomeBatch) -> None:
+    def _record(self, write: pa.RecordBatch) -> None:
         """Count outcomes of replayed states; those of states that were evicted meanwhile are counted as lost."""
-        problems = self.known(batch.problem_ids)
-        self._age(problems, batch.version)
-        tables = self.blocks.states.rows, self.blocks.problems.rows
-        self.counters.lost_outcomes += kernels.tally(*tables, problems, batch.keys, batch.correct)
-        self.counters.outcomes += len(batch.keys)
-        self.counters.solved += int(np.count_nonzero(batch.correct))
-        if self._ranking.of_value is None:
-            self._rerank(kernels.distinct(problems)[0])
+        problems, correct = self.number(write.column("problem").to_pylist()), writes.column(write, "correct")
+        self._age(problems, writes.column(write, "version"))
+        rows = self._find(problems, writes.column(write, "key"))
+        known = rows >= 0
+        self.counters.lost_outcomes += int(np.count_nonzero(~known))
+        self.counters.outcomes += len(rows)
+        self.counters.solved += int(np.count_nonzero(correct))
+        for name, counted in (("tried", known), ("solved", known & correct)):
+            total = self.states[name] + np.bincount(rows[counted], minlength=len(self.states))
+            self.states[name] = np.minimum(total, np.iinfo(np.uint16).max)
+        for name, counted in (("wins", known & correct), ("losses", known & ~correct)):
+            self.states[name] += np.bincount(rows[counted], minlength=len(self.states)).astype(np.float32)
+        gate = writes.gate_of(write)
+        if gate == self.settings.gate:
+            self._rank(np.unique(problems))
+        else:
+            self.settings = replace(self.settings, gate=gate)
+            self._rank(np.arange(len(self.problems)))
 
-    def revalue(self, batch: Revaluation) -> None:
-        """Take new values where they are not older than what is held; unknown states are passed over."""
-        problems = self.known(batch.problem_ids)
-        states = self.blocks.states.rows
-        given = problems, batch.keys, batch.values, batch.version
-        changed, touched = kernels.revalue(states, self.blocks.problems.rows, *given)
-        if self._ranking.of_value is None:
-            self._rerank(touched)
-            return
-        promise = self._ranking.of_value(states["value"][changed])
-        states["promise"][changed] = states["worth"][changed] = promise
-        self._weigh(touched, changed)
+    def _revalue(self, write: pa.RecordBatch) -> None:
+        """Take new values where they are not older than the stored ones; states that were evicted are passed over."""
+        problems, version = self.number(write.column("problem").to_pylist()), writes.column(write, "version")
+        rows = self._find(problems, writes.column(write, "key"))
+        known = np.flatnonzero(rows >= 0)
+        newer = known[version[known] >= self.states["version"][rows[known]]]
+        self.states["value"][rows[newer]] = writes.column(write, "value")[newer]
+        self.states["version"][rows[newer]] = version[newer]
+        self._rank(np.unique(problems[newer]))
 
-    def trust(self, gate: float) -> None:
-        """Set the trust in the critic and rank everything anew."""
-        self.settings = replace(self.settings, gate=gate)
-        for first in range(0, len(self.names), 4096):
-            self._rerank(np.arange(first, min(first + 4096, len(self.names))))
-
-    def _rerank(self, touched: Rows) -> None:
-        """Rank the states of problems anew after their columns have changed."""
-        members = self.blocks.gather(touched)
-        self._rank(members.rows, members.owner, touched)
-        for field in ("promise", "worth"):
-            self.blocks.states.rows[field][members.where] = members.rows[field]
-        self._weigh(touched)
-
-    def evict(self, bar: int, key: int) -> None:
-        """Remove all states up to this standing and key, in the order of `least`, and rank the rest of their problems anew."""
-        rows = self.blocks.states.rows
-        ranks = standing(rows["worth"], rows["version"], rows["key"])
-        low = (ranks < np.uint64(bar)) | ((ranks == np.uint64(bar)) & (rows["key"] <= np.uint64(key)))
-        doomed = np.flatnonzero(low & (rows["key"] != 0))
-        touched = np.unique(self.trajectories.rows["problem"][rows["trajectory"][doomed]]).astype(np.int64)
-        old = self.blocks.gather(touched)
-        stays = ~np.isin(old.where, doomed)
-        rows, owner = old.rows.take(np.flatnonzero(stays)), old.owner[stays]
-        self._rank(rows, owner, touched)
-        self._replace(touched, rows, np.bincount(owner, minlength=len(touched)))
-        self.counters.evicted += len(doomed)
+    def _evict(self, order: int, key: int) -> None:
+        """Remove all states up to this (eviction order, key), and rank the rest of their problems anew."""
+        orders, keys = self._eviction_order(), self.states["key"]
+        chosen = (orders < np.uint64(order)) | ((orders == np.uint64(order)) & (keys <= np.uint64(key)))
+        rows = np.flatnonzero(chosen)
+        touched = np.unique(self.states["problem"][rows])
+        self._remove(rows, evicted=len(rows))
+        self._rank(touched)
+        self._drop_unused_trajectories()
 
     # -- reads
 
-    def least(self, count: int) -> tuple[Keys, Keys]:
-        """Standing and key of the `count` states that would be evicted first, in that order."""
-        rows = self.blocks.states.rows.take(self._least(count))
-        return standing(rows["worth"], rows["version"], rows["key"]), rows["key"]
+    def draw(self, count: int, exploring: int, seed: int) -> tuple[Drawn, Drawn]:
+        """States without replacement, each with probability ~ exp(priority / temperature) of the rest: `count`, and `exploring`.
 
-    def grant(self, wish: Wish) -> Granted:
-        """What this shard has to offer for a wish."""
-        if len(wish.fractions):
-            states, which = self.draw(wish.pool, wish.ends, wish.fractions, wish.wanted)
-            return Granted(states, which)
-        where, scores = self.race(wish.pool, wish.wanted, wish.seed, wish.excluded)
-        return Granted(self.select(where), -scores)
-
-    def draw(self, pool: int, ends: Reals, fractions: Reals, wanted: int) -> tuple[Selected, Rows]:
-        """The first `wanted` different states at fractions [m] in [0, 1) of a pool's mass, and at which of them each was met.
-
-        `ends` [GROUPS] are the running sums of the groups' masses over all shards; what falls to another shard is passed over.
+        The second draw is from own failures where the ranking explores, the first from all else. Gumbel race (Kool et al.,
+        1903.06059): the largest of log weight + noise, where the noise belongs to (seed, state).
         """
-        stored = self.trajectories.rows, *self.arena.chunks
-        *found, which = self.pools[pool].draw(self.blocks, stored, ends, fractions, wanted)
-        return self._selected(*found), which
+        replayable = ~np.isneginf(self.states["priority"])
+        failed = self.states["provenance"] == Provenance.OWN_FAILED
+        explores = failed if self._ranking.explores else np.zeros(len(failed), np.bool_)
+        return self._race(replayable & ~explores, count, seed), self._race(replayable & explores, exploring, seed)
 
-    def race(self, pool: int, count: int, seed: int, excluded: Keys) -> tuple[Rows, Reals]:
-        """Row numbers and scores of the `count` best of log weight + Gumbel noise of (seed, key), excluded ones apart."""
-        rows = self.blocks.states.rows
-        live = np.flatnonzero((rows["key"] != 0) & ~np.isneginf(rows["promise"]) & ~np.isin(rows["key"], excluded))
-        if len(self.pools) == 2:
-            live = live[(rows["provenance"][live] == Provenance.OWN_FAILED) == pool]
-        keys = rows["key"][live]
-        scores = np.log(weights(rows["promise"][live], self._temperature)) + gumbels(keys, seed)
-        best = np.lexsort((keys, scores))[::-1][:count]
-        return live[best], scores[best]
+    def top(self, count: int, older_than: int) -> Drawn:
+        """The `count` replayable states of highest priority among those valued before a weight version, best first."""
+        rows = np.flatnonzero(~np.isneginf(self.states["priority"]) & (self.states["version"] < older_than))
+        keys = self.states["key"][rows]
+        order = eviction_order(self.states["priority"][rows], self.states["version"][rows], keys)
+        return self._hand_out(rows, order, count)
 
-    def top(self, count: int, older_than: int | None = None) -> tuple[Rows, Keys]:
-        """Row numbers and standings of the most promising replayable states (valued before a version), best first."""
-        rows = self.blocks.states.rows
-        wanted = (rows["key"] != 0) & ~np.isneginf(rows["promise"])
-        live = np.flatnonzero(wanted if older_than is None else wanted & (rows["version"] < older_than))
-        ranks = standing(rows["promise"][live], rows["version"][live], rows["key"][live])
-        best = np.lexsort((rows["key"][live], ranks))[::-1][:count]
-        return live[best], ranks[best]
+    def least(self, count: int) -> tuple[Keys, Keys]:
+        """(Eviction order, key) of the `count` states that would be evicted first, in that order."""
+        orders, keys = self._eviction_order(), self.states["key"]
+        if count < len(orders):
+            rows = np.flatnonzero(orders <= np.partition(orders, count)[count])
+            orders, keys = orders[rows], keys[rows]
+        first = np.lexsort((keys, orders))[:count]
+        return orders[first], keys[first]
 
-    def select(self, where: Rows) -> Selected:
-        """The states in the given rows."""
-        states, stored = self.blocks.states.rows, (self.trajectories.rows, *self.arena.chunks)
-        return self._selected(*drawing.copy_out(states, *stored, where))
+    def replayable(self) -> int:
+        """States that may be drawn."""
+        return int(np.count_nonzero(~np.isneginf(self.states["priority"])))
+
+    def prefix(self, row: int) -> IntArray:
+        """Tokens of the state in a row."""
+        tokens = self.tokens[self.states["trajectory"][row]]
+        prefix: IntArray = tokens[: self.states["length"][row]].astype(np.int32)
+        return prefix
+
+    def number(self, problem_ids: list[str]) -> Rows:
+        """Numbers [N] of problems; new ones are entered."""
+        known = self._numbers
+        new = [name for name in dict.fromkeys(problem_ids) if name not in known]
+        if new:
+            known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
+            self.names.extend(new)
+            self.problems.append(len(new), {"hash": np.fromiter(map(problem_hash, new), np.uint64, len(new))})
+        return np.fromiter(map(known.__getitem__, problem_ids), np.int64, len(problem_ids))
 
     # -- inside
 
-    def _selected(self, rows: Table, problems: Rows, tokens: Prefixes, starts: Rows) -> Selected:
-        names = self.names
-        return Selected(rows, [names[i] for i in problems.tolist()], tokens, starts)
+    def _race(self, members: Flags, count: int, seed: int) -> Drawn:
+        rows = np.flatnonzero(members)
+        noise = gumbels(self.states["key"][rows], seed)
+        return self._hand_out(rows, self.states["priority"][rows] / self._temperature + noise, count)
 
-    def _age(self, problems: Rows, version: Ints) -> None:
-        """Decay the outcomes of the written problems and of their states up to the versions of a write.
+    def _hand_out(self, rows: Rows, scores: Reals | npt.NDArray[np.uint64], count: int) -> Drawn:
+        """The `count` rows of the highest scores, best first; ties by key, the larger first."""
+        if count < len(rows):
+            best = np.flatnonzero(scores >= np.partition(scores, -count)[-count]) if count else np.zeros(0, np.int64)
+            rows, scores = rows[best], scores[best]
+        order = np.lexsort((self.states["key"][rows], scores))[::-1][:count]
+        rows = rows[order]
+        names = [self.names[i] for i in self.states["problem"][rows].tolist()]
+        key, value, provenance, version, wins, losses = (self.states[name][rows] for name in _HANDED_OUT)
+        prefixes = [self.prefix(row) for row in rows.tolist()]
+        return Drawn(names, prefixes, key, value, provenance, version, wins, losses, scores[order])
+
+    def _rows_of(self, problems: Rows) -> Rows:
+        """Rows of the states of some problems, oldest first."""
+        chosen = np.zeros(len(self.problems), np.bool_)
+        chosen[problems] = True
+        return np.flatnonzero(chosen[self.states["problem"]])
+
+    def _rows_by_problem(self, problems: Rows) -> Rows:
+        """Rows of the states of some problems: those of a problem adjacent, oldest first."""
+        rows = self._rows_of(problems)
+        return rows[np.argsort(self.states["problem"][rows], kind="stable")]
+
+    def _find(self, problems: Rows, keys: Keys) -> Rows:
+        """[N] row of each key among the states of its problem; -1: not there."""
+        rows = self._rows_of(problems)
+        known = self.states["key"][rows]
+        order = np.argsort(known)
+        at = np.minimum(np.searchsorted(known, keys, sorter=order), max(len(known) - 1, 0))
+        if not len(known):
+            return np.full(len(keys), -1)
+        found = rows[order[at]]
+        return np.where(self.states["key"][found] == keys, found, -1)
+
+    def _age(self, problems: Rows, version: npt.NDArray[np.int32]) -> None:
+        """Decay the outcomes of the written problems and of their states up to the versions [N] of a write.
 
         Each problem by the versions of its own entries alone: the shard's newest version would depend on placement.
         """
         self.version = max(self.version, int(version.max(initial=0)))
-        kernels.age(self.blocks.states.rows, self.blocks.problems.rows, problems, version, self._decay)
-
-    def _count_roots(self, batch: Batch, problems: Rows) -> None:
-        """Outcomes of rollouts from the root: own trajectories without a parent."""
-        given = problems, batch.parent, batch.provenance, int(Provenance.CANONICAL), int(Provenance.OWN_SUCCESSFUL)
-        tried, solved = kernels.count_roots(self.blocks.problems.rows, *given)
-        self.counters.root_outcomes += tried
-        self.counters.root_solved += solved
-
-    def _rank(self, rows: Table, owner: Rows, touched: Rows, base: int = 1 << 40, sizes: Ints = NONE) -> None:
-        """Set promise and worth of all states of the touched problems; trajectories from `base` on have these sizes."""
-        if self._ranking.of_value is not None:
-            rows["promise"] = rows["worth"] = self._ranking.of_value(rows["value"])
+        newest = self.problems["version"].copy()
+        np.maximum.at(newest, problems, version)
+        late = newest - self.problems["version"]
+        self.problems["version"] = newest
+        if self._decay == 1.0 or not late.any():
             return
-        tables = self.blocks.problems.rows, touched, self.trajectories.rows
-        reals, ints, provenance = kernels.columns(rows, owner, *tables, base, sizes)
-        value, wins, losses, root_wins, root_losses = reals
-        chain, length, total, tried = ints
-        columns = Columns(owner, chain, length, total, value, provenance, wins, losses, tried, root_wins, root_losses)
-        rows["promise"] = self._ranking.promise(columns, self.settings)
-        promise = rows["promise"]
-        rows["worth"] = promise if self._ranking.worth is None else self._ranking.worth(columns, promise)
+        factor = np.power(self._decay, late).astype(np.float32)
+        rows = self._rows_of(np.flatnonzero(late))
+        for name in ("wins", "losses"):
+            self.problems[name] *= factor
+            self.states[name][rows] *= factor[self.states["problem"][rows]]
 
-    def _least(self, count: int) -> Rows:
-        """Row numbers of the `count` states of the least standing, least first; ties by key."""
-        rows = self.blocks.states.rows
-        live = np.flatnonzero(rows["key"])
-        ranks = standing(rows["worth"][live], rows["version"][live], rows["key"][live])
-        if count < len(live):
-            below = np.flatnonzero(ranks <= np.partition(ranks, count)[count])
-            live, ranks = live[below], ranks[below]
-        chosen: Rows = live[np.lexsort((rows["key"][live], ranks))[:count]]
-        return chosen
+    def _count_roots(self, problems: Rows, parent: Keys, provenance: npt.NDArray[np.uint8]) -> None:
+        """Count rollouts from the root: own trajectories without a parent."""
+        root = (parent == 0) & (provenance != Provenance.CANONICAL)
+        solved = root & (provenance == Provenance.OWN_SUCCESSFUL)
+        tried_each = np.bincount(problems[root], minlength=len(self.problems))
+        solved_each = np.bincount(problems[solved], minlength=len(self.problems))
+        self.problems["tried"] += tried_each.astype(np.int32)
+        self.problems["solved"] += solved_each.astype(np.int32)
+        self.problems["wins"] += solved_each.astype(np.float32)
+        self.problems["losses"] += (tried_each - solved_each).astype(np.float32)
+        self.counters.root_outcomes += int(root.sum())
+        self.counters.root_solved += int(solved.sum())
+
+    def _store_trajectories(self, write: pa.RecordBatch, problems: Rows, parent: Keys) -> int:
+        """Append the trajectories of a write; the number of the first."""
+        tokens, sizes = writes.ragged_column(write, "tokens")
+        rows, parent_length = self._find(problems, parent), np.zeros(len(sizes), np.int32)
+        known = rows >= 0  # not for the root: 0 is no state's key
+        parent_length[known] = self.states["length"][rows[known]]
+        columns = {name: writes.column(write, name) for name in ("version", "reward", "provenance")}
+        ends = np.cumsum(sizes).tolist()
+        self.tokens += [tokens[end - size : end].copy() for end, size in zip(ends, sizes.tolist(), strict=True)]
+        own: dict[str, Column] = {"parent": parent, "parent_length": parent_length, "size": sizes}
+        return self.trajectories.append(len(sizes), columns | own)
+
+    def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> None:
+        """Enter the states of trajectories `first`, first + 1, ...; equal prefixes become one state.
+
+        Of equal states the newer value wins (of equals the later one), and the higher provenance keeps its trajectory (of equals
+        the earlier one): a proven prefix stays proven.
+        """
+        lengths, counts = writes.ragged_column(write, "lengths")
+        tokens, sizes = writes.ragged_column(write, "tokens")
+        owner = np.repeat(np.arange(len(counts)), counts)
+        old = self._rows_of(problems)
+        keys = state_keys(self.problems["hash"][problems], tokens, sizes, counts, lengths)
+        column = {
+            "key": np.concatenate([self.states["key"][old], keys]),
+            "problem": np.concatenate([self.states["problem"][old], problems[owner]]),
+            "length": np.concatenate([self.states["length"][old], lengths]),
+            "value": np.concatenate([self.states["value"][old], writes.ragged_column(write, "values")[0]]),
+            "version": np.concatenate([self.states["version"][old], writes.column(write, "version")[owner]]),
+            "trajectory": np.concatenate([self.states["trajectory"][old], first + owner]),
+            "provenance": np.concatenate([self.states["provenance"][old], writes.column(write, "provenance")[owner]]),
+        }
+        _, leader, group = np.unique(column["key"], return_index=True, return_inverse=True)
+        newest, proven = np.empty(len(leader), np.int64), np.empty(len(leader), np.int64)
+        order = np.lexsort((column["version"], group))
+        newest[group[order]] = order  # the last assignment stays: the newest version, the latest of equals
+        order = np.lexsort((-column["provenance"].astype(np.int64), group))[::-1]
+        proven[group[order]] = order  # the highest provenance, the earliest of equals
+        sources = (("value", newest), ("version", newest), ("trajectory", proven), ("provenance", proven))
+        known = leader < len(old)
+        for name, source in sources:
+            self.states[name][old[leader[known]]] = column[name][source[known]]
+        fresh = np.flatnonzero(~known)
+        fresh = fresh[np.argsort(leader[fresh])]
+        made = {name: column[name][leader[fresh]] for name in ("key", "problem", "length")}
+        self.states.append(len(fresh), made | {name: column[name][source[fresh]] for name, source in sources})
+        self.counters.offered += len(keys)
+        self.counters.merged += len(keys) - len(fresh)
+
+    def _rank(self, touched: Rows) -> None:
+        """Set priority and retention of all states of the touched problems."""
+        rows = self._rows_by_problem(touched)
+        if not len(rows):
+            return
+        states, problem, chain = self.states, self.states["problem"][rows], self.states["trajectory"][rows]
+        columns = StateColumns(
+            problem=np.searchsorted(touched, problem),
+            chain=chain.astype(np.int64),
+            length=states["length"][rows].astype(np.int64),
+            total=self.trajectories["size"][chain].astype(np.int64),
+            value=states["value"][rows],
+            provenance=states["provenance"][rows],
+            wins=states["wins"][rows],
+            losses=states["losses"][rows],
+            tried=states["tried"][rows].astype(np.int64),
+            root_wins=self.problems["wins"][problem],
+            root_losses=self.problems["losses"][problem],
+        )
+        priority = self._ranking.priority(columns, self.settings)
+        retention = self._ranking.retention
+        states["priority"][rows] = priority
+        states["retention"][rows] = priority if retention is None else retention(columns, priority)
+
+    def _eviction_order(self) -> npt.NDArray[np.uint64]:
+        return eviction_order(self.states["retention"], self.states["version"], self.states["key"])
+
+    def _beyond_quota(self, touched: Rows) -> Rows:
+        """Rows of the touched problems' states beyond their quota: those that would be evicted first, of equals the older."""
+        rows = self._rows_by_problem(touched)
+        problem, keys = self.states["problem"][rows], self.states["key"][rows]
+        order = eviction_order(self.states["retention"][rows], self.states["version"][rows], keys)
+        sorted_by = np.lexsort((rows, order, problem))
+        ends = np.searchsorted(problem, problem, side="right")  # rows of a problem are adjacent
+        excess: Rows = rows[sorted_by[ends - np.arange(len(rows)) > self._quota]]
+        return excess
+
+    def _remove(self, rows: Rows, evicted: int) -> None:
+        """Remove states; `evicted` of them count as evicted."""
+        stays = np.ones(len(self.states), np.bool_)
+        stays[rows] = False
+        self.states.keep(stays)
+        self.counters.evicted += evicted
+
+    def _drop_unused_trajectories(self) -> None:
+        """Free the trajectories to which no state refers."""
+        used = np.zeros(len(self.trajectories), np.bool_)
+        used[self.states["trajectory"]] = True
+        if used.all():
+            return
+        self.trajectories.keep(used)
+        self.tokens = [tokens for tokens, keep in zip(self.tokens, used.tolist(), strict=True) if keep]
+        self.states["trajectory"] = (np.cumsum(used) - 1)[self.states["trajectory"]]

@@ -1,138 +1,145 @@
-"""A shard as three Parquet tables: written for checkpoints and compaction, read back, exported, looked into.
+"""A shard as one Parquet file: written for checkpoints and under the journal, read back, looked into.
 
-Files: `problems.parquet`, `trajectories.parquet` (tokens as a list column), `states.parquet`; plain columns that pandas
-and DuckDB read. Invariant: `restore(capture(shard))` draws, ranks and evicts exactly as the shard does; and as problems
-are independent of each other, so does any split of the problems over other shards.
+One row per problem with its root outcomes, its trajectories and its states as nested columns, so any split of the problems over
+other shards is a choice of rows. Invariants: a shard that was loaded draws, ranks and evicts exactly as the one that was
+written; the file does not show whether its shard was itself loaded.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from replay import kernels
-from replay.arena import ends_of
-from replay.keys import GROUPS, Rows, problem_hash
+from core.errors import StoreError, first_line
+from replay.journal import unwritable
+from replay.keys import Rows
 from replay.records import Counters
 from replay.shard import Shard
-from replay.table import STATE, TRAJECTORY
+from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
-_STATE_FIELDS = [name for name in STATE.names or () if name not in ("spare", "trajectory")]
-_TRAJECTORY_FIELDS = ["parent", "problem", "version", "reward", "provenance"]
-_PROBLEM_FIELDS = ["wins", "losses", "touched", "tried", "solved"]
-
-
-PART = 256
+_OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
+_OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
+MANIFEST = "store.json"
+"""Describes a saved store of any number of shards, in the folder of their snapshots."""
+PART = 4096
 """Problems written at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A shard's content at one moment; the tables share memory with nothing that changes."""
+def write_snapshot(shard: Shard, path: Path) -> None:
+    """Write a shard to `path`. StoreError when the disk is full or cannot be written."""
+    order = np.argsort(shard.problems["hash"], kind="stable")
+    about = {"counters": json.dumps(asdict(shard.counters)), "version": str(shard.version)}
+    schema = _part(shard, order[:0]).schema.with_metadata(about | {"gate": repr(shard.settings.gate)})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
+            for first in range(0, len(order), PART):
+                writer.write_table(_part(shard, order[first : first + PART]).replace_schema_metadata(schema.metadata))
+    except OSError as error:
+        raise unwritable(path, error) from error
 
-    problems: pa.Table
-    trajectories: pa.Table
-    states: pa.Table
-    counters: Counters
-    version: int
-    gate: float  # the shard's trust in the critic
 
+def load_snapshot(shard: Shard, path: Path, owns: Callable[[str], bool] = lambda _: True) -> Counters:
+    """Add the problems that the shard owns from the snapshot of any shard; the counters of that shard.
 
-def capture(shard: Shard, groups: range = range(GROUPS)) -> Iterator[Snapshot]:
-    """A shard's problems of `groups` in parts, to be written one after the other; in hash order, states oldest first within one.
-
-    Parts are small, so that a thread which rests between them leaves the interpreter to the shard.
+    StoreError names a file that cannot be read.
     """
-    hashes = shard.blocks.problems.rows["hash"]
-    order = np.argsort(hashes, kind="stable")
-    group = (hashes[order] >> np.uint64(56)).astype(np.int64)
-    order = order[np.searchsorted(group, groups.start) : np.searchsorted(group, groups.stop)]
-    problems, trajectories = 0, 0
-    for first in range(0, max(len(order), 1), PART):
-        part = _part(shard, order[first : first + PART], problems, trajectories)
-        problems, trajectories = problems + part.problems.num_rows, trajectories + part.trajectories.num_rows
-        yield part
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StoreError(f"{path}: cannot be read ({first_line(error)}); resume from another checkpoint") from error
+    about = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    shard.version = max(shard.version, int(about["version"]))
+    shard.settings = replace(shard.settings, gate=float(about["gate"]))
+    owned = np.array([owns(name) for name in table.column("id").to_pylist()], np.bool_)
+    if not owned.all():
+        table = table.filter(pa.array(owned))
+    _load(shard, table)
+    return Counters(**json.loads(about["counters"]))
 
 
-def _part(shard: Shard, chosen: Rows, problem_base: int, trajectory_base: int) -> Snapshot:
-    """Some problems with all that belongs to them; references count from the bases."""
-    problems = shard.blocks.problems.rows.take(chosen)
-    names = pa.array([shard.names[i] for i in chosen.tolist()], pa.string())
-    members = shard.blocks.gather(chosen)
-    # in the order of their states: their own numbers are other ones in a shard that was restored
-    used, chain = kernels.distinct(members.rows["trajectory"])
-    first = np.flatnonzero(np.diff(np.maximum.accumulate(chain), prepend=-1))
-    trajectories = shard.trajectories.rows.take(used)
-    tokens = shard.arena.gather(trajectories["address"], trajectories["size"])
-    lists = pa.LargeListArray.from_arrays(ends_of(trajectories["size"]), pa.array(tokens))
-    return Snapshot(
-        problems=pa.table({"id": names} | {f: problems[f].copy() for f in _PROBLEM_FIELDS}),
-        trajectories=pa.table(
-            {"tokens": lists}
-            | {f: trajectories[f].copy() for f in _TRAJECTORY_FIELDS if f != "problem"}
-            | {"problem": problem_base + members.owner[first]}
-        ),
-        states=pa.table(
-            {f: members.rows[f].copy() for f in _STATE_FIELDS}
-            | {"problem": problem_base + members.owner, "trajectory": trajectory_base + chain}
-        ),
-        counters=replace(shard.counters),
-        version=shard.version,
-        gate=shard.settings.gate,
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `ReplayStore.save` wrote of the whole store. StoreError when there is none."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"{folder / MANIFEST}: cannot be read ({first_line(error)}); resume from another checkpoint"
+        ) from error
+    return manifest
+
+
+def _part(shard: Shard, problems: Rows) -> pa.Table:
+    """Some problems as rows; their trajectories in the order in which their states refer to them."""
+    place = np.full(len(shard.problems), -1)
+    place[problems] = np.arange(len(problems))
+    owner = place[shard.states["problem"]]
+    rows = np.flatnonzero(owner >= 0)
+    rows = rows[np.argsort(owner[rows], kind="stable")]
+    owner = owner[rows]
+    numbers, first, chain = np.unique(shard.states["trajectory"][rows], return_index=True, return_inverse=True)
+    used = np.argsort(first)  # by first reference, so those of a problem are adjacent
+    position = np.empty(len(used), np.int64)
+    position[used] = np.arange(len(used))
+    chain_owner = owner[first[used]]
+    local = position[chain] - np.searchsorted(chain_owner, owner)
+    tokens = [shard.tokens[i] for i in numbers[used].tolist()]
+    flat = np.concatenate(tokens) if tokens else np.zeros(0, shard.token_type)
+    lists = pa.LargeListArray.from_arrays(_offsets(np.array([len(t) for t in tokens], np.int64)), pa.array(flat))
+    trajectories = {name: pa.array(shard.trajectories[name][numbers[used]]) for name in TRAJECTORY} | {"tokens": lists}
+    states = {name: pa.array(shard.states[name][rows]) for name in _OF_STATE} | {"trajectory": pa.array(local)}
+    return pa.table(
+        {"id": pa.array([shard.names[i] for i in problems.tolist()], pa.string())}
+        | {name: pa.array(shard.problems[name][problems]) for name in _OF_PROBLEM}
+        | {
+            "trajectories": _nested(trajectories, np.bincount(chain_owner, minlength=len(problems))),
+            "states": _nested(states, np.bincount(owner, minlength=len(problems))),
+        }
     )
 
 
-def restore(shard: Shard, part: Snapshot, groups: range = range(GROUPS)) -> None:
-    """Add the problems of `groups` from a snapshot (of any shard) to a shard that does not have them."""
-    names = part.problems.column("id").to_pylist()
-    hashes = np.array([problem_hash(name) for name in names], np.uint64)
-    part = only(part, groups, (hashes >> np.uint64(56)).astype(np.int64))
-    numbers = shard.enter(part.problems.column("id").to_pylist())
-    table = shard.blocks.problems.rows
-    for field in _PROBLEM_FIELDS:
-        table[field][numbers] = column(part.problems, field)
-    rows = np.zeros(part.states.num_rows, STATE)
-    for field in _STATE_FIELDS:
-        rows[field] = column(part.states, field)
-    lists = part.trajectories.column("tokens").combine_chunks()
-    trajectories = np.zeros(part.trajectories.num_rows, TRAJECTORY)
-    for field in _TRAJECTORY_FIELDS:
-        trajectories[field] = column(part.trajectories, field)
-    trajectories["problem"] = numbers[trajectories["problem"]]
-    trajectories["size"] = np.diff(lists.offsets.to_numpy())
-    rows["trajectory"] = column(part.states, "trajectory")
-    shard.load(numbers, trajectories, lists.flatten().to_numpy(), rows, column(part.states, "problem"))
-    shard.version = max(shard.version, part.version)
-    shard.settings = replace(shard.settings, gate=part.gate)
+def _load(shard: Shard, table: pa.Table) -> None:
+    """Append the rows of a snapshot to a shard that does not have these problems."""
+    numbers = shard.number(table.column("id").to_pylist())
+    for name in _OF_PROBLEM:
+        shard.problems[name][numbers] = table.column(name).to_numpy()
+    trajectories, chains = _flat(table, "trajectories")
+    states, counts = _flat(table, "states")
+    lists = trajectories.field("tokens")
+    flat, offsets = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
+    shard.tokens += [flat[a:b].copy() for a, b in itertools.pairwise(offsets)]
+    base = _append(shard.trajectories, trajectories, list(TRAJECTORY), {})
+    first = base + np.repeat(np.cumsum(chains) - chains, counts)
+    own = {
+        "problem": np.repeat(numbers, counts),
+        "trajectory": first + states.field("trajectory").to_numpy(zero_copy_only=False),
+    }
+    _append(shard.states, states, _OF_STATE, own)
 
 
-def column(table: pa.Table, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """A column as numpy."""
-    return np.asarray(table.column(name).to_numpy())
+def _append(into: Table, rows: pa.StructArray, names: list[str], others: dict[str, npt.NDArray[Any]]) -> int:
+    return into.append(len(rows), {name: rows.field(name).to_numpy(zero_copy_only=False) for name in names} | others)
 
 
-def only(part: Snapshot, groups: range, group_of: Rows) -> Snapshot:
-    """The problems of a snapshot whose group (given for each problem) is in `groups`, with all that belongs to them."""
-    wanted = (group_of >= groups.start) & (group_of < groups.stop)
-    if wanted.all():
-        return part
-    place = np.cumsum(wanted) - 1
-    of_trajectory, of_state = column(part.trajectories, "problem"), column(part.states, "problem")
-    keep_trajectory, keep_state = wanted[of_trajectory], wanted[of_state]
-    chain = (np.cumsum(keep_trajectory) - 1)[column(part.states, "trajectory")]
-    trajectories = _renumber(part.trajectories, "problem", place[of_trajectory]).filter(pa.array(keep_trajectory))
-    states = _renumber(_renumber(part.states, "problem", place[of_state]), "trajectory", chain)
-    return Snapshot(
-        part.problems.filter(pa.array(wanted)),
-        trajectories,
-        states.filter(pa.array(keep_state)),
-        part.counters,
-        part.version,
-        part.gate,
-    )
+def _nested(columns: dict[str, pa.Array], counts: Rows) -> pa.Array:
+    rows = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+    return pa.ListArray.from_arrays(pa.array(_offsets(counts), pa.int32()), rows)
 
 
-def _renumber(table: pa.Table, name: str, values: Rows) -> pa.Table:
-    return table.set_column(table.schema.get_field_index(name), name, pa.array(values))
+def _flat(table: pa.Table, name: str) -> tuple[pa.StructArray, Rows]:
+    """All elements of a nested column one after the other, and how many each row has."""
+    nested = table.column(name).combine_chunks()
+    if isinstance(nested, pa.ChunkedArray):
+        nested = nested.chunk(0) if nested.num_chunks else pa.array([], nested.type)
+    return nested.flatten(), np.diff(nested.offsets.to_numpy()).astype(np.int64)
+
+
+def _offsets(counts: Rows) -> Rows:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])

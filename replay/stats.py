@@ -1,4 +1,4 @@
-"""What the store says of itself: sizes, ages, what was kept, and how replayed starts fare against fresh ones.
+"""What the store says of itself: sizes, ages, what was kept, and how replayed starts do against fresh ones.
 
 Shards report `ShardStats`; the store adds them up to `StoreStats`, which the trainer logs.
 """
@@ -6,7 +6,8 @@ Shards report `ShardStats`; the store adds them up to `StoreStats`, which the tr
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from replay import kernels
+import numpy as np
+
 from replay.records import Counters
 from replay.shard import Shard
 
@@ -31,20 +32,20 @@ class ShardStats:
 
 def shard_stats(shard: Shard) -> ShardStats:
     """Count a shard (one pass over its states)."""
-    versions, oldest, values, depths = kernels.totals(shard.blocks.states.rows, shard.version)
+    states = shard.states
     return ShardStats(
         counters=shard.counters,
-        states=shard.states,
-        replayable=int(shard.replayable().sum()),
-        trajectories=shard.references.used - len(shard.free_trajectories),
-        problems=int((shard.blocks.problems.rows["count"] > 0).sum()),
-        token_bytes=shard.arena.nbytes,
+        states=len(states),
+        replayable=shard.replayable(),
+        trajectories=len(shard.trajectories),
+        problems=int(np.count_nonzero(np.bincount(states["problem"], minlength=1))),
+        token_bytes=shard.token_bytes,
         memory_bytes=shard.nbytes,
         version=shard.version,
-        version_sum=versions,
-        oldest=oldest,
-        value_sum=values,
-        depth_sum=depths,
+        version_sum=float(states["version"].sum(dtype=np.float64)),
+        oldest=int(states["version"].min(initial=shard.version)),
+        value_sum=float(states["value"].sum(dtype=np.float64)),
+        depth_sum=float(states["length"].sum(dtype=np.float64)),
     )
 
 
@@ -57,10 +58,10 @@ class StoreStats:
     trajectories: int
     problems: int
     token_bytes: int
-    memory_bytes: int  # of states, trajectories, problems and tokens
+    memory_bytes: int  # of states, trajectories and tokens
     offered: int  # states in accepted candidates
     merged: int  # of these, already there
-    rejected: int  # of these, below the quota of their problem
+    rejected: int  # of these, beyond the quota of their problem
     evicted: int
     requested: int  # states asked for
     sampled: int  # of these, handed out
@@ -81,7 +82,7 @@ class StoreStats:
 
 
 def combine(shards: Sequence[ShardStats], requested: int, sampled: int) -> StoreStats:
-    """Add up the shards; how many states were asked for and handed out only the driver knows."""
+    """Add up the shards; only the driver knows how many states were asked for and handed out."""
     counters = {f.name: sum(getattr(s.counters, f.name) for s in shards) for f in fields(Counters)}
     states = sum(s.states for s in shards)
     newest = max((s.version for s in shards), default=0)

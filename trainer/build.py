@@ -48,7 +48,7 @@ class ModelAndTask:
 
 def iteration_settings(config: Config) -> IterationSettings:
     """The numbers of an iteration."""
-    from replay.ranking import RANKINGS
+    from replay.rankings import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
     return IterationSettings(
@@ -123,11 +123,12 @@ def components(
 
     task = ready.task
     shutil.rmtree(run.replay, ignore_errors=True)  # a resumed run restores its checkpoint
+    run.replay.mkdir()
     with ExitStack() as stack:
         store = ReplayStore(  # first: files that cannot be written must not cost the start of the engines
             config.replay,
             vocabulary=max(len(task.tokenizer), inspect_model(ready.model).vocabulary),  # engines sample unused rows
-            directory=str(run.replay),
+            directory=run.replay,
             fingerprint=task.fingerprint,
             local=local,
         )

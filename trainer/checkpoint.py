@@ -63,7 +63,7 @@ def save(
         with replacing(final) as temporary:  # `final` exists if the run was resumed from an earlier checkpoint
             files = parts.learner.save(temporary / "learner")
             parts.learner.export(temporary / "policy")
-            parts.replay.save(str(temporary / "replay"))
+            parts.replay.save(temporary / "replay")
             write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
             wanted = [*REQUIRED, *(f"learner/{name}" for name in files)]
             if missing := [name for name in wanted if not (temporary / name).exists()]:
@@ -199,7 +199,7 @@ def continue_from(path: Path, parts: "Components") -> RunProgress:
             f"rollout.max_staleness = 0: {path} has {count} starts of asynchronous mode in flight; leave rollout.max_staleness as it was"
         )
     parts.learner.restore(path / "learner")
-    parts.replay.restore(str(path / "replay"))
+    parts.replay.restore(path / "replay")
     _set_up(parts, progress)
     return progress
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import ActorError, DivergenceError, LearnerError, WeightError
+from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, WeightError
 from core.run_directory import RunDirectory, write_atomically, write_samples
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
@@ -72,8 +72,8 @@ class Session:
 def run_session(session: Session, resumed: Path | None) -> None:
     """Train to the last iteration, from the beginning or the checkpoint `resumed`, and write the final policy.
 
-    When a learner rank is lost, all ranks start again and the run continues from its last checkpoint, or from the beginning if
-    there is none; at most `learner_restarts` times, then LearnerError is raised.
+    When a learner rank is lost, or a replay shard with its files, all ranks start again and the run continues from its last
+    checkpoint, or from the beginning if there is none; at most `learner_restarts` times, then the error is raised.
 
     Raises:
         ActorError, WeightError: engines or judges failed, or an engine has other weights than the learner. The last complete
@@ -107,7 +107,7 @@ def run_session(session: Session, resumed: Path | None) -> None:
         except DivergenceError as error:
             write_atomically(directory.diverged, "\n".join(error.problem_ids) + "\n")
             raise
-        except LearnerError as error:
+        except (LearnerError, LostShardError) as error:
             restarts += 1
             if restarts > schedule.learner_restarts:
                 raise
@@ -119,7 +119,7 @@ def run_session(session: Session, resumed: Path | None) -> None:
 
 
 def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again: bool) -> RunProgress:
-    """Bring the parts to where training begins: `again` after the loss of a learner rank. `cursor`: of a new run."""
+    """Bring the parts to where training begins: `again` after a loss. `cursor`: of the problem sampler in a new run."""
     parts = session.parts
     if again:
         parts.actors.make_room()  # an engine that joined later may have taken the lost rank's resources

@@ -14,27 +14,26 @@ class ReplayConfig(Section):
         0.5, ge=0, lt=1, description="Share of an iteration's starts that are replayed states, in [0, 1)."
     )
     ranking: Literal["value", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = Field(
-        "value", description="By what the store ranks states (docs/architecture.md; formulas in replay/)."
+        "value", description="By what the store ranks states (docs/architecture.md; formulas in replay/rankings/)."
     )
     start_states: int = Field(512, ge=1, description="States the store must hold before replay begins.")
-    shards: int = Field(2, ge=1, description="Shard actors; problems are hashed to them.")
-    capacity: int = Field(200_000, ge=1, description="States over all shards; the least promising are evicted.")
+    shards: int = Field(
+        1, ge=1, description="Shard actors; problems are hashed to them. More than one only spreads memory over nodes."
+    )
+    capacity: int = Field(
+        200_000, ge=1, description="States over all shards; those of the lowest priority are evicted."
+    )
     per_problem: int = Field(32, ge=1, description="States kept per problem.")
     max_gib: float = Field(
         4.0,
         gt=0,
-        description="Memory of the states and tokens over all shards, in GiB; the least promising are evicted.",
+        description="Memory of the states and tokens over all shards, in GiB; those of the lowest priority are evicted.",
     )
     boundary: Literal["line", "sentence", "code", "stride"] = Field(
         "line", description="Where a step ends: states begin only there."
     )
     stride: int = Field(16, ge=1, description="Tokens between boundaries when boundary is 'stride'.")
-    temperature: float = Field(
-        0.2, gt=0, description="Of the draw over promise: probability ~ exp(promise / temperature)."
-    )
-    draw: Literal["proportional", "top"] = Field(
-        "proportional", description="Whether starts are drawn over promise or are always the most promising states."
-    )
+    temperature: float = Field(0.2, gt=0, description="Of the draw: probability ~ exp(priority / temperature).")
     target: float = Field(
         0.3, gt=0, lt=1, description="Ranking frontier: success that a start should still have; it moves to the root."
     )
@@ -52,10 +51,6 @@ class ReplayConfig(Section):
         description="Also keep prefixes of canonical solutions of the iteration's problems, where the task has them.",
     )
     refresh: int = Field(
-        256, ge=0, description="Most promising states per iteration whose stale values the present critic renews."
-    )
-    storage: str = Field(
-        "",
-        description="Where the live store is kept: a pyarrow.fs URI of a folder (s3://bucket/folder?region=..., gs://, hdfs://, fsspec+...://), in it one folder per run; empty: in the run directory. Checkpoints are always in the run directory.",
+        256, ge=0, description="States of the highest priority per iteration whose stale values the critic renews."
     )
     deadline: float = Field(120.0, gt=0, description="Seconds that a shard may take to answer one call.")

@@ -10,7 +10,8 @@ import launch
 from core.load import dump_config, load_config, override
 from core.records import Candidate, Outcome, Provenance
 from core.run_directory import RunDirectory, write_atomically
-from replay.store import ReplayStore
+from replay.server import ShardServer
+from replay.writes import pack_candidates, pack_outcomes
 from tasks.corpus import character_tokenizer
 
 
@@ -22,25 +23,19 @@ def run(tmp_path: Path) -> Path:
     write_atomically(made.config, dump_config(config))
     tokenizer = character_tokenizer("0123456789=abcd\n")
     tokenizer.save_pretrained(made.policy)
-    store = ReplayStore(
-        config.replay,
-        vocabulary=len(tokenizer),
-        directory=str(made.replay),
-        fingerprint="f",
-        local=True,
-    )
+    shard = ShardServer(0, config.replay, len(tokenizer), made.replay, "id")
 
-    def add(text: str, length: int, provenance: Provenance, parent: int) -> None:
+    def add(number: int, text: str, length: int, provenance: Provenance, parent: int) -> None:
         ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
         states = np.array([length], np.int32), np.array([0.5], np.float32)
-        store.add([Candidate("1+1", ids, *states, provenance, 0.0, 1, parent=parent)])
+        candidate = Candidate("1+1", ids, *states, provenance, 0.0, 1, parent=parent)
+        shard.write(number, pack_candidates([candidate], len(tokenizer)))
 
-    add("a=2\nb=4\n", 4, Provenance.OWN_FAILED, 0)
-    first = store.top(1)[0].key
-    add("a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
-    add("c=7\nd=8\n", 4, Provenance.CANONICAL, 0)
-    store.record([Outcome(first, "1+1", correct, 1) for correct in (True, False)])
-    store.close()
+    add(1, "a=2\nb=4\n", 4, Provenance.OWN_FAILED, 0)
+    first = int(shard.top(1, 1, older_than=9).keys[0])
+    add(2, "a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
+    add(3, "c=7\nd=8\n", 4, Provenance.CANONICAL, 0)
+    shard.write(4, pack_outcomes([Outcome(first, "1+1", correct, 1) for correct in (True, False)], gate=0.0))
     return made.path
 
 

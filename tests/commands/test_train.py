@@ -117,7 +117,6 @@ def test_a_resumed_run_keeps_changed_fields(
         ("learner.zero_stage", "2"),
         ("learner.lora_rank", "8"),
         ("learner.value_path", "'rm'"),
-        ("replay.shards", "1"),
         ("replay.target", "0.4"),
         ("starter.layers", "9"),
     ],
@@ -130,8 +129,8 @@ def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value
 
 
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
-    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.shards", "1"]
-    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.shards is .* become 1; start"):
+    options = ["--run.seed", "1", "--run.iterations", "9", "--replay.target", "0.4"]
+    with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.target is .* become 0\.4; start"):
         commands.resume(run.path, options)
 
 

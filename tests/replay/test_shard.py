@@ -8,14 +8,10 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Candidate, Outcome, Provenance
-from replay.arena import Arena
-from replay.batch import pack, pack_outcomes
-from replay.keys import GROUPS, owned_groups, state_keys
-from replay.ops import apply
-from replay.shard import Revaluation, Shard
-from replay.snapshot import capture, restore
-from tests.replay.crashes import least
+from core.records import Candidate, Outcome, Provenance, ReplayedState
+from replay.keys import state_keys
+from replay.shard import Shard
+from replay.writes import pack_candidates, pack_eviction, pack_outcomes, pack_values
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -34,100 +30,89 @@ def candidate(problem: str, tokens: object, lengths: object, values: object, **f
 
 
 def shard_of(*candidates: Candidate, **fields: object) -> Shard:
-    shard = Shard(ReplayConfig.model_validate(fields), 100, "shard")
-    if candidates:
-        shard.add(pack(candidates, 100))
+    shard = Shard(ReplayConfig.model_validate(fields), 100)
+    add(shard, *candidates)
     return shard
 
 
-def held(shard: Shard) -> dict[tuple[str, tuple[int, ...]], float]:
-    rows = np.flatnonzero(shard.blocks.states.rows["key"])
-    found = shard.select(rows)
-    prefixes = [tuple(prefix.tolist()) for prefix in found.prefixes()]
-    return {(p, t): v for p, t, v in zip(found.problem_ids, prefixes, found.values.tolist(), strict=True)}
+def add(shard: Shard, *candidates: Candidate) -> None:
+    if candidates:
+        shard.apply(pack_candidates(candidates, 100))
+
+
+def evict(shard: Shard, count: int) -> None:
+    orders, keys = shard.least(count)
+    shard.apply(pack_eviction(int(orders[-1]), int(keys[-1])))
+
+
+def stored(shard: Shard) -> dict[tuple[str, tuple[int, ...]], float]:
+    """(Problem, prefix) -> value."""
+    names = [shard.names[i] for i in shard.states["problem"].tolist()]
+    prefixes = [tuple(shard.prefix(row).tolist()) for row in range(len(shard.states))]
+    return dict(zip(zip(names, prefixes, strict=True), shard.states["value"].tolist(), strict=True))
 
 
 def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajectory() -> None:
     failed = candidate("p", [1, 2, 3, 4], [2, 3], [0.1, 0.2])
     solved = candidate("p", [1, 2, 9, 9], [2, 3], [0.7, 0.8], provenance=Provenance.OWN_SUCCESSFUL, version=2)
     shard = shard_of(failed, solved, ranking="value")
-    assert held(shard) == pytest.approx({("p", (1, 2)): 0.7, ("p", (1, 2, 3)): 0.2, ("p", (1, 2, 9)): 0.8})
+    assert stored(shard) == pytest.approx({("p", (1, 2)): 0.7, ("p", (1, 2, 3)): 0.2, ("p", (1, 2, 9)): 0.8})
     assert shard.counters.merged == 1
-    assert drawn(shard, 0.0)["provenance"] == Provenance.OWN_SUCCESSFUL
+    assert shard.states["provenance"][0] == Provenance.OWN_SUCCESSFUL
     stale = candidate("p", [1, 2, 5, 5], [2], [0.3], version=1)
-    shard.add(pack([stale], 100))
-    assert held(shard)["p", (1, 2)] == pytest.approx(0.7)  # version 2 stays
-    assert shard.arena.live == 8  # the stale trajectory's only state was there already: its tokens are not kept
+    add(shard, stale)
+    assert stored(shard)["p", (1, 2)] == pytest.approx(0.7)  # version 2 stays
+    assert (
+        sum(map(len, shard.tokens)) == 8
+    )  # the stale trajectory's only state was there already: its tokens are not kept
 
 
-def drawn(shard: Shard, fraction: float) -> Any:
-    """The state at a fraction of the mass."""
-    states, which = shard.draw(0, np.cumsum(shard.masses()[0]), np.array([fraction]), 1)
-    assert which.tolist() == [0]
-    return states.rows[0]
-
-
-def test_the_quota_keeps_the_most_promising_of_a_problem() -> None:
+def test_the_quota_keeps_the_states_of_the_highest_priority_of_a_problem() -> None:
     shard = shard_of(
         candidate("p", range(10), [1, 2, 3], [0.1, 0.9, 0.5]), candidate("q", range(10), [1], [0.0]), per_problem=2
     )
-    assert sorted(held(shard).values()) == pytest.approx([0.0, 0.5, 0.9])
-    shard.add(pack([candidate("p", range(10, 20), [4], [0.7])], 100))
-    assert sorted(held(shard).values()) == pytest.approx([0.0, 0.7, 0.9])
+    assert sorted(stored(shard).values()) == pytest.approx([0.0, 0.5, 0.9])
+    add(shard, candidate("p", range(10, 20), [4], [0.7]))
+    assert sorted(stored(shard).values()) == pytest.approx([0.0, 0.7, 0.9])
     assert (shard.counters.rejected, shard.counters.evicted) == (1, 1)
 
 
-def test_eviction_takes_the_least_promising_and_frees_their_tokens() -> None:
+def test_eviction_takes_the_lowest_priority_and_frees_the_tokens() -> None:
     shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
-    apply(shard, least(shard, 3))
-    assert list(held(shard).values()) == pytest.approx([0.4])
-    assert (shard.states, shard.replayable().tolist(), shard.arena.live) == (1, [1], 10)
-
-
-def test_a_snapshot_does_not_show_that_its_shard_was_restored() -> None:
-    """The place of a trajectory that has gone is given to the next one, which a restored shard puts at the end."""
-    straight = shard_of(candidate("p", [1, 2, 3], [2], [0.1]), candidate("q", [4, 5, 6], [2], [0.9]), ranking="value")
-    apply(straight, least(straight, 1))
-    resumed = shard_of(ranking="value")
-    for part in capture(straight):
-        restore(resumed, part)
-    for shard in (straight, resumed):
-        shard.add(pack([candidate("q", [4, 7, 8], [2], [0.5])], 100))
-    (left,), (right,) = capture(straight), capture(resumed)
-    assert left.trajectories.num_rows == 2
-    assert left.trajectories.equals(right.trajectories)
-    assert left.states.equals(right.states)
+    evict(shard, 3)
+    assert list(stored(shard).values()) == pytest.approx([0.4])
+    assert (shard.replayable(), [len(tokens) for tokens in shard.tokens]) == (1, [10])
 
 
 def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
     shard = shard_of(candidate("p", range(10), [1, 2], [0.25, 0.5]))
-    key = int(shard.select(shard.top(1)[0]).keys[0])
+    key = int(shard.states["key"][1])
     outcomes = [Outcome(key, "p", True, 3), Outcome(key, "p", False, 3), Outcome(key + 1, "p", True, 3)]
-    shard.record(pack_outcomes(outcomes))
-    row = shard.blocks.states.rows[shard.top(1)[0]][0]
-    assert [float(row[name]) for name in ("tried", "solved", "wins", "losses")] == [2, 1, 1, 1]
+    shard.apply(pack_outcomes(outcomes, gate=0.0))
+    assert [shard.states[name].tolist() for name in ("tried", "solved", "wins", "losses")] == [
+        [0, 2],
+        [0, 1],
+        [0, 1],
+        [0, 1],
+    ]
     assert shard.counters.lost_outcomes == 1
 
 
-def test_draws_are_proportional_to_exp_promise_over_temperature() -> None:
+def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
     """Values 0, 0.2, 0.4 at temperature 0.2: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
     shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)
-    lengths = [int(drawn(shard, fraction)["length"]) for fraction in (np.arange(20_000) + 0.5) / 20_000]
-    shares = np.bincount(lengths, minlength=4)[1:] / 20_000
-    np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=1e-4)
-
-
-def test_the_race_draws_without_replacement_in_the_same_proportions() -> None:
-    shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)
-    first = [int(shard.race(0, 1, seed, np.zeros(0, np.uint64))[0][0]) for seed in range(4000)]
-    lengths = shard.blocks.states.rows["length"][first]
+    lengths = [len(shard.draw(1, 0, seed)[0].prefixes[0]) for seed in range(4000)]
     shares = np.bincount(lengths, minlength=4)[1:] / 4000
     np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=0.025)  # 3 sigma = 3 sqrt(0.22/4000) = 0.022
 
 
-def test_groups_are_partitioned_by_any_number_of_shards() -> None:
-    for shards in (1, 2, 3, 7, 256):
-        assert [g for i in range(shards) for g in owned_groups(i, shards)] == list(range(GROUPS))
+@pytest.mark.parametrize("count", [0, 1, 7, 39, 40, 50])
+def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
+    made = [candidate(f"p{i}", range(10), [1, 2], [0.5, i / 20]) for i in range(20)]
+    shard = shard_of(*made)
+    whole, some = shard.draw(40, 0, 3)[0], shard.draw(count, 0, 3)[0]
+    assert some.keys.tolist() == whole.keys.tolist()[:count]
+    assert (np.diff(whole.scores) < 0).all()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +134,7 @@ def test_bad_candidates_name_their_problem(fields: dict[str, object], message: s
     known = {"tokens": range(10), "lengths": [4], "values": [0.0]} | fields
     columns = {name: known.pop(name) for name in ("tokens", "lengths", "values")}
     with pytest.raises(StoreError, match=f"^candidate of problem 'p': {message}"):
-        pack([candidate("q", range(3), [1], [0.0]), candidate("p", **columns, **known)], 100)
+        pack_candidates([candidate("q", range(3), [1], [0.0]), candidate("p", **columns, **known)], 100)
 
 
 def test_keys_by_their_formula_in_plain_python() -> None:
@@ -176,21 +161,23 @@ def test_keys_by_their_formula_in_plain_python() -> None:
 
 def record(shard: Shard, problem: str, outcomes: list[tuple[bool, int]]) -> None:
     """Outcomes (correct, version) of the first state of a problem."""
-    shard.record(pack_outcomes([Outcome(key_of(shard, problem), problem, won, version) for won, version in outcomes]))
+    made = [Outcome(key_of(shard, problem), problem, won, version) for won, version in outcomes]
+    shard.apply(pack_outcomes(made, gate=0.0))
 
 
 def key_of(shard: Shard, problem: str) -> int:
-    return int(first_state(shard, problem)["key"])
+    return int(of_first(shard, problem, "key"))
 
 
-def first_state(shard: Shard, problem: str) -> Any:
-    return shard.blocks.states.rows[shard.blocks.problems.rows["start"][shard.numbers[problem]]]
+def of_first(shard: Shard, problem: str, column: str) -> Any:
+    """A column of the problem's oldest state."""
+    return shard.states[column][shard.states["problem"] == shard.names.index(problem)][0]
 
 
 def counts(shard: Shard, problem: str) -> list[float]:
     """Wins and losses of the problem's first state, and of its root."""
-    found = [first_state(shard, problem), shard.blocks.problems.rows[shard.numbers[problem]]]
-    return [float(row[name]) for row in found for name in ("wins", "losses")]
+    root = [float(shard.problems[name][shard.names.index(problem)]) for name in ("wins", "losses")]
+    return [float(of_first(shard, problem, name)) for name in ("wins", "losses")] + root
 
 
 def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
@@ -207,12 +194,12 @@ def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
     record(shard, "p", [(False, 3)])
     assert counts(shard, "p") == [0.75, 1.25, 0, 0.25]  # 3 / 2^2; 1 / 2^2 and the new one; the root's 1 / 2^2
     # a = 1.75, b = 2.25: 4 * 1.75 * 2.25 / (4 * 5)
-    assert float(first_state(shard, "p")["promise"]) == pytest.approx(0.7875)
+    assert of_first(shard, "p", "priority") == pytest.approx(0.7875)
     assert counts(shard, "q") == [0, 2, 0, 1]  # nothing was written of q
-    assert float(first_state(shard, "q")["promise"]) == pytest.approx(4 * 1 * 3 / (4 * 5))
-    shard.add(pack([candidate("q", range(20, 30), [2], [0.1], version=4)], 100))
+    assert of_first(shard, "q", "priority") == pytest.approx(4 * 1 * 3 / (4 * 5))
+    add(shard, candidate("q", range(20, 30), [2], [0.1], version=4))
     assert counts(shard, "q") == [0, 0.25, 0, 1.125]  # 2 / 2^3; 1 / 2^3 and the new failure
-    assert float(first_state(shard, "q")["promise"]) == pytest.approx(4 * 1 * 1.25 / (2.25 * 3.25))
+    assert of_first(shard, "q", "priority") == pytest.approx(4 * 1 * 1.25 / (2.25 * 3.25))
     assert counts(shard, "p") == [0.75, 1.25, 0, 0.25]  # version 4 of q is none of p's
 
 
@@ -229,11 +216,13 @@ def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was
     assert counts(shard, "p")[:2] == [1, 1]
 
 
-def news(shard: Shard, *given: tuple[str, int, float, int]) -> None:
-    """Revalue by (problem, key, value, version)."""
-    problems, keys, values, versions = zip(*given, strict=True)
-    columns = np.array(keys, np.uint64), np.array(values, np.float32), np.array(versions, np.int32)
-    shard.revalue(Revaluation(list(problems), *columns))
+def revalue(shard: Shard, *given: tuple[str, int, float, int]) -> None:
+    """New values by (problem, key, value, version)."""
+    for problem, key, value, version in given:
+        state = ReplayedState(key, problem, TOKENS[:0], 0.0, Provenance.OWN_FAILED, 0)
+        write = pack_values([state], np.array([value], np.float32), version)
+        shard.check(write)
+        shard.apply(write)
 
 
 @pytest.mark.parametrize("ranking", ["value", "posterior"])
@@ -245,30 +234,14 @@ def test_new_values_are_taken_unless_they_are_older(ranking: str) -> None:
         temperature=0.5,
     )
     p, q = key_of(shard, "p"), key_of(shard, "q")
-    news(shard, ("p", p, 0.9, 2))
-    assert sorted(held(shard).values()) == [0.25, 0.5, 0.75]  # older than what is held
-    news(shard, ("p", p, 1.0, 3))
-    assert sorted(held(shard).values()) == [0.25, 0.75, 1.0]
-    news(shard, ("p", p, 0.0, 4), ("p", p + 1, 9.0, 9), ("q", p, 9.0, 9), ("q", q, 0.5, 5))  # two are of no state
-    assert sorted(held(shard).values()) == [0.0, 0.25, 0.5]
-    assert (int(first_state(shard, "p")["version"]), int(first_state(shard, "q")["version"])) == (4, 5)
-    if ranking == "value":  # e^(0 / 0.5) + e^(0.25 / 0.5) + e^(0.5 / 0.5)
-        assert shard.masses().sum() == pytest.approx(1 + np.exp(0.5) + np.e)
-        assert float(first_state(shard, "q")["worth"]) == 0.5
+    revalue(shard, ("p", p, 0.9, 2))
+    assert sorted(stored(shard).values()) == [0.25, 0.5, 0.75]  # older than the stored one
+    revalue(shard, ("p", p, 1.0, 3))
+    assert sorted(stored(shard).values()) == [0.25, 0.75, 1.0]
+    revalue(shard, ("p", p, 0.0, 4), ("p", p + 1, 9.0, 9), ("q", p, 9.0, 9), ("q", q, 0.5, 5))  # two are of no state
+    assert sorted(stored(shard).values()) == [0.0, 0.25, 0.5]
+    assert (of_first(shard, "p", "version"), of_first(shard, "q", "version")) == (4, 5)
+    if ranking == "value":
+        assert of_first(shard, "q", "priority") == of_first(shard, "q", "retention") == 0.5
     with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
-        news(shard, ("nowhere", p, 0.1, 9))
-
-
-def test_prefixes_are_the_same_after_their_tokens_have_moved() -> None:
-    """60 trajectories of 10 tokens, six to a chunk; two thirds of the states go, scattered over all chunks."""
-    shard = shard_of()
-    shard.arena = Arena(np.dtype(np.uint8), 64)
-    made = [candidate(f"p{i}", [i, *range(1, 10)], [3, 7], [(i * 7 % 60) / 60] * 2) for i in range(60)]
-    shard.add(pack(made, 100))
-    apply(shard, least(shard, 80))
-    kept = [c for i, c in enumerate(made) if i * 7 % 60 >= 40]
-    assert held(shard) == {
-        (c.problem_id, tuple(c.response_ids[:n].tolist())): c.values[0] for c in kept for n in (3, 7)
-    }
-    assert (shard.arena.live, shard.arena.wasteful) == (200, False)
-    assert shard.arena.nbytes < 330  # 600 were written
+        revalue(shard, ("nowhere", p, 0.1, 9))

@@ -1,24 +1,26 @@
 """The store on real Ray actors: what goes in comes out, whatever the number of shards."""
 
 import os
-import resource
 import signal
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
 from core.config import ReplayConfig
-from core.errors import StoreError
+from core.errors import LostShardError, StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay.inspect import summary
-from replay.keys import group_of, owned_groups
+from replay.inspection import store_summary
+from replay.server import ShardServer
 from replay.store import ReplayStore
 
 VOCABULARY = 100
-ROOM = 1 << 20
+NEWEST = 2**31 - 1
 
 
 def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 12) -> list[Candidate]:
@@ -36,9 +38,7 @@ def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 1
 
 def opened(directory: Path, shards: int = 2, local: bool = False, **fields: object) -> ReplayStore:
     config = ReplayConfig.model_validate({"shards": shards, **fields})
-    return ReplayStore(
-        config, vocabulary=VOCABULARY, directory=str(directory), fingerprint="task+tokenizer", local=local
-    )
+    return ReplayStore(config, vocabulary=VOCABULARY, directory=directory, fingerprint="task+tokenizer", local=local)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_sampled_state_is_a_prefix_that_was_added(store: ReplayStore) -> None:
     assert store.stats().hit_rate == 1.0
     assert len(store.sample(200, seed=4)) == 120
     assert store.stats().hit_rate == (150 + 120) / (150 + 200)
-    store.top(10)  # for the critic, not for a rollout
+    store.top(10, NEWEST)  # for the critic, not for a rollout
     assert store.stats().sampled == 270
 
 
@@ -75,9 +75,10 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
         store.add(candidates(60, seed=turn))
         drawn = store.sample(20, seed=turn)
         store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn + 2) for s in drawn])
-        store.revalue(store.top(5, older_than=2), np.full(min(5, len(store.top(5, older_than=2))), 0.5, np.float32), 2)
+        stale = store.top(5, older_than=2)
+        store.revalue(stale, np.full(len(stale), 0.5, np.float32), 2)
     seen = [[(s.key, s.value) for s in store.sample(n, seed=9)] for n in (10, 200)]
-    seen.append([(s.key, s.value) for s in store.top(30)])
+    seen.append([(s.key, s.value) for s in store.top(30, NEWEST)])
     assert len(store) <= 300
     assert len(seen[0]) == 10
     store.close()
@@ -87,7 +88,7 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
 @pytest.mark.parametrize("ranking", ["value", "uniform", "frontier", "posterior", "success_prefix", "canonical"])
 def test_the_number_of_shards_changes_nothing(tmp_path: Path, ranking: str) -> None:
     one = run_with(1, tmp_path / "1", local=True, ranking=ranking)
-    for shards in (2, 5, 256):
+    for shards in (2, 5):
         assert run_with(shards, tmp_path / str(shards), local=True, ranking=ranking) == one
 
 
@@ -96,7 +97,8 @@ def test_a_bound_on_bytes_is_kept_alike_by_any_number_of_shards(tmp_path: Path) 
     assert run_with(5, tmp_path / "5", local=True, max_gib=14e3 / 2**30) == one
     store = opened(tmp_path / "6", 3, local=True, max_gib=14e3 / 2**30)
     store.add(candidates(60))
-    assert 100 < len(store) < 200  # 360 states of 48 bytes, and a third of 44 + 12 for their trajectory, are 24 kB
+    assert store.stats().memory_bytes <= 14e3 / 63 * 64
+    assert 50 < len(store) < 150
 
 
 def test_actors_do_what_shards_in_this_process_do(ray_cluster: None, tmp_path: Path) -> None:
@@ -111,14 +113,6 @@ def test_frontier_explores_within_its_share(tmp_path: Path) -> None:
     assert sum(s.provenance == Provenance.OWN_FAILED for s in found) == 5
 
 
-def test_draw_top_takes_the_best(tmp_path: Path) -> None:
-    store = opened(tmp_path, 3, local=True, draw="top")
-    store.add(candidates(40))
-    values = [s.value for s in store.sample(12, seed=0)]
-    assert values == sorted(values, reverse=True)
-    assert values[0] == max(v for c in candidates(40) for v in c.values)
-
-
 def test_the_critic_is_trusted_after_outcomes_that_follow_its_values(tmp_path: Path) -> None:
     store = opened(tmp_path, 2, local=True, ranking="posterior")
     store.add(candidates(30))
@@ -126,10 +120,10 @@ def test_the_critic_is_trusted_after_outcomes_that_follow_its_values(tmp_path: P
         drawn = store.sample(60, seed=turn)
         store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn) for s in drawn])
     assert store._gate > 0.5
-    store.save(str(tmp_path / "checkpoint"))
+    store.save(tmp_path / "checkpoint")
     expected = [s.key for s in store.sample(20, seed=99)]
     other = opened(tmp_path / "other", 3, local=True, ranking="posterior")
-    other.restore(str(tmp_path / "checkpoint"))
+    other.restore(tmp_path / "checkpoint")
     assert [s.key for s in other.sample(20, seed=99)] == expected
 
 
@@ -141,26 +135,50 @@ def test_a_state_that_is_drawn_again_judges_the_critic_again(tmp_path: Path, mon
     for states in drawn:
         store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
     assert len(store._window) == 6
-    monkeypatch.setattr("replay.store.HANDED", 2)
-    shard = store._actors[0]._opened()
-    held = shard.select(np.flatnonzero(shard.blocks.states.rows["key"]))
+    monkeypatch.setattr("replay.store.REMEMBERED", 2)
+    states = sorted(drawn[0], key=lambda state: state.key)
     for at in (0, 1, 0, 2):
-        store._remember(held.take(np.array([at])))
-    assert list(store._handed) == held.keys[[0, 2]].tolist()
-    store.close()
+        store._remember([states[at]])
+    assert list(store._values_drawn) == [states[0].key, states[2].key]
+
+
+@pytest.mark.parametrize("ranking", ["value", "uniform", "frontier", "posterior", "success_prefix", "canonical"])
+def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str) -> None:
+    """On three shards instead of one: draws with their outcomes, new values, trust, evictions, counts."""
+
+    def iteration(store: ReplayStore, number: int) -> list[int]:
+        store.add(candidates(60, seed=number % 7))
+        drawn = store.sample(20, seed=number)
+        store.record([Outcome(s.key, s.problem_id, s.value > 0.5, number + 2) for s in drawn])
+        stale = store.top(5, older_than=number + 2)
+        store.revalue(stale, np.full(len(stale), 0.5, np.float32), number + 2)
+        return [state.key for state in drawn]
+
+    fields = {"capacity": 300, "per_problem": 5, "ranking": ranking}
+    first = opened(tmp_path, shards=1, local=True, **fields)
+    for number in range(5):
+        iteration(first, number)
+    first.save(tmp_path / "saved")
+    expected = [iteration(first, number) for number in range(5, 12)]
+    second = opened(tmp_path, shards=3, local=True, **fields)
+    second.restore(tmp_path / "saved")
+    assert [iteration(second, number) for number in range(5, 12)] == expected
+    assert any(expected)
+    assert (second._gate, second._window) == (first._gate, first._window)
+    assert asdict(second.stats()) == pytest.approx(asdict(first.stats()))
 
 
 def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> None:
     first = opened(tmp_path / "a", 2, local=True)
     first.add(candidates(30))
     first.record([Outcome(s.key, s.problem_id, True, 1) for s in first.sample(10, seed=0)])
-    first.save(str(tmp_path / "checkpoint"))
+    first.save(tmp_path / "checkpoint")
     first.add(candidates(30, seed=1))
     expected = [s.key for s in first.sample(40, seed=5)]
     stats = first.stats()
     first.close()
     second = opened(tmp_path / "b", 3, local=True)
-    second.restore(str(tmp_path / "checkpoint"))
+    second.restore(tmp_path / "checkpoint")
     second.add(candidates(30, seed=1))
     assert [s.key for s in second.sample(40, seed=5)] == expected
     assert second.stats().outcomes == stats.outcomes == 10
@@ -178,25 +196,24 @@ def test_a_cleared_store_is_as_a_new_one(tmp_path: Path) -> None:
         store.add(candidates(30, seed=1))
     assert [s.key for s in cleared.sample(40, seed=5)] == [s.key for s in new.sample(40, seed=5)]
     cleared.close()
-    assert len(opened(tmp_path / "a", 2, local=True, ranking="posterior")) == len(new)  # on disk, too
     new.close()
 
 
 def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
     store.add(candidates(3))
-    store.save(str(tmp_path / "checkpoint"))
+    store.save(tmp_path / "checkpoint")
     message = {"another": r"fingerprint 'task\+tokenizer', but this run has 'another'"}
     message["task+tokenizer"] = "vocabulary 100, but this run has 101"
     for number, (fingerprint, line) in enumerate(message.items()):
         other = ReplayStore(
             ReplayConfig(),
             vocabulary=100 + number,
-            directory=str(tmp_path / fingerprint),
+            directory=tmp_path / fingerprint,
             fingerprint=fingerprint,
             local=True,
         )
         with pytest.raises(StoreError, match=rf"/checkpoint: written for {line}; states are only valid for"):
-            other.restore(str(tmp_path / "checkpoint"))
+            other.restore(tmp_path / "checkpoint")
 
 
 def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
@@ -211,7 +228,9 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     stats = store.stats()
     assert (stats.mean_age, stats.max_age) == (2.0, 3)
     assert (stats.root_solved, stats.root_outcomes, stats.solved, stats.outcomes) == (1, 2, 1, 4)
-    assert "solved: of continuations 25.0% of 4, of rollouts from the root 50.0% of 2; 0 outcomes" in summary(stats)
+    assert "solved: of continuations 25.0% of 4, of rollouts from the root 50.0% of 2; 0 outcomes" in store_summary(
+        stats
+    )
 
 
 def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:
@@ -221,7 +240,7 @@ def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:
 
 def test_an_empty_store_hands_out_nothing(store: ReplayStore) -> None:
     assert store.sample(4, seed=0) == []
-    assert store.top(4) == []
+    assert store.top(4, NEWEST) == []
     assert store.stats().states == 0
 
 
@@ -229,62 +248,89 @@ def test_a_killed_shard_serves_again_with_everything_acknowledged(store: ReplayS
     store.add(candidates(20))
     store.record([Outcome(s.key, s.problem_id, True, 1) for s in store.sample(10, seed=0)])
     expected = [(s.key, s.value) for s in store.sample(30, seed=1)]
-    for actor in store._actors:
-        pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
-        os.kill(pid, signal.SIGKILL)
+    kill_shards(store)
     assert [(s.key, s.value) for s in store.sample(30, seed=1)] == expected
     store.add(candidates(20, seed=1))
     assert store.stats().outcomes == 10
     assert len(store) == 240
 
 
-def bound_files(_: object) -> tuple[int, int]:
-    """Let no file of this process grow beyond `ROOM`, which Ray's own logs do not reach; the bound before."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
-    return before
+def kill_shards(store: ReplayStore) -> None:
+    for actor in store._actors:
+        os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
-def free_files(_: object, bound: tuple[int, int]) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, bound)
-
-
-def test_a_full_disk_of_one_shard_is_one_line_and_loses_nothing(store: ReplayStore, tmp_path: Path) -> None:
-    """The files of one actor may not grow; the bound is lifted again, as if somebody had made room."""
+def test_a_shard_killed_after_a_checkpoint_has_the_checkpoint_and_what_came_after(
+    store: ReplayStore, tmp_path: Path
+) -> None:
     store.add(candidates(20))
-    before = store.top(1000)
-    bound = ray.get(store._actors[1].__ray_call__.remote(bound_files))
-    with pytest.raises(StoreError, match=r"cannot write .*/shard-1/log-.*: .*File too large; check .* the free space$"):
-        store.add(candidates(20, seed=1, size=2**18))  # 20 x 2 x 2^18 bytes of tokens, half of them for this shard
-    ray.get(store._actors[1].__ray_call__.remote(free_files, bound))
-    mine = {f"p{i}" for i in range(20) if group_of(f"p{i}") in owned_groups(1, 2)}
-    assert 0 < len(mine) < 20
-    after = store.top(1000)
-    assert {s.key for s in before} < {s.key for s in after}  # the other shard had room
-    assert [s.key for s in after if s.problem_id in mine] == [s.key for s in before if s.problem_id in mine]
-    store.add(candidates(20, seed=2))  # and goes on, on every shard
-    held = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000)}
-    assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= held
-    store.close()
-    again = opened(tmp_path / "live", 2, local=True)
-    assert {s.key for s in after} < {s.key for s in again.top(1000)}
+    store.save(tmp_path / "checkpoint")
+    store.add(candidates(20, seed=1))
+    expected = [s.key for s in store.sample(200, seed=1)]
+    kill_shards(store)
+    assert [s.key for s in store.sample(200, seed=1)] == expected
+    store.restore(tmp_path / "checkpoint")
+    restored = [s.key for s in store.sample(200, seed=1)]
+    assert len(restored) == 120
+    kill_shards(store)
+    assert [s.key for s in store.sample(200, seed=1)] == restored
 
 
-def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path) -> None:
-    """Else the next write would have the number of this one there, and would be taken for its repetition."""
+def test_a_shard_that_lost_its_files_says_so_and_serves_again_after_a_restore(
+    store: ReplayStore, tmp_path: Path
+) -> None:
+    store.add(candidates(20))
+    store.save(tmp_path / "checkpoint")
+    expected = [s.key for s in store.sample(200, seed=1)]
+    for path in (tmp_path / "live").iterdir():
+        path.unlink()
+    kill_shards(store)
+    with pytest.raises(
+        LostShardError, match=r"^replay-shard-0: died, and its files are gone \(it has 0 of 1 writes\)$"
+    ):
+        store.sample(200, seed=1)
+    store.restore(tmp_path / "checkpoint")
+    assert [s.key for s in store.sample(200, seed=1)] == expected
+
+
+def test_an_iteration_calls_a_shard_once_per_kind_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        method = getattr(ShardServer, name)
+
+        def call(server: ShardServer, *given: Any) -> Any:
+            calls[name] += 1
+            return method(server, *given)
+
+        return call
+
+    for name in ("write", "draw", "top", "least"):
+        monkeypatch.setattr(ShardServer, name, counted(name))
+    store = opened(tmp_path, 1, local=True, capacity=100)
+    store.add(candidates(10))
+    calls.clear()
+    drawn, stale = store.sample(20, seed=0), store.top(5, NEWEST)
+    store.revalue(stale, np.zeros(5, np.float32), 2)
+    store.record([Outcome(s.key, s.problem_id, True, 2) for s in drawn])
+    store.add(candidates(20, seed=1))
+    assert calls == {"draw": 1, "top": 1, "least": 1, "write": 4}  # new values, outcomes, states, eviction
+
+
+def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next write would have the number of this one there, and would be taken for its repetition."""
     store = opened(tmp_path, 2, local=True)
-    (tmp_path / "shard-1").rmdir()
-    with pytest.raises(StoreError, match=r"cannot write .*/shard-1/log-"):
+
+    def refuse(_: object) -> None:
+        raise StoreError("no room")
+
+    monkeypatch.setattr(store._actors[1]._shard, "check", refuse)
+    with pytest.raises(StoreError, match="no room"):
         store.add(candidates(20, seed=1))
-    (tmp_path / "shard-1").mkdir()
+    monkeypatch.undo()
     store.add(candidates(20, seed=2))
-    held = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000)}
-    assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= held
-
-
-def test_a_directory_of_another_number_of_shards_is_refused(store: ReplayStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="written by 2 shards, but replay\\.shards is 3; set it to 2"):
-        opened(tmp_path / "live", 3)
+    stored = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000, NEWEST)}
+    assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= stored
 
 
 def forty(directory: Path) -> ReplayStore:
@@ -340,7 +386,7 @@ def test_thompson_takes_the_most_learnable_of_its_draws(tmp_path: Path) -> None:
     store = opened(tmp_path, 2, local=True, ranking="posterior", decay=1.0)
     tokens, one, value = np.arange(8, dtype=np.int32), np.array([4], np.int32), np.array([0.5], np.float32)
     store.add([Candidate(f"p{i}", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0) for i in range(8)])
-    states = {s.problem_id: s.key for s in store.top(8)}
+    states = {s.problem_id: s.key for s in store.top(8, NEWEST)}
     for i in range(
         4
     ):  # half of the states of p0 to p3 are solved; p4 to p7 never are: beliefs Beta(21, 21), Beta(1, 41)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from actors.ledger import Queues
-from core.errors import ActorError, DivergenceError, LearnerError, RetrospectError, WeightError
+from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
 from core.run_directory import RunDirectory, write_atomically
 from core.sampling import Sampling
 from trainer import asynchronous, checkpoint, loop, session
@@ -209,15 +209,21 @@ def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypa
     assert (run.policy / "config.json").exists()
 
 
+@pytest.mark.parametrize("error", [LearnerError, LostShardError])
 @pytest.mark.parametrize(("saved", "where"), [(0, "begins again"), (2, "continues after iteration 2")])
-def test_a_lost_learner_is_started_again_from_the_last_checkpoint_or_the_beginning_a_few_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], saved: int, where: str
+def test_a_lost_learner_or_shard_is_started_again_from_the_last_checkpoint_or_the_beginning_a_few_times(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    saved: int,
+    where: str,
+    error: type[RetrospectError],
 ) -> None:
     """Every attempt reaches the iteration after `saved`."""
 
     def die(_parts: Any, _settings: Any, number: int, _clock: PhaseClock) -> Any:
         if number > saved:
-            raise LearnerError("learner-rank-0 died during update")
+            raise error("learner-rank-0 died during update")
         return SimpleNamespace(number=number, failure=None, scored=[])
 
     begun: list[Any] = []
@@ -229,7 +235,7 @@ def test_a_lost_learner_is_started_again_from_the_last_checkpoint_or_the_beginni
     monkeypatch.setattr(checkpoint, "continue_from", begin)
     monkeypatch.setattr(checkpoint, "start_over", begin)
     lossy = Run(RunDirectory.create(tmp_path, "r", "test"), schedule=replace(SCHEDULE, learner_restarts=2))
-    with pytest.raises(LearnerError):
+    with pytest.raises(error):
         lossy.start(monkeypatch, die)
     assert lossy.engines.learner_restarts == 2
     assert begun == [lossy.run.checkpoints / "000002" if saved else {"position": 7}] * 2

@@ -81,9 +81,8 @@ class Loop:
         return [len(state.prefix_ids) for state in drawn]
 
     def rows(self) -> Table:
-        rows = self.store._actors[0]._opened().blocks.states.rows
-        live: Table = rows[rows["key"] != 0]
-        return live
+        states: Table = self.store._actors[0]._shard.states
+        return states
 
     def chain(self, trajectory: int) -> list[int]:
         """Lengths of the proven states of a stored trajectory."""
@@ -110,7 +109,7 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Loop]]:
     ) -> Loop:
         config = ReplayConfig.model_validate({"shards": 1, "ranking": "frontier", **fields})
         where = str(tmp_path / str(len(stores)))
-        stores.append(ReplayStore(config, vocabulary=1000, directory=where, fingerprint="task", local=True))
+        stores.append(ReplayStore(config, vocabulary=1000, directory=Path(where), fingerprint="task", local=True))
         rng = np.random.default_rng(seed)
         golden = rng.integers(0, 1000, size).astype(np.int32)
         loop = Loop(stores[-1], rng, size, Problem("p", np.ones(1, np.int32), "gold", solution_ids=golden), canonical)
@@ -145,7 +144,7 @@ def test_the_start_reaches_the_shallowest_state_within_reach_and_the_chain_stays
     for _ in range(40):
         seen += loop.turn(lambda k, _v: 0.95 ** (11 - k))
         assert loop.chain(trajectory) == list(range(1, 11))
-        assert len(loop.store.top(100)) == 1
+        assert len(loop.store.top(100, older_than=10**6)) == 1
     assert len(seen) == 40
     assert set(seen[16:]) <= {
         1,
@@ -174,7 +173,7 @@ def test_a_canonical_chain_that_is_offered_again_and_again_stays_one_chain(made:
     for _ in range(30):
         seen += loop.turn(lambda k, _v: 0.97 ** (41 - k))
         assert loop.chain(trajectory) == held
-        assert len(loop.store.top(100)) == 1
+        assert len(loop.store.top(100, older_than=10**6)) == 1
     assert len(seen) == 30
     assert seen[-1] < 20  # began at 21; 0.97^40 = 0.3
 
@@ -185,10 +184,10 @@ def test_a_first_success_by_exploring_is_a_whole_chain_that_is_replayed(made: Ca
     drawn = loop.turn(lambda _k, _v: 1.0)
     assert drawn[0] >= 8  # the deepest third of 11
     rows = loop.rows()
-    proven = rows[rows["provenance"] == Provenance.OWN_SUCCESSFUL]
-    assert sorted(proven["length"].tolist()) == list(range(1, 11))
-    assert len(set(proven["trajectory"].tolist())) == 1  # of four successes of one start
-    assert proven["wins"][proven["length"] == drawn[0]].tolist() == [4.0]
+    proven = rows["provenance"] == Provenance.OWN_SUCCESSFUL
+    assert sorted(rows["length"][proven].tolist()) == list(range(1, 11))
+    assert len(set(rows["trajectory"][proven].tolist())) == 1  # of four successes of one start
+    assert rows["wins"][proven & (rows["length"] == drawn[0])].tolist() == [4.0]
     assert loop.store.stats().root_outcomes == 1  # the failure: what was found from a state is none of the root
     assert loop.turn(lambda _k, _v: 1.0, starts=3) == [1]
 
@@ -202,7 +201,7 @@ def test_a_policy_that_grows_takes_the_start_to_the_root_and_the_problem_retires
     assert np.mean(seen[4:10]) >= 8  # 0.6^2 = 0.36, 0.7^3 = 0.34
     assert np.mean(seen[34:44]) <= 2  # 1.0 from version 25 on
     assert seen[-1] == 0
-    assert loop.store.top(10) == []  # solved from the root
+    assert loop.store.top(10, older_than=10**6) == []  # solved from the root
 
 
 def test_a_chain_longer_than_the_quota_has_exactly_one_replayable_state(made: Callable[..., Loop]) -> None:
@@ -212,7 +211,7 @@ def test_a_chain_longer_than_the_quota_has_exactly_one_replayable_state(made: Ca
             problem = Problem(f"p{seed}", loop.problem.prompt_ids, "gold", solution_ids=loop.problem.solution_ids)
             golden = canonical_rollouts(fresh_starts([problem], 1, 0, 0), {problem.id: problem})
             loop.store.add(candidates(golden, halves(golden), every_token, 0, lambda _: Provenance.CANONICAL))
-        found = [state.problem_id for state in loop.store.top(100)]
+        found = [state.problem_id for state in loop.store.top(100, older_than=10**6)]
         assert sorted(found) == sorted(["p", *(f"p{seed}" for seed in range(20))])
 
 
@@ -236,13 +235,13 @@ def test_posterior_remembers_what_it_has_retired(tmp_path: Path) -> None:
         store.add([Candidate("p", response, lengths, values, Provenance.OWN_SUCCESSFUL, 1.0, version)])
 
     add(tokens, 0)
-    state = store.top(1)[0]
+    state = store.top(1, older_than=10**6)[0]
     store.record([Outcome(state.key, "p", True, 0) for _ in range(200)])
     for version in range(1, 4):  # others of the problem, and the same again
         add(other + version, version)
         add(tokens, version)
-        assert state.key not in {found.key for found in store.top(10)}
-    rows = store._actors[0]._opened().blocks.states.rows
+        assert state.key not in {found.key for found in store.top(10, older_than=10**6)}
+    rows = store._actors[0]._shard.states
     assert rows["tried"][rows["key"] == state.key].tolist() == [200]
-    assert len(store.top(10)) == 3
+    assert len(store.top(10, older_than=10**6)) == 3
     store.close()

@@ -1,30 +1,29 @@
 """The ranking `frontier`: replay the shallowest state of a proven chain that the policy can still finish.
 
-Called by the shard through `replay/ranking.py`. A chain is what the store holds of one own successful or canonical
-trajectory. Invariant: everything is computed from the columns of a single problem.
+A chain is what the store holds of one own successful or canonical trajectory. Invariant: everything is computed from the
+columns of a single problem.
 
-Formula. State i of a chain leaves the share x_i = 1 - length / (tokens of its trajectory) of the way, and has decayed
-outcomes w_i, l_i; the root has W, L. If every step were as hard as every other, the chance of finishing would be exp(-h x):
-h, failures over the way that was gone, is what outcomes anywhere on the chain say of all its states (a failing continuation
-goes 0.4 of its way on average: the mean where exp(-h x) is about 0.3). What rollouts from the root say counts as one failure.
-Steps are not equally hard, so this is only a prior. As finishing from deeper is never harder, all outcomes are then fitted
-together by a curve that rises with depth:
+Formula. State i of a chain leaves the share x_i = 1 - length / (tokens of its trajectory) of the way, and has decayed outcomes
+w_i, l_i. The root has W, L. If every step were as hard as every other, the chance to finish would be exp(-h x). The hazard h is
+failures over the way that was gone. A failing continuation goes 0.4 of its way on average: the mean where exp(-h x) is about
+0.3. All rollouts from the root together count as one failure. Steps are not equally hard, so exp(-h x) is only a prior. Finishing
+from deeper is never harder, so a curve that rises with depth is fitted to all outcomes together:
 
     way      = (0.4 + W + 0.4 L) / (1 + L)
     h        = (1 + sum of l_i) / (way + sum of (w_i + 0.4 l_i) x_i)
-    prior_i  = (1 - g) * exp(-h x_i) + g * clip(V(s_i), 0, 1)       g = the critic's gate, 0 until it knows something
+    prior_i  = (1 - g) * exp(-h x_i) + g * clip(V(s_i), 0, 1)       g = the critic's gate, 0 until it is calibrated
     rate_i   = (w_i + 2 prior_i) / (w_i + l_i + 2)
     p        = isotonic regression of rate, weights w_i + l_i + 0.1     (pool adjacent violators)
 
-The frontier of the chain is its shallowest state with p >= target (about 0.3), or the deepest one when none is. A state is
-mastered by its outcomes alone: (w + 1) / (w + l + 2) > 0.9. A mastered frontier moves one state up whatever p says there: it
-has nothing more to teach. A chain whose shallowest state is mastered rests: the root comes next; outcomes decay, so that it
-is tried again some day. A problem whose own root success (w + 1) / (w + l + 2) is above 0.9 rests as a whole.
+The frontier is the shallowest state with p >= target (about 0.3), or the deepest state when there is none. A state is mastered
+by its own outcomes: (w + 1) / (w + l + 2) > 0.9. A mastered frontier has nothing more to teach, so it moves one state up whatever
+p says there. A chain whose shallowest state is mastered rests, because the root comes next. Outcomes decay, so that it is tried
+again later. A problem whose root success (W + 1) / (W + L + 2) is above 0.9 rests as a whole.
 
-Only frontiers have a promise: 1 - |p - 1/2|, at most 1. Problems without any proven chain may explore: the deepest third of
-the states of their own failures, in the second pool, of which a batch has at most the share `explore`. The first success
-found so makes a chain of its whole trajectory (`trainer/starts.py`); a success from a proven chain is an outcome of that
-chain, and opens none.
+Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem without any proven chain may be explored: the deepest third of
+the states of its own failures form a second pool, of which a batch has at most the share `explore`. The first success found so
+makes a chain of its whole trajectory (`trainer/starts.py`). A success from a proven chain is an outcome of that chain and starts
+no new one.
 
 Worked example, target 0.3, gate 0, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
 
@@ -33,7 +32,7 @@ Worked example, target 0.3, gate 0, one canonical chain with states at depths 0.
                 Success there raises the others: the frontier is 0.25.
     4 losses    at 0.25: h = 5 / (1.4 + 4 * 0.4 * 0.75) = 1.923, prior 0.236 0.382 0.618, at 0.25 2 * 0.236 / 6 = 0.079.
                 Curve 0.079 0.382 0.873: back to 0.5, between what failed and what succeeded.
-    2 and 2     at 0.5: h = 7 / (2.6 + 2.8 * 0.5) = 1.75, at 0.5 (2 + 2 * 0.417) / 6 = 0.472. It stays, with promise 0.972.
+    2 and 2     at 0.5: h = 7 / (2.6 + 2.8 * 0.5) = 1.75, at 0.5 (2 + 2 * 0.417) / 6 = 0.472. It stays, with priority 0.972.
     later       8 wins, 1 loss at 0.5, the 4 losses at 0.25 decayed to 1, the 4 wins at 0.75 as well:
                 h = 3 / (0.4 + 8.4 * 0.5 + 0.4 * 0.75 + 0.25) = 0.583, at 0.25 2 * 0.646 / 3 = 0.431: tried again.
     in the end  14 wins there, 0.4 losses left: (14 + 1) / (14.4 + 2) = 0.915 > 0.9. The chain rests.
@@ -43,13 +42,14 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray, Provenance
-from replay.chains import Chains, Flags, Reals, chains, seats
-from replay.columns import Columns, Index, RankSettings
+from replay.keys import Reals
+from replay.rankings.base import Flags, Index, Ranking, RankSettings, StateColumns
+from replay.rankings.chains import Chains, chains_of, retention_order
 
 LOST = 0.4
 """Share of its way that a failing continuation goes on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
 WAY = 0.4
-"""Way gone for the one failure that h begins with: an untried chain is begun where exp(-x / 0.4) = 0.3, about its middle."""
+"""Way of the one failure that h begins with: the frontier of an untried chain is where exp(-x / 0.4) = 0.3, about its middle."""
 PSEUDO = 2.0
 """Outcomes that the prior stands for."""
 UNTRIED = 0.1
@@ -57,38 +57,38 @@ UNTRIED = 0.1
 MASTERED = 0.9
 
 
-def frontier(columns: Columns, settings: RankSettings) -> FloatArray:
-    """Promise [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
-    promise = np.full(len(columns.value), -np.inf, np.float32)
+def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
+    """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
+    priority = np.full(len(columns.value), -np.inf, np.float32)
     rested = resting(columns)
-    found = chains(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
     curve = success_curve(columns, found, settings.gate)
     known = mastered(columns.wins, columns.losses)[found.order]
     at = frontiers(found, curve, known, settings.target)
     at = at[~known[found.first]]
-    promise[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
-    promise[explores(columns, rested)] = 0.5
-    return promise
+    priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
+    priority[explores(columns, rested)] = 0.5
+    return priority
 
 
-def chain_worth(columns: Columns, promise: FloatArray) -> FloatArray:
-    """Worth [S]: class + 1 / (1 + seat), by which a problem keeps whole chains, and the store what can still teach.
+def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
+    """Retention [S]: class + 1 / (1 + order): a problem keeps whole chains, and the store what can still teach.
 
-    Classes: 4 chains that have been tried, and of those that rest the shallowest state (what is known of it keeps the chain
-    from coming back as a new one); 3 untried chains; 2 the rest of chains that rest; 1 failures that may be explored; 0 all else.
+    Classes: 4 chains that have been tried, and the shallowest state of a chain that rests (its outcomes keep the chain from
+    coming back as a new one); 3 untried chains; 2 the other states of chains that rest; 1 failures to explore; 0 all else.
     """
     rested = resting(columns)
-    worth = explores(columns, rested).astype(np.float32)
-    found = chains(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    retention = explores(columns, rested).astype(np.float32)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
     order, first, run = found.order, found.first, found.run
     rests = mastered(columns.wins, columns.losses)[order[first]][run]
     tried = (found.sums(columns.tried[order]) > 0)[run]
     classes = np.where(rests & (found.place > 0), 2.0, np.where(tried, 4.0, 3.0))
-    worth[order] = classes + 1.0 / (1.0 + seats(columns, found, ~np.isneginf(promise)))
-    return worth
+    retention[order] = classes + 1.0 / (1.0 + retention_order(columns, found, ~np.isneginf(priority)))
+    return retention
 
 
-def success_curve(columns: Columns, found: Chains, gate: float) -> Reals:
+def success_curve(columns: StateColumns, found: Chains, gate: float) -> Reals:
     """[K] the rising success estimate p of the states of the chains."""
     order = found.order
     wins, losses = columns.wins[order].astype(np.float64), columns.losses[order].astype(np.float64)
@@ -143,14 +143,17 @@ def mastered(wins: npt.NDArray[np.floating], losses: npt.NDArray[np.floating]) -
     return np.asarray((wins + 1) / (wins + losses + 2) > MASTERED)
 
 
-def resting(columns: Columns) -> Flags:
+def resting(columns: StateColumns) -> Flags:
     """[S] whether the state's problem is solved from its root already."""
     return mastered(columns.root_wins, columns.root_losses)
 
 
-def explores(columns: Columns, rested: Flags) -> Flags:
+def explores(columns: StateColumns, rested: Flags) -> Flags:
     """[S] the deepest third of own failures of problems without any proven state."""
     proven = columns.provenance != Provenance.OWN_FAILED
     hopeful = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0
     deep = columns.length * 3 >= columns.total * 2
     return np.asarray(deep & ~hopeful[columns.problem] & ~rested)
+
+
+RANKING = Ranking(frontier, chain_retention, needs_values=True, chains=True, explores=True, uses_gate=True)

@@ -4,63 +4,63 @@ Called by `launch.py replay`. It reads the files of a running or finished run an
 table is plain columns (no nesting), so that pandas and DuckDB read the exported Parquet as it is.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from core.config import ReplayConfig
-from core.errors import StoreError
+from core.errors import StoreError, first_line
 from core.records import IntArray, Provenance
-from replay.opening import MANIFEST, Identity, load_shard
-from replay.posterior import bounds
-from replay.server import DIRECTORY
+from replay.rankings.posterior import bounds
+from replay.server import JOURNAL, recover
 from replay.shard import Shard
+from replay.snapshot import MANIFEST, load_snapshot, read_manifest
 from replay.stats import StoreStats
-from replay.storage import Folder, Manifest, explained, find_manifest, shown
 
-ATTEMPTS = 100
-"""How often a shard is read anew because a compaction came between; a large one changes its files 8 times."""
-
-
-def read_live(directory: str, config: ReplayConfig) -> list[Shard]:
-    """The shards of a live directory: snapshots and logs, up to the last complete write."""
-    folder = Folder(directory)
-    found = find_manifest(folder, DIRECTORY)
-    if found is None:
-        raise StoreError(f"{directory}: no replay store here (no {DIRECTORY}); name the replay folder of a run")
-    shards = []
-    for index in range(found["shards"]):
-        identity = Identity(index, found["shards"], found["vocabulary"], found["fingerprint"])
-        shards.append(_read_shard(folder.child(f"shard-{index}"), identity, config))
-    return shards
+ATTEMPTS = 10
+"""How often a live shard is read: a checkpoint may replace its files meanwhile."""
 
 
-def _read_shard(folder: Folder, identity: Identity, config: ReplayConfig) -> Shard:
-    """One shard, whose run may be compacting it: that deletes files between the reading of one and the next."""
-    for _ in range(ATTEMPTS):
-        before = _snapshot_of(folder)
+def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> list[Shard]:
+    """The shards of a run: from their journals in `live`, or else from the store in a checkpoint (`--local` has no journals).
+
+    StoreError when there is neither.
+    """
+    journals = sorted(live.glob(JOURNAL.format("*")))
+    if journals:
+        return [_read_live(path, config) for path in journals]
+    if checkpoint is None or not (checkpoint / MANIFEST).is_file():
+        raise StoreError(f"{live}: no replay store here and none in a checkpoint; name a run that has begun to train")
+    manifest = read_manifest(checkpoint)
+    shard = Shard(config, manifest["vocabulary"])
+    for name in manifest["snapshots"]:
+        load_snapshot(shard, checkpoint / name)
+    return [shard]
+
+
+def _read_live(journal: Path, config: ReplayConfig) -> Shard:
+    for attempt in range(ATTEMPTS):
         try:
-            return load_shard(folder, identity, config, salvage=False).shard
-        except StoreError:
-            if _snapshot_of(folder) == before:
+            return recover(journal, config).shard
+        except (StoreError, OSError):
+            if attempt == ATTEMPTS - 1:
                 raise
-    raise StoreError(f"{shown(folder.uri)}: compacted {ATTEMPTS} times while it was read; try again")
-
-
-def _snapshot_of(folder: Folder) -> Manifest | None:
-    """The manifest that names the present snapshot; None before the first."""
-    return find_manifest(folder, MANIFEST)
+            time.sleep(0.1)
+    raise AssertionError
 
 
 def states_table(shards: Sequence[Shard]) -> pa.Table:
-    """All states, the most promising of each problem first."""
+    """All states, those of the highest priority of each problem first."""
     newest = max((shard.version for shard in shards), default=0)
     table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
     return table.sort_by(
-        [("problem", "ascending"), ("promise", "descending"), ("depth", "ascending"), ("key", "ascending")]
+        [("problem", "ascending"), ("priority", "descending"), ("depth", "ascending"), ("key", "ascending")]
     )
 
 
@@ -68,44 +68,58 @@ def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[In
     """The rows of `table` with their prefixes as text; decoding is slow, so choose the rows first."""
     wanted, texts = table["key"].to_numpy(), dict[int, str]()
     for shard in shards:
-        rows = shard.blocks.states.rows
-        found = shard.select(np.flatnonzero((rows["key"] != 0) & np.isin(rows["key"], wanted)))
-        texts |= zip(found.keys.tolist(), map(decode, found.prefixes()), strict=True)
+        for row in np.flatnonzero(np.isin(shard.states["key"], wanted)).tolist():
+            texts[int(shard.states["key"][row])] = decode(shard.prefix(row))
     return table.append_column("prefix", pa.array([texts[key] for key in wanted.tolist()], pa.string()))
 
 
 def _shard_table(shard: Shard, newest: int) -> pa.Table:
-    rows = shard.blocks.states.rows
-    rows = rows[rows["key"] != 0]
-    chains = shard.trajectories.rows[rows["trajectory"]]
-    a, b = 1.0 + rows["wins"].astype(np.float64), 1.0 + rows["losses"].astype(np.float64)
+    states, chain = shard.states, shard.states["trajectory"]
+    a, b = 1.0 + states["wins"].astype(np.float64), 1.0 + states["losses"].astype(np.float64)
     low, high = bounds(a, b)
-    tried = rows["tried"].astype(np.int64)
-    columns: dict[str, object] = {
-        "problem": pa.array([shard.names[i] for i in chains["problem"].tolist()], pa.string()),
-        "key": rows["key"],
-        "parent": chains["parent"],  # 0: a root; no nulls, for which pandas would make floats of the keys
-        "depth": rows["length"],
-        "response_tokens": chains["size"],
-        "value": rows["value"],
-        "promise": rows["promise"],
-        "posterior": a / (a + b),
-        "posterior_low": np.maximum(low, 0.0),
-        "posterior_high": np.minimum(high, 1.0),
-        "tried": tried,
-        "solved": rows["solved"].astype(np.int64),
-        "solve_rate": pa.array(rows["solved"] / np.maximum(tried, 1), mask=tried == 0),
-        "provenance": pa.array([Provenance(p).name.lower() for p in rows["provenance"].tolist()], pa.string()),
-        "reward": chains["reward"],
-        "version": rows["version"],
-        "age": newest - rows["version"],
-    }
+    tried, solved = states["tried"].astype(np.int64), states["solved"].astype(np.int64)
     return pa.table(
         {
-            name: column if isinstance(column, pa.Array) else np.ascontiguousarray(column)
-            for name, column in columns.items()
+            "problem": pa.array([shard.names[i] for i in states["problem"].tolist()], pa.string()),
+            "key": states["key"],
+            "parent": _parents(shard),
+            "depth": states["length"],
+            "response_tokens": shard.trajectories["size"][chain],
+            "value": states["value"],
+            "priority": states["priority"],
+            "posterior": a / (a + b),
+            "posterior_low": np.maximum(low, 0.0),
+            "posterior_high": np.minimum(high, 1.0),
+            "tried": tried,
+            "solved": solved,
+            "solve_rate": pa.array(solved / np.maximum(tried, 1), mask=tried == 0),
+            "provenance": pa.array([Provenance(p).name.lower() for p in states["provenance"].tolist()], pa.string()),
+            "reward": shard.trajectories["reward"][chain],
+            "version": states["version"],
+            "age": newest - states["version"],
         }
-    )  # type: ignore[arg-type]
+    )
+
+
+def _parents(shard: Shard) -> npt.NDArray[np.uint64]:
+    """[S] key of the state that each state descends from, 0: the root; no nulls, for which pandas would make floats of the keys.
+
+    It is the state that the trajectory was started from, where that is shallower. A trajectory that was found by exploring also
+    has states above it: they descend from what that state descends from, as far as the store still has it.
+    """
+    states, chain = shard.states, shard.states["trajectory"]
+    parents = shard.trajectories["parent"][chain]
+    depths = shard.trajectories["parent_length"][chain]
+    row_of = {int(key): row for row, key in enumerate(states["key"].tolist())}
+    for row in np.flatnonzero((parents != 0) & (depths >= states["length"])).tolist():
+        parent, depth, seen = int(parents[row]), int(depths[row]), set[int]()
+        while parent and depth >= states["length"][row] and parent not in seen:
+            seen.add(parent)
+            above = row_of.get(parent)
+            parent = 0 if above is None else int(shard.trajectories["parent"][chain[above]])
+            depth = 0 if above is None else int(shard.trajectories["parent_length"][chain[above]])
+        parents[row] = 0 if parent in seen else parent
+    return parents
 
 
 def select(
@@ -160,7 +174,7 @@ def lineage(parents: Mapping[int, int], key: int) -> list[int]:
     return chain
 
 
-def describe(table: pa.Table, whole: pa.Table) -> str:
+def states_text(table: pa.Table, whole: pa.Table) -> str:
     """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage."""
     lines: list[str] = []
     parents = parents_of(whole)
@@ -172,7 +186,7 @@ def describe(table: pa.Table, whole: pa.Table) -> str:
         rate = "untried" if row["solve_rate"] is None else f"solved {row['solved']}/{row['tried']}"
         line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
         lines.append(
-            f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}  promise {row['promise']:.3f}"
+            f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}  priority {row['priority']:.3f}"
             f"  posterior {row['posterior']:.2f} [{row['posterior_low']:.2f}, {row['posterior_high']:.2f}]  {rate}"
             f"  {row['provenance']}  age {row['age']}  {line}"
         )
@@ -181,7 +195,7 @@ def describe(table: pa.Table, whole: pa.Table) -> str:
     return "\n".join(lines) if lines else "no state matches"
 
 
-def summary(stats: StoreStats) -> str:
+def store_summary(stats: StoreStats) -> str:
     """The store in a few lines: what it holds, and what became of it since it was created."""
 
     def solved(correct: int, of: int) -> str:
@@ -201,5 +215,7 @@ def summary(stats: StoreStats) -> str:
 
 def export(table: pa.Table, path: str) -> None:
     """Write the table as one Parquet file."""
-    with explained("write", path):
+    try:
         pq.write_table(table, path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({first_line(error)}); name another file with --export") from error

@@ -1,8 +1,7 @@
 """Chains: the states of each stored trajectory in their order, and which of them a problem keeps first.
 
-Used by the rankings that follow chains (`replay/frontier.py`, `canonical` in `replay/ranking.py`). Invariant: what is said
-of a chain depends on the columns of its problem alone, and on the number of its trajectory only as a name: that number
-depends on placement.
+Used by the rankings that follow chains (`frontier`, `canonical`). Invariant: what is said of a chain depends on the columns
+of its problem alone. The number of its trajectory is only a name, because it depends on placement.
 """
 
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from replay.columns import Columns, Index
+from replay.keys import Reals
+from replay.rankings.base import Flags, Index, StateColumns
 
-Reals = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
-FIRST = 1 << 10
-"""Step of the shallowest and the tried states: the last to be thinned out."""
+KEPT_FIRST = 1 << 10
+"""Step of the shallowest and the tried states in `retention_order`: they are thinned out last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class Chains:
         return found
 
 
-def chains(columns: Columns, members: Flags) -> Chains:
+def chains_of(columns: StateColumns, members: Flags) -> Chains:
     """The chains of the chosen states [S]."""
     at = np.flatnonzero(members)
     order = at[np.lexsort((columns.length[at], columns.chain[at]))]
@@ -49,13 +46,13 @@ def chains(columns: Columns, members: Flags) -> Chains:
     return Chains(order, np.flatnonzero(begins), np.cumsum(begins) - 1)
 
 
-def seats(columns: Columns, found: Chains, chosen: Flags) -> Reals:
+def retention_order(columns: StateColumns, found: Chains, chosen: Flags) -> Reals:
     """[K] the order in which a problem keeps the states of its chains: r + w for a state of its r-th chain, 0 <= w < 1.
 
-    Chains that have been tried come first, then those that begin nearest to the root, then the older ones; a chain goes
-    state by state before the next one loses any. Within a chain w is 0 for the `chosen` state [S], least for the tried ones
-    and the shallowest, and then 1 / (1 + 2^k) for those whose place is a multiple of 2^k and no more: what is left of a chain
-    that is too long still reaches from its beginning to its end.
+    Chains that have been tried come first, then those that begin nearest to the root, then the older ones. A problem keeps a
+    whole chain before it gives up a state of the one before. Within a chain, w is 0 for the `chosen` state [S], 1 / (1 + 1024)
+    for the tried ones and the shallowest, and 1 / (1 + 2^k) for those whose place is a multiple of 2^k and no more. So a chain
+    that is too long keeps states from its beginning to its end.
     """
     order, first, place = found.order, found.first, found.place
     head = order[first]
@@ -66,6 +63,6 @@ def seats(columns: Columns, found: Chains, chosen: Flags) -> Reals:
     problem = columns.problem[head][ranked]
     rank = np.empty(len(first), np.int64)
     rank[ranked] = np.arange(len(first)) - np.searchsorted(problem, problem)
-    step = np.where((place == 0) | (columns.tried[order] > 0), FIRST, place & -place)
-    taken: Reals = rank[found.run] + np.where(chosen[order], 0.0, 1.0 / (1.0 + step))
-    return taken
+    step = np.where((place == 0) | (columns.tried[order] > 0), KEPT_FIRST, place & -place)
+    within: Reals = np.where(chosen[order], 0.0, 1.0 / (1.0 + step))
+    return rank[found.run] + within

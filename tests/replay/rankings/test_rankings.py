@@ -7,19 +7,24 @@ import pytest
 
 from core.config import ReplayConfig
 from core.records import Candidate, Outcome, Provenance
-from replay.batch import pack, pack_outcomes
-from replay.columns import Columns, RankSettings
-from replay.frontier import frontier, isotonic
-from replay.posterior import belief, critic_gate, posterior, quarantined_below, thompson, within_auc
-from replay.ranking import RANKINGS, canonical, standing, success_prefix, weights
+from core.scoring import within_auc
+from replay.keys import eviction_order
+from replay.rankings import RANKINGS
+from replay.rankings.base import RankSettings, StateColumns
+from replay.rankings.calibration import critic_gate
+from replay.rankings.canonical import canonical
+from replay.rankings.frontier import frontier, isotonic
+from replay.rankings.posterior import belief, posterior, quarantined_below, thompson
+from replay.rankings.success_prefix import success_prefix
 from replay.shard import Shard
+from replay.writes import pack_candidates, pack_outcomes
 
 FAILED, SUCCESS, CANONICAL = 0, 1, 2
 SETTINGS = RankSettings(target=0.3)
 INF = np.inf
 
 
-def columns(lengths: list[int], provenance: list[int], **given: Any) -> Columns:
+def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateColumns:
     """States of one problem and one chain of 100 tokens, unless told otherwise."""
     n = len(lengths)
     reals = {name: np.zeros(n, np.float32) for name in ("value", "wins", "losses", "root_wins", "root_losses")}
@@ -27,23 +32,19 @@ def columns(lengths: list[int], provenance: list[int], **given: Any) -> Columns:
     ints |= {"length": np.array(lengths, np.int64), "total": np.full(n, 100, np.int64)}
     known: dict[str, Any] = reals | ints | {"provenance": np.array(provenance, np.uint8)}
     known |= {name: np.array(v, known[name].dtype) for name, v in given.items()}
-    return Columns(**known)
+    return StateColumns(**known)
 
 
 def test_value_is_the_value() -> None:
     given = columns([10, 20], [0, 0], value=[0.25, 0.5])
-    assert RANKINGS["value"].promise(given, SETTINGS).tolist() == [0.25, 0.5]
+    assert RANKINGS["value"].priority(given, SETTINGS).tolist() == [0.25, 0.5]
 
 
-def test_weights() -> None:
-    np.testing.assert_allclose(weights(np.array([0.2, -INF], np.float32), 0.1), [np.e**2, 0.0], rtol=1e-6)
-
-
-def test_standing_orders_by_worth_then_version() -> None:
-    worth = np.array([-INF, -1.0, -0.0, 0.0, 0.5, 0.5], np.float32)
+def test_eviction_goes_by_retention_then_version() -> None:
+    retention = np.array([-INF, -1.0, -0.0, 0.0, 0.5, 0.5], np.float32)
     version = np.array([9, 9, 1, 2, 3, 4], np.int32)
-    ranks = standing(worth, version, np.zeros(6, np.uint64))
-    assert (np.diff(ranks.astype(object)) > 0).all()
+    order = eviction_order(retention, version, np.zeros(6, np.uint64))
+    assert (np.diff(order.astype(object)) > 0).all()
 
 
 def test_isotonic_pools_weighted_violators_of_one_chain_only() -> None:
@@ -53,71 +54,71 @@ def test_isotonic_pools_weighted_violators_of_one_chain_only() -> None:
     np.testing.assert_allclose(isotonic(rate, weight, chain), [0.2, 0.2, 0.3, 0.9, 0.2])
 
 
-def promises(wins: list[float], losses: list[float], **given: Any) -> list[float]:
+def priorities(wins: list[float], losses: list[float], **given: Any) -> list[float]:
     found = frontier(columns([25, 50, 75], [CANONICAL] * 3, wins=wins, losses=losses, **given), SETTINGS)
     return [round(float(p), 3) for p in found]
 
 
 def test_frontier_follows_the_worked_example() -> None:
-    # h = 2.5: exp(-1.875) = 0.153, exp(-1.25) = 0.287, exp(-0.625) = 0.535: promise 1 - 0.035 at the third
-    assert promises([0, 0, 0], [0, 0, 0]) == [-INF, -INF, 0.965]
-    # 4 wins: h = 1 / 1.4, exp(-0.536) = 0.585: promise 1 - 0.085
-    assert promises([0, 0, 4], [0, 0, 0]) == [0.915, -INF, -INF]
-    # 4 losses: h = 5 / 2.6, exp(-0.962) = 0.382: promise 1 - 0.118
-    assert promises([0, 0, 4], [4, 0, 0]) == [-INF, 0.882, -INF]
+    # h = 2.5: exp(-1.875) = 0.153, exp(-1.25) = 0.287, exp(-0.625) = 0.535: priority 1 - 0.035 at the third
+    assert priorities([0, 0, 0], [0, 0, 0]) == [-INF, -INF, 0.965]
+    # 4 wins: h = 1 / 1.4, exp(-0.536) = 0.585: priority 1 - 0.085
+    assert priorities([0, 0, 4], [0, 0, 0]) == [0.915, -INF, -INF]
+    # 4 losses: h = 5 / 2.6, exp(-0.962) = 0.382: priority 1 - 0.118
+    assert priorities([0, 0, 4], [4, 0, 0]) == [-INF, 0.882, -INF]
     # 2 wins, 2 losses: h = 7 / 4, (2 + 2 exp(-0.875)) / 6 = 0.472
-    assert promises([0, 2, 4], [4, 2, 0]) == [-INF, 0.972, -INF]
+    assert priorities([0, 2, 4], [4, 2, 0]) == [-INF, 0.972, -INF]
     # decayed: h = 3 / 5.15, 2 exp(-0.437) / 3 = 0.431
-    assert promises([0, 8, 1], [1, 1, 0]) == [0.931, -INF, -INF]
-    assert promises([14, 4, 0.5], [0.4, 0.4, 0]) == [-INF] * 3
+    assert priorities([0, 8, 1], [1, 1, 0]) == [0.931, -INF, -INF]
+    assert priorities([14, 4, 0.5], [0.4, 0.4, 0]) == [-INF] * 3
 
 
 def test_a_mastered_frontier_moves_up_though_the_next_state_is_below_the_target() -> None:
     # h = 5 / (0.4 + 10 * 0.5 + 1.6 * 0.75) = 0.758: 0.25 has 2 exp(-0.568) / 6 = 0.189, but (10 + 1) / (10 + 2) > 0.9 at 0.5
-    assert promises([0, 10, 0], [4, 0, 0]) == [0.689, -INF, -INF]
+    assert priorities([0, 10, 0], [4, 0, 0]) == [0.689, -INF, -INF]
     # 9 / 10: not yet. h = 5 / 5.6, at 0.5 (8 + 2 exp(-0.446)) / 10 = 0.928, pooled with the prior exp(-0.223) = 0.8 at 0.75
-    assert promises([0, 8, 0], [4, 0, 0]) == [-INF, 0.574, -INF]
+    assert priorities([0, 8, 0], [4, 0, 0]) == [-INF, 0.574, -INF]
 
 
 def test_rollouts_from_the_root_say_where_a_chain_is_begun() -> None:
     # way (0.4 + 4 + 1.6) / 5 = 1.2: exp(-0.75 / 1.2) = 0.535
-    assert promises([0, 0, 0], [0, 0, 0], root_wins=[4] * 3, root_losses=[4] * 3) == [0.965, -INF, -INF]
+    assert priorities([0, 0, 0], [0, 0, 0], root_wins=[4] * 3, root_losses=[4] * 3) == [0.965, -INF, -INF]
     # never solved: way (0.4 + 16) / 41 = 0.4, as without any rollout
-    assert promises([0, 0, 0], [0, 0, 0], root_losses=[40] * 3) == [-INF, -INF, 0.965]
+    assert priorities([0, 0, 0], [0, 0, 0], root_losses=[40] * 3) == [-INF, -INF, 0.965]
 
 
 def test_a_chain_rests_by_outcomes_of_its_beginning_alone_and_a_solved_problem_as_a_whole() -> None:
-    assert promises([9, 0, 0], [0, 0, 0]) == [-INF] * 3  # 10 / 11
-    assert promises([0, 40, 0], [0, 0, 0])[0] > 0  # p = 0.94 there, but nobody has tried
+    assert priorities([9, 0, 0], [0, 0, 0]) == [-INF] * 3  # 10 / 11
+    assert priorities([0, 40, 0], [0, 0, 0])[0] > 0  # p = 0.94 there, but nobody has tried
     sure = columns([91], [SUCCESS], value=[0.99])
     assert np.isfinite(frontier(sure, RankSettings(0.3, gate=1.0))).all()
-    assert promises([0, 0, 0], [0, 0, 0], root_wins=[10] * 3) == [-INF] * 3  # 11 / 12 > 0.9
+    assert priorities([0, 0, 0], [0, 0, 0], root_wins=[10] * 3) == [-INF] * 3  # 11 / 12 > 0.9
 
 
-def worth(name: str, given: Columns) -> list[float]:
+def retention(name: str, given: StateColumns) -> list[float]:
     ranking = RANKINGS[name]
-    assert ranking.worth is not None
-    return [round(float(w), 4) for w in ranking.worth(given, ranking.promise(given, SETTINGS))]
+    assert ranking.retention is not None
+    return [round(float(w), 4) for w in ranking.retention(given, ranking.priority(given, SETTINGS))]
 
 
 def test_tried_chains_are_kept_before_untried_ones_and_of_those_that_rest_the_beginning() -> None:
     two = columns([20, 60, 10, 70], [SUCCESS] * 4, chain=[5, 5, 4, 4], tried=[0, 4, 0, 0], wins=[0, 4, 0, 0])
     assert np.isfinite(frontier(two, SETTINGS)).tolist() == [True, False, False, True]
-    # Chain 5 has been tried: class 4, seat 0 for its frontier, 1 / (1 + 1024) for what was tried; chain 4: class 3, seats 1 for
+    # Chain 5 has been tried: class 4, order 0 for its frontier, 1 / (1 + 1024) for what was tried; chain 4: class 3, order 1 for
     # its frontier and 1 + 1 / (1 + 1024) for its beginning.
     expected = [4 + 1, 4 + 1 / (1 + 1 / 1025), 3 + 1 / (2 + 1 / 1025), 3 + 1 / 2]
-    assert worth("frontier", two) == [round(w, 4) for w in expected]
+    assert retention("frontier", two) == [round(w, 4) for w in expected]
     rests = columns([20, 60, 90], [SUCCESS, SUCCESS, FAILED], chain=[5, 5, 6], tried=[12, 0, 0], wins=[12, 0, 0])
-    assert worth("frontier", rests) == [round(4 + 1 / (1 + 1 / 1025), 4), round(2 + 1 / 1.5, 4), 0.0]
+    assert retention("frontier", rests) == [round(4 + 1 / (1 + 1 / 1025), 4), round(2 + 1 / 1.5, 4), 0.0]
 
 
 def test_a_chain_that_is_too_long_keeps_states_from_its_beginning_to_its_end() -> None:
     given = columns(list(range(10, 90, 10)), [CANONICAL] * 8)
     # The frontier (0.6: exp(-2.5 * 0.4) = 0.37) first, then the shallowest, then every fourth, every second, the others.
-    order = np.argsort([-w for w in worth("frontier", given)], kind="stable")
+    order = np.argsort([-w for w in retention("frontier", given)], kind="stable")
     assert (order + 1).tolist() == [6, 1, 5, 3, 7, 2, 4, 8]
     # of a curriculum its present state, the last
-    assert np.argmax(worth("canonical", given)) == 7
+    assert np.argmax(retention("canonical", given)) == 7
 
 
 def test_frontier_explores_deep_failures_of_problems_without_a_chain() -> None:
@@ -125,7 +126,7 @@ def test_frontier_explores_deep_failures_of_problems_without_a_chain() -> None:
     assert found.tolist() == [-INF, -INF, 0.5, 0.5]
     mixed = columns([90, 50], [FAILED, SUCCESS], chain=[0, 1])
     assert frontier(mixed, SETTINGS).tolist() == pytest.approx([-INF, 1 - (0.5 - np.exp(-1.25))])
-    assert worth("frontier", mixed) == [0.0, 4.0]
+    assert retention("frontier", mixed) == [0.0, 4.0]
 
 
 def test_the_critic_enters_the_frontier_only_with_its_gate() -> None:
@@ -155,20 +156,19 @@ def test_the_bound_of_quarantine_is_within_reach_of_decayed_losses() -> None:
 @pytest.mark.parametrize(("continuations", "survived", "dead"), [(1, 19, 21), (4, 3, 4)])
 def test_a_state_that_only_loses_is_quarantined_and_comes_back(continuations: int, survived: int, dead: int) -> None:
     """Decay 0.95, one touch per version, all continuations wrong: 4 (1 + 0.95 + 0.95^2) = 11.4 < 12.83 < 14.84 losses."""
-    shard = Shard(ReplayConfig(ranking="posterior", decay=0.95), 10, "shard")
+    shard = Shard(ReplayConfig(ranking="posterior", decay=0.95), 10)
     tokens, one, value = np.arange(8, dtype=np.int32), np.array([4], np.int32), np.array([0.5], np.float32)
-    shard.add(pack([Candidate("p", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0)], 10))
-    promises = []
-    (key,) = shard.select(shard.top(1)[0]).keys.tolist()
+    shard.apply(pack_candidates([Candidate("p", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0)], 10))
+    found = []
+    key = int(shard.states["key"][0])
     for version in range(1, dead + 1):
-        shard.record(pack_outcomes([Outcome(key, "p", False, version)] * continuations))
-        promises.append(float(shard.select(shard.top(1)[0]).rows["promise"][0]))
-    assert min(promises[:survived]) > 0
-    assert promises[-1] == -1.0
+        shard.apply(pack_outcomes([Outcome(key, "p", False, version)] * continuations, gate=0.0))
+        found.append(float(shard.states["priority"][0]))
+    assert min(found[:survived]) > 0
+    assert found[-1] == -1.0
     again = Candidate("p", tokens[::-1].copy(), one, value, Provenance.OWN_FAILED, 0.0, dead + 20)
-    shard.add(pack([again], 10))  # 20 versions later: 0.95^20 of the losses are left, 0.36
-    found = shard.select(shard.top(2)[0])
-    assert found.rows["promise"][found.keys == key] > 0
+    shard.apply(pack_candidates([again], 10))  # 20 versions later: 0.95^20 of the losses are left, 0.36
+    assert shard.states["priority"][shard.states["key"] == key] > 0
 
 
 def test_belief_takes_the_critic_as_two_outcomes_at_full_trust() -> None:
@@ -188,7 +188,7 @@ def test_thompson_belongs_to_seed_and_state() -> None:
 def settled(wins: list[float], losses: list[float]) -> list[float]:
     tried = [int(won + lost) for won, lost in zip(wins, losses, strict=True)]
     given = columns([1] * len(wins), [0] * len(wins), wins=wins, losses=losses, tried=tried)
-    return worth("posterior", given)
+    return retention("posterior", given)
 
 
 def test_what_is_known_of_settled_states_is_kept_for_as_many_other_states() -> None:
@@ -278,7 +278,7 @@ def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
     """Ranking two problems together is ranking each by itself, bit for bit."""
     rng = np.random.default_rng(3)
 
-    def problem(number: int) -> Columns:
+    def problem(number: int) -> StateColumns:
         given = {n: rng.random(12) * 5 for n in ("value", "wins", "losses")}
         return columns(
             rng.permutation(90)[:12].tolist(),
@@ -290,7 +290,7 @@ def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
         )
 
     parts = [problem(i) for i in range(3)]
-    names = Columns.__dataclass_fields__
-    joined = Columns(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
-    apart = np.concatenate([RANKINGS[name].promise(p, SETTINGS) for p in parts])
-    np.testing.assert_array_equal(RANKINGS[name].promise(joined, SETTINGS), apart)
+    names = StateColumns.__dataclass_fields__
+    joined = StateColumns(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+    apart = np.concatenate([RANKINGS[name].priority(p, SETTINGS) for p in parts])
+    np.testing.assert_array_equal(RANKINGS[name].priority(joined, SETTINGS), apart)

@@ -1,0 +1,95 @@
+"""A shard's writes since its last snapshot, on disk: what a shard that died is started again from.
+
+Used by `replay/server.py`. A journal is a file of entries, each the length of an Arrow IPC stream and the stream itself: first
+a header that names the snapshot it follows, then one record batch per write. Invariants: an entry is on disk when `append`
+returns; a half-written last entry is an unacknowledged write, and is dropped; `begin` replaces the file in one step.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from core.errors import StoreError
+
+_LENGTH = 8
+"""Bytes of an entry's length."""
+
+
+class Journal:
+    """One shard's journal, opened for writing."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` of the file; `begin` or `reopen` before the first `append`."""
+        self.path = path
+        self._file = -1
+
+    def begin(self, header: Mapping[str, str]) -> None:
+        """Start anew with nothing but a header."""
+        fresh = self.path.with_suffix(".new")
+        self.close()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            self._write(_entry(pa.record_batch({}).replace_schema_metadata(dict(header))))
+            os.replace(fresh, self.path)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def reopen(self, size: int) -> None:
+        """Go on after the first `size` bytes, which are complete entries."""
+        self._file = os.open(self.path, os.O_WRONLY)
+        os.ftruncate(self._file, size)
+        os.lseek(self._file, 0, os.SEEK_END)
+
+    def append(self, write: pa.RecordBatch) -> None:
+        """Put a write on disk. StoreError when the disk is full or cannot be written; the write is then not there."""
+        size = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            self._write(_entry(write))
+        except OSError as error:
+            os.ftruncate(self._file, size)
+            os.lseek(self._file, size, os.SEEK_SET)
+            raise unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self, entry: bytes) -> None:
+        view = memoryview(entry)
+        while view:
+            view = view[os.write(self._file, view) :]
+        os.fsync(self._file)
+
+
+def read_journal(path: Path) -> tuple[dict[str, str], list[pa.RecordBatch], int]:
+    """Header, writes, and the bytes up to the end of the last complete entry. FileNotFoundError when there is none."""
+    content = path.read_bytes()
+    entries, at = list[pa.RecordBatch](), 0
+    while at + _LENGTH <= len(content):
+        size = int.from_bytes(content[at : at + _LENGTH], "little")
+        if size == 0 or at + _LENGTH + size > len(content):
+            break
+        entries.append(pa.ipc.open_stream(pa.py_buffer(content)[at + _LENGTH : at + _LENGTH + size]).read_next_batch())
+        at += _LENGTH + size
+    if not entries:
+        raise StoreError(f"{path}: holds no header; remove it and resume the run from its checkpoint")
+    header = {key.decode(): value.decode() for key, value in (entries[0].schema.metadata or {}).items()}
+    return header, entries[1:], at
+
+
+def unwritable(path: Path, error: OSError) -> StoreError:
+    """One line for a file that cannot be written."""
+    return StoreError(f"{path}: cannot be written ({error.strerror}); free space there or choose another run.root")
+
+
+def _entry(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    payload: bytes = sink.getvalue().to_pybytes()
+    return len(payload).to_bytes(_LENGTH, "little") + payload

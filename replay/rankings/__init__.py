@@ -1,0 +1,14 @@
+"""By what the store ranks states, one file per ranking. A new ranking is a file here and a line in `RANKINGS`."""
+
+from replay.rankings import canonical, frontier, posterior, success_prefix, uniform, value
+from replay.rankings.base import Ranking
+
+RANKINGS: dict[str, Ranking] = {
+    "value": value.RANKING,
+    "frontier": frontier.RANKING,
+    "posterior": posterior.RANKING,
+    "success_prefix": success_prefix.RANKING,
+    "canonical": canonical.RANKING,
+    "uniform": uniform.RANKING,
+}
+"""By the name in `replay.ranking`."""

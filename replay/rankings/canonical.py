@@ -1,0 +1,35 @@
+"""The ranking `canonical`: a static curriculum over prefixes of canonical solutions (StepCoder, arXiv 2402.01391)."""
+
+import numpy as np
+
+from core.records import FloatArray, Provenance
+from replay.rankings.base import Ranking, RankSettings, StateColumns, only
+from replay.rankings.chains import chains_of, retention_order
+
+VISITS = 8
+"""Continuations after which the curriculum moves one state back."""
+
+
+def canonical(columns: StateColumns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
+    """Priority [S] of canonical prefixes, from the end backwards.
+
+    The states of a canonical chain, deepest first, are numbered 0, 1, ...; priority is 0 for number floor(v / 8), v the
+    continuations of all states of the chain so far, and -inf for the others. A chain that reached its beginning rests.
+    """
+    found = chains_of(columns, columns.provenance == Provenance.CANONICAL)
+    sizes = np.diff(np.append(found.first, len(found.order)))
+    moved = found.sums(columns.tried[found.order]).astype(np.int64) // VISITS
+    chosen = np.zeros(len(columns.value), np.bool_)
+    chosen[found.order] = found.place == (sizes - 1 - moved)[found.run]
+    return only(chosen)
+
+
+def canonical_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
+    """Retention [S]: 1 / (1 + order) of the canonical states (`replay/rankings/chains.py`), -inf of all others."""
+    found = chains_of(columns, columns.provenance == Provenance.CANONICAL)
+    retention = np.full(len(columns.value), -np.inf, np.float32)
+    retention[found.order] = 1.0 / (1.0 + retention_order(columns, found, ~np.isneginf(priority)))
+    return retention
+
+
+RANKING = Ranking(canonical, canonical_retention, needs_canonical=True, chains=True)

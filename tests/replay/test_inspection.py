@@ -1,0 +1,118 @@
+"""Looking inside a store: the table, filters, lineage, and what pandas and DuckDB read of the export."""
+
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+import pytest
+
+from core.config import ReplayConfig
+from core.errors import StoreError
+from core.records import Candidate, Outcome, Provenance
+from replay.inspection import export, lineage, parents_of, read_shards, select, states_table, states_text, with_prefixes
+from replay.server import ShardServer
+from replay.store import ReplayStore
+from replay.writes import pack_candidates, pack_outcomes
+
+CONFIG = ReplayConfig()
+NEWEST = 2**31 - 1
+
+
+def decode(ids: object) -> str:
+    return "".join(chr(97 + int(i)) for i in np.asarray(ids))
+
+
+def whole(directory: Path) -> pa.Table:
+    shards = read_shards(directory / "live", directory / "checkpoint", CONFIG)
+    return with_prefixes(states_table(shards), shards, decode)
+
+
+LENGTHS, VALUES = np.array([1, 3], np.int32), np.array([0.25, 0.75], np.float32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ReplayStore:
+    made = ReplayStore(CONFIG, vocabulary=26, directory=tmp_path / "live", fingerprint="f", local=True)
+    made.add([Candidate("p", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1)])
+    deep = made.top(1, NEWEST)[0]
+    made.add(
+        [
+            child(deep.key, [5]),
+            Candidate("q", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.CANONICAL, 1.0, 3),
+        ]
+    )
+    made.record([Outcome(deep.key, "p", True, 3), Outcome(deep.key, "p", False, 3)])
+    made.save(tmp_path / "checkpoint")
+    return made
+
+
+def child(parent: int, lengths: list[int]) -> Candidate:
+    """A success that was started from the state (0, 1, 2)."""
+    tokens, values = np.array([0, 1, 2, 9, 9, 9], np.int32), np.full(len(lengths), 0.5, np.float32)
+    states = np.array(lengths, np.int32), values
+    return Candidate("p", tokens, *states, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=parent)
+
+
+def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path) -> None:
+    table = whole(tmp_path)
+    rows = {(r["problem"], r["prefix"]): r for r in table.to_pylist()}
+    assert set(rows) == {("p", "a"), ("p", "abc"), ("p", "abcjj"), ("q", "a"), ("q", "abc")}
+    deep = rows["p", "abc"]
+    assert (deep["tried"], deep["solved"], deep["solve_rate"], deep["posterior"], deep["age"]) == (2, 1, 0.5, 0.5, 2)
+    assert lineage(parents_of(table), rows["p", "abcjj"]["key"]) == [rows["p", "abcjj"]["key"], deep["key"]]
+    text = states_text(select(table, problem="p", per_problem=1), table)
+    assert text.splitlines()[0] == "problem p"
+    assert "3/5 tokens  value 0.750  priority 0.750  posterior 0.50" in text
+    assert "solved 1/2  own_failed  age 2" in text
+    assert text.endswith("    | abc")
+
+
+def test_filters(store: ReplayStore, tmp_path: Path) -> None:
+    table = whole(tmp_path)
+    assert select(table, provenance="canonical")["prefix"].to_pylist() == ["abc", "a"]
+    assert select(table, depth=(2, 4))["depth"].to_pylist() == [3, 3]
+    assert select(table, per_problem=1).num_rows == 2
+    with pytest.raises(StoreError, match="no state of problem 'x'"):
+        select(table, problem="x")
+    with pytest.raises(StoreError, match="provenance 'mine' is unknown; one of own_failed, own_successful, canonical"):
+        select(table, provenance="mine")
+    with pytest.raises(StoreError, match="no replay store here"):
+        read_shards(tmp_path, None, CONFIG)
+
+
+def test_the_export_is_read_by_pandas_and_duckdb(store: ReplayStore, tmp_path: Path) -> None:
+    table: pa.Table = whole(tmp_path)
+    path = str(tmp_path / "states.parquet")
+    export(table, path)
+    read = pd.read_parquet(path)
+    assert read["prefix"].tolist() == table["prefix"].to_pylist()
+    children = read[read["parent"] != 0].merge(read, left_on="parent", right_on="key")
+    assert children[["prefix_x", "prefix_y"]].to_numpy().tolist() == [["abcjj", "abc"]]
+    counted = duckdb.sql(f"select problem, count(*) from '{path}' group by problem order by problem")
+    assert counted is not None
+    assert counted.fetchall() == [("p", 3), ("q", 2)]
+
+
+def test_a_state_of_a_discovery_descends_from_a_shallower_state(store: ReplayStore, tmp_path: Path) -> None:
+    """Exploring from (0, 1, 2) succeeds, so the whole trajectory becomes a chain: its first state lies above that start."""
+    start = next(s for s in store.top(10, NEWEST) if s.problem_id == "p" and s.prefix_ids.tolist() == [0, 1, 2])
+    store.add([child(start.key, [2, 4])])
+    store.save(tmp_path / "checkpoint")
+    table = whole(tmp_path)
+    rows = {row["prefix"]: row for row in table.to_pylist() if row["problem"] == "p"}
+    assert rows["abcj"]["parent"] == start.key
+    assert rows["ab"]["parent"] == 0
+
+
+def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
+    server = ShardServer(0, CONFIG, 26, tmp_path / "live", "id")
+    made = [Candidate(p, np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1) for p in "pq"]
+    server.write(1, pack_candidates(made[:1], 26))
+    server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
+    server.write(2, pack_candidates(made[1:], 26))
+    best = server.top(2, 1, NEWEST).states()[0]
+    server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], gate=0.0))
+    assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
+    assert sum(whole(tmp_path)["tried"].to_pylist()) == 1

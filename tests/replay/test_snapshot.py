@@ -1,0 +1,53 @@
+"""A shard as a Parquet file."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pytest
+
+from core.config import ReplayConfig
+from replay.keys import shard_of
+from replay.shard import Shard
+from replay.snapshot import load_snapshot, write_snapshot
+from replay.writes import pack_candidates
+from tests.replay.test_shard import add, candidate, evict, stored
+from tests.replay.test_shard import shard_of as shard_with
+from tests.replay.test_store import candidates
+
+
+def test_a_snapshot_does_not_show_that_its_shard_was_restored(tmp_path: Path) -> None:
+    straight = shard_with(candidate("p", [1, 2, 3], [2], [0.1]), candidate("q", [4, 5, 6], [2], [0.9]))
+    evict(straight, 1)
+    write_snapshot(straight, tmp_path / "first")
+    resumed = shard_with()
+    load_snapshot(resumed, tmp_path / "first")
+    for shard, name in ((straight, "left"), (resumed, "right")):
+        add(shard, candidate("q", [4, 7, 8], [2], [0.5]), candidate("a", [1, 1, 1], [1], [0.5]))
+        write_snapshot(shard, tmp_path / name)
+    left, right = pd.read_parquet(tmp_path / "left"), pd.read_parquet(tmp_path / "right")
+    assert left["id"].tolist() == right["id"].tolist()
+    assert str(left.to_dict()) == str(right.to_dict())
+
+
+@pytest.mark.parametrize("part", [1, 7, 4096])
+def test_any_split_of_a_snapshot_has_all_of_it(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replay.snapshot.PART", part)
+    whole = Shard(ReplayConfig(), 100)
+    whole.apply(pack_candidates(candidates(40), 100))
+    write_snapshot(whole, tmp_path / "file")
+    parts = []
+    for index in range(3):
+        shard = Shard(ReplayConfig(), 100)
+        load_snapshot(shard, tmp_path / "file", lambda name, index=index: shard_of(name, 3) == index)  # type: ignore[misc]
+        parts.append(stored(shard))
+    assert stored(whole) == parts[0] | parts[1] | parts[2]
+    assert sum(map(len, parts)) == len(whole.states)
+
+
+def test_an_empty_shard_is_written_and_read(tmp_path: Path) -> None:
+    write_snapshot(Shard(ReplayConfig(), 100), tmp_path / "file")
+    shard = Shard(ReplayConfig(), 100)
+    load_snapshot(shard, tmp_path / "file")
+    assert len(shard.states) == 0
+    assert np.isfinite(shard.nbytes)
