@@ -31,7 +31,7 @@ class Journal:
         self.close()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            self._file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             self._write(_entry(pa.record_batch({}).replace_schema_metadata(dict(header))))
             os.replace(fresh, self.path)
         except OSError as error:
