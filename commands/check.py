@@ -4,8 +4,12 @@ Invariant: no actor is started and no model is built; what cannot be checked her
 """
 
 import os
+from argparse import Namespace
 
 from actors.options import check_options, check_training_options, describe_options
+from commands.options import configuration
+from commands.reward_model import preferences
+from commands.sft import dialogues
 from core.config import ClusterConfig, Config
 from core.load import dump_config
 from core.plan import (
@@ -20,51 +24,46 @@ from core.plan import (
     placement,
 )
 from core.seeds import derive
+from tasks.problems import check_template
+from tasks.starter import CONTEXT
+from tasks.task import check_judges, task_items
 from trainer.model_files import check_judging_model, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
 
 
-def print_check(config: Config, offline: bool) -> None:
-    """Resolved values, batch arithmetic, placement; then model, data and devices unless `offline`."""
+def check_recipe(options: Namespace) -> int:
+    """Print resolved values, batch arithmetic and placement; then check model, data and devices unless `offline`."""
+    config = configuration(options)
     plan = batch_plan(config)
     check_options(config.rollout, config.cluster.device)
     check_training_options(config)
-    print(dump_config(config))
-    print(describe_plan(config, plan))
-    for line in describe_options(config.rollout):
-        print(line)
     device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
     bundles = placement(config, device)
-    print(describe_placement(bundles, device))
-    if offline:
+    lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout)]
+    print("\n".join([*lines, describe_placement(bundles, device)]))
+    if options.offline:
         print("offline: model, data and devices were not checked")
-        return
-    print(check_model_and_data(config))
-    for line in check_supervised(config):
-        print(line)
+        return 0
+    print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     check_resources(bundles, cluster_resources(config.cluster))
-    print("devices: enough")
-    print("check passed")
+    print("devices: enough\ncheck passed")
+    return 0
 
 
 def describe_plan(config: Config, plan: BatchPlan) -> str:
     """The derived batch arithmetic as text."""
-    rollout, learner = config.rollout, config.learner
-    return "\n".join(
-        (
-            "batch arithmetic",
-            f"  starts per iteration      {plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {config.replay.ratio:g}), "
-            f"the rest fresh",
-            f"  trajectories              {plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
-            f"  minibatch                 {plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
-            f"  optimizer steps           {learner.epochs} epochs x {learner.minibatches} minibatches = {plan.steps_per_iteration} per "
-            f"iteration, {plan.total_steps} in {config.run.iterations} iterations",
-            f"  context                   {rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = "
-            f"{plan.context_tokens} tokens",
-            f"  generated tokens          at most {plan.max_tokens:,} per iteration",
-        )
-    )
+    rollout, learner, ratio = config.rollout, config.learner, config.replay.ratio
+    rows = {
+        "starts per iteration": f"{plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), the rest fresh",
+        "trajectories": f"{plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
+        "minibatch": f"{plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
+        "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = {plan.steps_per_iteration} per iteration, "
+        f"{plan.total_steps} in {config.run.iterations} iterations",
+        "context": f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = {plan.context_tokens} tokens",
+        "generated tokens": f"at most {plan.max_tokens:,} per iteration",
+    }
+    return "\n".join(["batch arithmetic", *(f"  {name:<25} {text}" for name, text in rows.items())])
 
 
 def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
@@ -75,41 +74,31 @@ def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
 
 
 def check_model_and_data(config: Config) -> str:
-    """Read model and data as training would. With a starter model only the data file is read: its tokenizer is not built yet."""
-    from tasks.problems import check_template
-    from tasks.starter import CONTEXT
-    from tasks.task import check_judges, task_items
-
+    """Read model and data as training would. A starter is not built yet: its data are read without its tokenizer."""
     if config.model.path == "starter":
         check_template(config.task.template)
         check_context(config, CONTEXT)
         check_judging_model(config)
-        train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
-        solutions = check_judges(config.task, [*train, *evaluation], located(config.reward_model))
-        data = f"{len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
-        return f"model: starter, built at the first training run\ndata: {data}\n{solutions}"
-    task, info = load_task(config, config.model.path)
-    task.close()
+        model, task = "starter, built at the first training run", None
+    else:
+        task, info = load_task(config, config.model.path)
+        task.close()
+        size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
+        model = f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}"
     train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
+    data = f"data: {len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
     solutions = check_judges(config.task, [*train, *evaluation], located(config.reward_model))
-    size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
-    return (
-        f"model: {info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}\n"
-        f"{describe_data(task)}\n{solutions}"
-    )
+    return f"model: {model}\n{describe_data(task) if task else data}\n{solutions}"
 
 
 def check_supervised(config: Config) -> list[str]:
     """Read the rows of `launch.py sft` and `launch.py reward-model` where they are named; a line for each. Raises DataError."""
-    from commands.reward_model import preferences
-    from commands.sft import dialogues
-
-    told = []
+    lines = []
     if config.sft.path:
-        told.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")
+        lines.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")
     if config.reward_model.pairs:
-        told.append(f"reward model: {len(preferences(config.reward_model))} pairs in {config.reward_model.pairs}")
-    return told
+        lines.append(f"reward model: {len(preferences(config.reward_model))} pairs in {config.reward_model.pairs}")
+    return lines
 
 
 def local_resources() -> Resources:

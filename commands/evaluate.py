@@ -1,22 +1,22 @@
 """`launch.py evaluate`: one model, or one against another, on the held-out problems of a recipe.
 
-Called by `launch.py`. Invariant: both models answer the same problems through the same pool and judge; every response is written
-down with its verdict.
+Called by `launch.py`. Invariant: both models answer the same problems, judged alike; every response is written with its verdict.
 """
 
 import json
 import os
+from argparse import Namespace
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commands.options import DEFAULT, configuration
 from core.config import Config, Device, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
-from core.records import Verdict
 from core.run_directory import write_atomically
 from core.seeds import generator
 from tasks.estimators import Estimate, bootstrap, paired_difference
@@ -41,8 +41,10 @@ class Comparison:
 
 def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     """The first against the second. Raises ActorError when there is no problem that both answered."""
-    theirs = by_problem(second)
-    pairs = [(mine, theirs[name]) for name, mine in by_problem(first).items() if name in theirs]
+    mine, theirs = (
+        {item.trajectory.start.problem_id: item.verdict for item in result.greedy} for result in (first, second)
+    )
+    pairs = [(verdict, theirs[name]) for name, verdict in mine.items() if name in theirs]
     if not pairs:
         raise ActorError("no held-out problem was answered by both models; why engines left them out is printed above")
     rewards = [(mine.reward, other.reward) for mine, other in pairs]
@@ -57,12 +59,16 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     )
 
 
-def by_problem(result: Evaluation) -> dict[str, Verdict]:
-    """The verdict of each problem's greedy response: of a problem that no engine could generate there is none."""
-    return {item.trajectory.start.problem_id: item.verdict for item in result.greedy}
+def evaluate_target(options: Namespace) -> int:
+    """`launch.py evaluate`: the configuration is that of --config, or of the target's run, or the default recipe."""
+    run = run_of(Path(options.target)) if options.target else None
+    config = configuration(options, run.config if run else DEFAULT)
+    return evaluate_models(config, options.target, options.against, options.responses, options.local)
 
 
-def run(config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False) -> int:
+def evaluate_models(
+    config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False
+) -> int:
     """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it.
 
     `local`: in this process, without Ray.
@@ -73,31 +79,32 @@ def run(config: Config, target: str, against: str = "", responses: Path | None =
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
     rival = model_of(Path(against)) if against else ""
     batch_plan(config)
-    where = responses or config.run.root / "evaluations" / f"{name_of(target or config.model.path)}.jsonl"
+    name = f"{Path(target or config.model.path).name}-{datetime.now():%Y%m%d-%H%M%S}"
+    where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
     check_responses_path(where)
     config = single_process(config) if local else config
     with build.open_model_and_task(config) as ready:
         if rival:
             check_rival(ready.model, rival)
         with build.connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
-            result = held_out(config, ready.task, ready.model, device, local)
+            result = evaluate_model(config, ready.task, ready.model, device, local)
             rows = list(response_rows(result, ready.task, ready.model))
             write_responses(where, rows)  # at once: whatever becomes of the other model, these are not generated again
-            other = held_out(config, ready.task, rival, device, local) if rival else None
-        report(ready.model, result)
+            other = evaluate_model(config, ready.task, rival, device, local) if rival else None
+        print_evaluation(ready.model, result)
         numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **evaluation_record(result)}
         if other is not None:
-            report(rival, other)
+            print_evaluation(rival, other)
             write_responses(where, [*rows, *response_rows(other, ready.task, rival)])
             comparison = compare(result, other, config.run.seed)
-            report_comparison(comparison)
+            print_comparison(comparison)
             numbers |= {"against": {"model": rival, **evaluation_record(other)}, "comparison": asdict(comparison)}
     write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
     return 0
 
 
-def held_out(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
+def evaluate_model(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
     """A model's evaluation in engines of its own."""
     with closing(build.engine_pool(config, model, device, local)) as actors:
         return evaluate_policy(actors, task, build.evaluation_plan(config))
@@ -132,8 +139,8 @@ def check_rival(model: str, rival: str) -> None:
         raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
 
 
-def report(model: str, result: Evaluation) -> None:
-    """Print the estimates over all and by level."""
+def print_evaluation(model: str, result: Evaluation) -> None:
+    """Print the estimates over all problems and by level."""
     print(f"{model}: {describe_evaluation(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
     for one in result.overall.passes:
@@ -141,20 +148,14 @@ def report(model: str, result: Evaluation) -> None:
     if result.overall.majority is not None:
         print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
     for level, scores in result.levels.items():
-        further = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
-        text = ", ".join([percent(scores.success), *further, f"{scores.success.problems} problems"])
-        print(f"  {level or 'all':<20} {text}")
+        last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
+        print(
+            f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
+        )
 
 
-def report_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print the win rate."""
-    wins = comparison.win_rate
-    print(
-        f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {100 * comparison.ties:.1f} %"
-    )
+    wins, ties = comparison.win_rate, 100 * comparison.ties
+    print(f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {ties:.1f} %")
     print(f"  success, first minus second: {percent(comparison.success)}")
-
-
-def name_of(target: str) -> str:
-    """A file name for an evaluation of a model or run, with the date."""
-    return f"{Path(target).name}-{datetime.now():%Y%m%d-%H%M%S}"

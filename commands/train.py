@@ -9,11 +9,10 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from pydantic import BaseModel
-
+from core.command_line import FIELDS
 from core.config import Config
 from core.errors import ConfigError
-from core.load import dump_config, field_names, load_config, override
+from core.load import dump_config, load_config, override
 from core.plan import batch_plan
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import open_console
@@ -80,9 +79,9 @@ def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
 def check_changes(before: Config, after: Config) -> None:
     """Raises ConfigError with every field that a resumed run cannot change and `after` changes."""
     different = []
-    for name in field_names():
+    for name in FIELDS:
         old, new = attrgetter(name)(before), attrgetter(name)(after)
-        if old != new and name.startswith(LASTING) and not isinstance(old, BaseModel):
+        if old != new and name.startswith(LASTING):
             different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
     if different:
         raise ConfigError(f"--resume: {'; '.join(different)}; start a new run for that")

@@ -1,7 +1,6 @@
 """The typed configuration of a run: every field with its default, unit and bounds.
 
-Read by `launch.py` (help, command-line overrides) and handed section by section to the parts; nobody keeps the whole.
-Unknown keys are errors. The sections of the parts are in `core/sections/`. Checks that need more than one field live in `core/plan.py`.
+Handed section by section to the parts. Unknown keys are errors. Checks that need more than one field are in `core/plan.py`.
 """
 
 from pathlib import Path
@@ -17,28 +16,6 @@ from core.sections.rollout import RolloutConfig
 from core.sections.supervised import RewardModelConfig, SftConfig, SupervisedConfig
 from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
 
-__all__ = [
-    "AlgorithmConfig",
-    "ClusterConfig",
-    "CodeConfig",
-    "Columns",
-    "Config",
-    "Device",
-    "EvaluationConfig",
-    "LearnerConfig",
-    "ModelConfig",
-    "ReplayConfig",
-    "RewardModelConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "SandboxMode",
-    "Section",
-    "SftConfig",
-    "StarterConfig",
-    "SupervisedConfig",
-    "TaskConfig",
-]
-
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""
 
@@ -53,12 +30,10 @@ class RunConfig(Section):
         40, ge=1, description="Iterations to train: rollout, reward, score, replay, update, broadcast."
     )
     checkpoint_every: int = Field(
-        10,
-        ge=1,
-        description="Iterations between checkpoints; the last iteration always has one, and one whose evaluation is the best so far.",
+        10, ge=1, description="Iterations between checkpoints; the last iteration and the best evaluation have one too."
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="Newest checkpoints to keep, beside the one with the best success on held-out problems."
+        2, ge=1, description="Newest checkpoints to keep, besides the best one on held-out problems."
     )
 
 

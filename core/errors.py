@@ -10,10 +10,9 @@ class RetrospectError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, for one of ours: its first line with text, without its full stop.
+    """The first line with text of another library's error, without its full stop; the name of its type if it has no text.
 
-    An error without text gives the name of its type. Pydantic only counts in its first line ("1 validation error for ..."):
-    there, what follows is joined.
+    Pydantic's first line only counts ("1 validation error for ..."): the lines after it are joined instead.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
@@ -38,15 +37,15 @@ class ClusterError(RetrospectError):
 
 
 class ActorError(RetrospectError):
-    """A rollout actor or learner rank died, hung or raised, beyond what a restart mends."""
+    """A rollout actor or learner rank died, hung or raised, and restarts did not help."""
 
 
 class LearnerError(ActorError):
-    """A learner rank died, hung or raised: the others hang with it, and all are started anew from the last checkpoint."""
+    """A learner rank died, hung or raised. The others wait for it, so all restart from the last checkpoint."""
 
 
 class StoreError(RetrospectError):
-    """The replay store refuses a write, or a file of it cannot be read or written."""
+    """The replay store cannot write or read its files."""
 
 
 class LostShardError(StoreError):
@@ -62,7 +61,7 @@ class WeightError(RetrospectError):
 
 
 class DivergenceError(RetrospectError):
-    """Too many optimizer steps in a row were skipped for a NaN or Inf. `problem_ids` are those of the spoilt batches."""
+    """Too many optimizer steps in a row were skipped for a NaN or Inf. `problem_ids`: the problems of their batches."""
 
     def __init__(self, message: str, problem_ids: tuple[str, ...] = ()) -> None:
         super().__init__(message)

@@ -3,14 +3,14 @@
 Called by `launch.py` and by the tests of the recipes. Nothing here imports an engine.
 """
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from core.command_line import FIELDS, OptionParser, nearest
 from core.config import Config
 from core.errors import ConfigError
 
@@ -42,32 +42,19 @@ def parse_config(data: Mapping[str, Any], source: str) -> Config:
 
 
 def override(config: Config, options: Sequence[str]) -> Config:
-    """The configuration with command-line options applied: `--section.field value` or `--section.field=value`.
+    """The configuration with fields changed by options `--section.field value` or `--section.field=value`; `null` is none.
 
-    Hyphens count as underscores; `null` unsets an optional field. Raises ConfigError naming the option.
+    Raises ConfigError naming the option.
     """
     data = config.model_dump()
-    known = set(field_names())
-    rest = list(options)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        field = name.removeprefix("--").replace("-", "_")
-        if not name.startswith("--") or field not in known or "." not in field:
-            raise ConfigError(f"command line: unknown option {name!r}; the nearest valid one is '--{nearest(field)}'")
-        if not equals and not rest:
-            raise ConfigError(f"command line: {name} needs a value")
-        *sections, leaf = field.split(".")
-        place = data
-        for section in sections:
-            place = place[section]
-        text = value if equals else rest.pop(0)
-        place[leaf] = None if text == "null" else text
+    for option in OptionParser().read(options).fields:
+        name, _, text = option.removeprefix("--").partition("=")
+        *sections, leaf = name.split(".")
+        section = data
+        for key in sections:
+            section = section[key]
+        section[leaf] = None if text == "null" else text
     return parse_config(data, source="command line")
-
-
-def nearest(name: str) -> str:
-    """The dotted field or section name that looks most like `name`."""
-    return difflib.get_close_matches(name, list(field_names()), n=1, cutoff=0.0)[0]
 
 
 def explain(error: ValidationError) -> str:
@@ -80,16 +67,9 @@ def explain(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown key {where!r}; the nearest valid name is {nearest(where)!r}"
+        names = [*Config.model_fields, *FIELDS]
+        return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
     return f"{where} = {first['input']!r}: {first['msg']}"
-
-
-def field_names(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """All sections and fields by their dotted names: 'run', 'run.seed', ..."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from field_names(field.annotation, f"{prefix}{name}.")
 
 
 def dump_config(config: Config) -> str:

@@ -13,7 +13,7 @@ class Section(BaseModel):
 
 
 def as_mapping(given: Any) -> Any:
-    """The mapping that a text holds (YAML, hence also JSON), as it is given on a command line; others as they are.
+    """A text of the command line read as YAML (hence also JSON); any other value unchanged.
 
     >>> as_mapping('{"top_k": 5}')
     {'top_k': 5}

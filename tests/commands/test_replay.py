@@ -7,6 +7,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 import launch
+from commands.options import DEFAULT
 from core.load import dump_config, load_config, override
 from core.records import Candidate, Outcome, Provenance
 from core.run_directory import RunDirectory, write_atomically
@@ -19,7 +20,7 @@ from tasks.corpus import character_tokenizer
 def run(tmp_path: Path) -> Path:
     """A run's directory with configuration, tokenizer and a store: a failure, and a success that goes on from it."""
     made = RunDirectory.create(tmp_path, "r", "demo")
-    config = load_config(launch.DEFAULT)
+    config = load_config(DEFAULT)
     write_atomically(made.config, dump_config(config))
     tokenizer = character_tokenizer("0123456789=abcd\n")
     tokenizer.save_pretrained(made.policy)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import launch
-from commands import check
 from commands import evaluate as evaluation
 from commands import train as commands
+from commands.options import DEFAULT
 from core.config import Config
 from core.errors import CheckpointError, ConfigError
 from core.load import dump_config, load_config, override
@@ -71,7 +71,7 @@ def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Config, str, str, Path | None, bool]] = []
-    monkeypatch.setattr(evaluation, "run", recorder(asked))
+    monkeypatch.setattr(evaluation, "evaluate_models", recorder(asked))
     policy = str(run.checkpoints / "000010" / "policy")
     assert launch.main(["evaluate", policy, "--evaluation.samples", "8"]) == 0
     config, target, against, responses, local = asked.pop()
@@ -84,7 +84,7 @@ def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     assert (against, responses) == ("b", Path("r.parquet"))
     assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
     config, target, *_ = asked.pop()
-    assert (config, target) == (override(load_config(launch.DEFAULT), ["--evaluation.samples=8"]), "")
+    assert (config, target) == (override(load_config(DEFAULT), ["--evaluation.samples=8"]), "")
     assert launch.main(["evaluate", "--local", "--engine", "hf"]) == 0
     config, *_, local = asked.pop()
     assert (config.rollout.engine, local) == ("hf", True)
@@ -154,9 +154,7 @@ def test_only_training_can_be_resumed(
     def stop(*_: Any, **__: Any) -> int:
         raise KeyboardInterrupt
 
-    module, name = {"train": (commands, "train"), "evaluate": (evaluation, "run"), "check": (check, "print_check")}[
-        command
-    ]
-    monkeypatch.setattr(module, name, stop)
+    function = {"train": "train.train", "evaluate": "evaluate.evaluate_models", "check": "check.check_recipe"}[command]
+    monkeypatch.setattr(f"commands.{function}", stop)
     assert launch.main([command]) == launch.INTERRUPTED
     assert ("--resume RUN" in capsys.readouterr().err) == hint

@@ -7,7 +7,7 @@ import pytest
 
 from core.config import Config
 from core.errors import ClusterError, ConfigError
-from core.load import dump_config, field_names, load_config, parse_config
+from core.load import dump_config, load_config, override, parse_config
 from core.plan import Resources, batch_plan, check_context, check_resources, placement, transport
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
@@ -190,6 +190,16 @@ def test_not_enough_resources_says_what_was_asked_and_what_there_is() -> None:
         check_resources(placement(config, "cuda"), Resources(cpus=64, gpus=1))
 
 
-def test_field_names_are_dotted() -> None:
-    names = set(field_names())
-    assert {"run", "run.seed", "task.columns.prompt"} <= names
+def test_options_change_single_fields() -> None:
+    options = [
+        "--rollout.max-prompt-tokens",
+        "7",
+        "--rollout.engine_options={a-b: 1}",
+        "--rollout.tokens_in_flight=null",
+    ]
+    config = override(Config(), [*options, "--task.template", "a b={prompt}", "--task.columns.prompt", "q"])
+    assert (config.rollout.max_prompt_tokens, config.rollout.tokens_in_flight) == (7, None)
+    assert config.rollout.engine_options == {"a-b": 1}
+    assert (config.task.template, config.task.columns.prompt) == ("a b={prompt}", "q")
+    with pytest.raises(ConfigError, match=r"command line: run\.seed = 'x': Input should be a valid integer"):
+        override(config, ["--run.seed", "x"])

@@ -164,7 +164,7 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_starts(
     (tmp_path / "folder.jsonl").mkdir()
     monkeypatch.setattr(build, "open_model_and_task", None)  # nothing is read or started
     with pytest.raises(ConfigError, match=rf"--responses .*{place}: .*; name a file that can be written"):
-        evaluation.run(Config(), "", "", tmp_path / place)
+        evaluation.evaluate_models(Config(), "", "", tmp_path / place)
     check_responses_path(tmp_path / "deep" / "r.jsonl")
     assert not list((tmp_path / "deep").iterdir())
 
@@ -207,7 +207,7 @@ def test_responses_are_written_before_models_are_compared(
     monkeypatch.setattr(build, "engine_pool", lambda _config, model, *_: engines[model])
     file = tmp_path / "r.jsonl"
     with pytest.raises(ActorError):
-        evaluation.run(Config(), "first", "other", file)
+        evaluation.evaluate_models(Config(), "first", "other", file)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     expected = [("first", "b")] + ([("other", "a")] if left_out == ("b",) else [])
     assert [(row["model"], row["problem"]) for row in rows] == expected
@@ -285,11 +285,11 @@ def test_problems_that_a_run_was_trained_on_are_not_evaluated(tmp_path: Path) ->
     with pytest.raises(
         ConfigError, match=r"task\.eval_problems = 9, but .*held held out 8 and was trained on the others"
     ):
-        evaluation.run(Config(task=asked), held)
+        evaluation.evaluate_models(Config(task=asked), held)
     with pytest.raises(
         ConfigError, match=r"task\.eval_path is empty, but .*other was trained on the rows of task\.path"
     ):
-        evaluation.run(Config(task=asked), "", other)
+        evaluation.evaluate_models(Config(task=asked), "", other)
     for harmless in ({"eval_problems": 8}, {"eval_path": "more.jsonl"}, {"path": "elsewhere.jsonl"}):
         check_unseen(asked.model_copy(update=harmless), held)
     check_unseen(TaskConfig(eval_problems=4000), held)

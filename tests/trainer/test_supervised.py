@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from commands import reward_model, sft
+from commands.reward_model import reward_job
+from commands.sft import sft_job
 from core.config import Config, RewardModelConfig, SftConfig, StarterConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError, ModelError
 from core.records import Verdict
 from core.run_directory import RunDirectory
-from learner.packing.examples import Pair, Text
+from learner.packing.examples import Pair, Text, pair_batches, text_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import (
@@ -34,8 +37,15 @@ from tasks.dialogue.reward_model import (
 from tasks.starter import resolve_model
 from tasks.task import task_items
 from tests.conftest import FEW_ROWS
-from trainer import supervised
-from trainer.supervised import rows_of_step, train
+from trainer.supervised import (
+    MakeJob,
+    SupervisedJob,
+    export_model,
+    held_out_numbers,
+    resume_supervised,
+    rows_of_step,
+    take_steps,
+)
 
 WIDTH = 48  # tokens of a pass: several passes per step
 
@@ -98,15 +108,17 @@ def reference(model: str, steps: Sequence[Sequence[Text]], rate: float) -> tuple
 def test_two_ranks_and_many_passes_learn_what_plain_torch_learns(model: str, tmp_path: Path) -> None:
     from learner.supervised import NextToken
 
-    rows = texts(13)
-    job = sft.SftJob(rows, rows[:3], WIDTH, ranks=2)
+    rows, batches = texts(13), partial(text_batches, budget=WIDTH, ranks=2)
+    job = SupervisedJob(model, SftConfig(), rows, rows[:3], batches, sft.held_out_loss, sft.describe_loss)
     steps = [rows_of_step(0, step, len(rows), 7) for step in range(3)]
     assert sorted(steps[0] + steps[1]) == list(range(13))  # 7 and 6 rows: an epoch
     losses, weights = reference(model, [[rows[i] for i in step] for step in steps], 1e-3)
     with group(NextToken, model, ranks=2) as ranks:
-        before = job.measure(ranks)["held_out_loss"]
-        assert [ranks.step(job.batches(step), 1e-3).loss for step in steps] == pytest.approx(losses, abs=1e-5)
-        assert job.measure(ranks)["held_out_loss"] < before
+        before = held_out_numbers(ranks, job)["held_out_loss"]
+        assert [ranks.step(job.batches([rows[i] for i in step]), 1e-3).loss for step in steps] == pytest.approx(
+            losses, abs=1e-5
+        )
+        assert held_out_numbers(ranks, job)["held_out_loss"] < before
         ranks.export(tmp_path)
     found = dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters())
     assert found.keys() == weights.keys()
@@ -141,15 +153,18 @@ def settings_of(model: str) -> Config:
 
 def learn(model: str, folder: Path, resumed: Path | None) -> RunDirectory:
     """Six steps over 24 pairs, checkpoints after 3 and 6; `resumed`: from there."""
+    from learner.supervised import Preference
+
     whole = settings_of(model)
     run = RunDirectory.create(folder, "run", "x")
     known = pairs(AutoTokenizer.from_pretrained(model), 30)
-    job = reward_model.RewardJob(known[6:], known[:6], 4 * WIDTH, ranks=1)
-    with group(job.objective(), model, ranks=1) as ranks:
-        train(ranks, job, whole.reward_model, whole, run, resumed)
+    batches = partial(pair_batches, budget=4 * WIDTH, ranks=1)
+    measured = reward_model.measure_pairs, reward_model.describe_accuracy, reward_model.save_scale
+    job = SupervisedJob(model, whole.reward_model, known[6:], known[:6], batches, *measured)
+    with group(Preference, model, ranks=1) as ranks:
+        take_steps(ranks, job, whole, run, resumed)
         run.policy.mkdir()
-        ranks.export(run.policy)
-        job.finish(ranks, run.policy)
+        export_model(ranks, job, run.policy)
     return run
 
 
@@ -249,36 +264,38 @@ def test_a_model_that_is_no_reward_model_is_refused(model: str, tmp_path: Path) 
 def test_bad_pairs_and_messages_are_named(model: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
 
-    def message(command: Any, rows: list[dict[str, Any]], **options: Any) -> str:
+    def message(make_job: MakeJob, rows: list[dict[str, Any]], **options: Any) -> str:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         learner = {"micro_batch_tokens": 100_000}
         sections = {"sft": {"path": str(file)}, "reward_model": {"pairs": str(file), **options}, "learner": learner}
         with pytest.raises((DataError, ConfigError)) as caught:
-            command.prepare(Config.model_validate({"model": {"path": model}, **sections}))
+            make_job(Config.model_validate({"model": {"path": model}, **sections}))
         return str(caught.value)
 
     good = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
-    assert "row 1 has no column 'rejected' (reward_model.rejected)" in message(reward_model, [{"chosen": "x"}])
+    assert "row 1 has no column 'rejected' (reward_model.rejected)" in message(reward_job, [{"chosen": "x"}])
     assert "row 2: column 'chosen' (reward_model.chosen) does not end with the assistant's turn" in message(
-        reward_model, [good, {**good, "chosen": "\n\nHuman: a"}]
+        reward_job, [good, {**good, "chosen": "\n\nHuman: a"}]
     )
-    assert "1 pairs within reward_model.max_tokens = 512" in message(
-        reward_model, [good, {**good, "rejected": good["chosen"]}]
+    assert "1 rows within reward_model.max_tokens = 512" in message(
+        reward_job, [good, {**good, "rejected": good["chosen"]}]
     )
     assert "reward_model.max_tokens = 9999, but the model's context is 2048" in message(
-        reward_model, [good], max_tokens=9999
+        reward_job, [good], max_tokens=9999
     )
-    assert "row 1 has no column 'messages' (sft.column)" in message(sft, [good])
-    assert "row 1: column 'messages': the assistant says nothing" in message(sft, [{"messages": "hello"}])
+    assert "row 1 has no column 'messages' (sft.column)" in message(sft_job, [good])
+    assert "row 1: column 'messages' (sft.column): the assistant says nothing" in message(
+        sft_job, [{"messages": "hello"}]
+    )
     assert "1 rows within sft.max_tokens = 512, of which sft.eval_rows = 128" in message(
-        sft, [{"messages": good["chosen"]}]
+        sft_job, [{"messages": good["chosen"]}]
     )
     with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 48 holds no row of sft\.max_tokens = 512"):
-        sft.prepare(config())
+        sft_job(config())
     with pytest.raises(ConfigError, match=r"learner\.lora_rank = 4: supervised training trains all weights"):
-        reward_model.prepare(Config.model_validate({"learner": {"lora_rank": 4}}))
+        reward_job(Config.model_validate({"learner": {"lora_rank": 4}, "reward_model": {"pairs": "some"}}))
     with pytest.raises(ConfigError, match=r"leave out --run\.seed"):
-        supervised.resume(tmp_path, ["--run.seed", "3"], lambda whole: whole.sft, sft.prepare)
+        resume_supervised(tmp_path, ["--run.seed", "3"], sft_job)
 
 
 def test_pairs_of_one_prompt_stay_together_and_only_replies_are_learned(model: str, tmp_path: Path) -> None:
@@ -364,13 +381,12 @@ def test_solutions_are_learned_without_anything_that_judges(
                 "learner": {"micro_batch_tokens": 4096},
             }
         )
-        job = sft.prepare(whole).job
-        assert isinstance(job, sft.SftJob)
-        assert job.rows > 0
+        job = sft_job(whole)
+        assert len(job.train) > 0
         assert len(job.held_out) == 1
         told = capsys.readouterr().out
         assert f"task {task['name']}: 0 duplicate prompts and 0 prompts over rollout.max_prompt_tokens left out" in told
         if rows:  # every problem that is not learned is told
-            left = f"task dialogue: {rows - 1 - job.rows} of {rows - 1} training problems left out: "
+            left = f"task dialogue: {rows - 1 - len(job.train)} of {rows - 1} training problems left out: "
             assert left in told
             assert "0 over sft.max_tokens" not in told

@@ -1,0 +1,92 @@
+"""What `sft` and `reward-model` have in common before the first step: the check of the model, dialogues read, rows held out.
+
+Called by `commands/sft.py` and `commands/reward_model.py`. Invariant: held-out rows and the task's evaluation prompts are never learned.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Literal, TypeVar
+
+from core.config import Config, SupervisedConfig
+from core.errors import ConfigError, DataError
+from tasks.dialogue import chat
+from tasks.dialogue.chat import Messages
+from tasks.sources import load_rows, require_columns
+from tasks.starter import resolve_model
+from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
+
+RowType = TypeVar("RowType")
+SectionName = Literal["sft", "reward_model"]
+
+
+def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -> str:
+    """The directory or hub name of model.path, found good. A row has so many `dialogues` of at most `max_tokens`.
+
+    Raises ModelError, and ConfigError when a row does not fit a pass or the model, or adapters are asked for.
+    """
+    learner, tokens = config.learner, getattr(config, section).max_tokens
+    if learner.lora_rank:
+        raise ConfigError(
+            f"learner.lora_rank = {learner.lora_rank}: supervised training trains all weights; set it to 0 for this command"
+        )
+    if learner.micro_batch_tokens < dialogues * tokens:
+        raise ConfigError(
+            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} holds no row of {'two times ' * (dialogues - 1)}{section}.max_tokens "
+            f"= {tokens}; raise it to at least {dialogues * tokens}"
+        )
+    model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    info = inspect_model(model)
+    check_vocabulary(model, info, load_tokenizer(model))
+    if tokens > info.context:
+        raise ConfigError(
+            f"{section}.max_tokens = {tokens}, but the model's context is {info.context} tokens; lower it"
+        )
+    return model
+
+
+def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:
+    """The dialogues of each row, one per column, each with where it stands (for errors). `columns`: by configuration field.
+
+    Raises DataError.
+    """
+    rows = load_rows(path, split)
+    require_columns(rows, list(columns.items()), path)
+    found = []
+    for number, row in enumerate(rows, 1):
+        places = [(column, f"{path}: row {number}: column {column!r} ({field})") for field, column in columns.items()]
+        found.append([(where, chat.parse(row[column], where)) for column, where in places])
+    return found
+
+
+def hold_out(
+    config: Config,
+    section: SectionName,
+    path: str,
+    rows: Mapping[str, Sequence[RowType]],
+    evaluated: Set[str],
+    left_out: str,
+) -> tuple[list[RowType], list[RowType]]:
+    """Rows to learn, and rows to measure on: those with the smallest keys, whatever the seed and the order.
+
+    `rows` of one key (a hash) are all learned or all held out; those of the keys `evaluated` are not learned. Raises DataError
+    when none is left to learn.
+    """
+    settings: SupervisedConfig = getattr(config, section)
+    ordered = [(key, row) for key in sorted(rows) for row in rows[key]]
+    print(f"{path}: {left_out}")
+    if len(ordered) <= settings.eval_rows:
+        raise DataError(
+            f"{path}: {len(ordered)} rows within {section}.max_tokens = {settings.max_tokens}, of which {section}.eval_rows = "
+            f"{settings.eval_rows} are held out: none is left; lower {section}.eval_rows or raise {section}.max_tokens"
+        )
+    last = ordered[settings.eval_rows - 1][0]  # the other rows of the last held-out key are held out too
+    held_out = [row for key, row in ordered if key <= last]
+    learned = [row for key, row in ordered if key > last and key not in evaluated]
+    skipped = len(ordered) - len(held_out) - len(learned)
+    if not learned:
+        raise DataError(
+            f"{path}: every row that is not held out is an evaluation problem of task {config.task.name}; lower "
+            f"task.eval_problems or give other rows"
+        )
+    if skipped:
+        print(f"{path}: {skipped} rows not learned: they are evaluation problems of task {config.task.name}")
+    return learned, held_out
