@@ -17,20 +17,19 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bench.report import Check, check, median, write
-from commands.train import Prepared, prepare
 from core.config import Config, Device
 from core.load import load_config
-from core.plan import batch_plan
 from core.run_directory import RunDirectory
-from trainer import asynchronous, build
+from trainer import build
+from trainer.build import ModelAndTask, open_model_and_task
 from trainer.cluster import connect
-from trainer.loop import Parts, iterate
+from trainer.loop import iterate
 from trainer.metrics import PhaseClock, PhaseSeconds
+from trainer.records import Components
 
 if TYPE_CHECKING:
     from actors.pool import RolloutPool
@@ -80,19 +79,18 @@ def recipe(quick: bool, processes: int, max_running: int) -> Config:
 class Runner:
     """The parts of a run, and the number of its last iteration."""
 
-    parts: Parts
+    parts: Components
     config: Config
     number: int = 0
 
-    def run(self, parts: Parts, count: int, overlap: bool = True) -> list[Lap]:
+    def run(self, parts: Components, count: int, overlap: bool = True) -> list[Lap]:
         """The next `count` iterations. `overlap`: the critic refreshes stale values while the engine generates."""
-        settings = replace(build.settings(self.config, batch_plan(self.config)), beside=overlap)
-        step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
+        settings = replace(build.iteration_settings(self.config), refresh_while_generating=overlap)
         laps = []
         for _ in range(count):
             self.number += 1
             clock, busy = PhaseClock(), parts.actors.queues().busy
-            step(parts, settings, self.number, clock)
+            iterate(parts, settings, self.number, clock)
             laps.append(Lap(clock.seconds(), parts.actors.queues().busy - busy))
         return laps
 
@@ -108,17 +106,18 @@ class Runner:
         rollout = self.config.rollout.model_copy(update={"max_staleness": 1})
         config = self.config.model_copy(update={"run": run, "rollout": rollout})
         with ExitStack() as stack:
-            stream, pipeline = build.asynchronous(config, cast("RolloutPool", self.parts.actors), stack)
+            pool = cast("RolloutPool", self.parts.actors)
+            stream, pipeline = stack.enter_context(build.asynchronous(config, pool))
             pipeline.restore(None, self.number, self.parts.learner.version)
             parts = replace(self.parts, actors=stream, pipeline=pipeline)
             laps.asynchronous.extend(self.run(parts, total)[FILLING:-EMPTYING])
 
 
 @contextmanager
-def runner(config: Config, ready: Prepared, device: Device, folder: Path) -> Iterator[Runner]:
+def runner(config: Config, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Runner]:
     """New engine, learner and store."""
     directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
-    with build.parts(config, batch_plan(config), directory, ready.task, ready.model, device) as parts:
+    with build.components(config, directory, ready, device) as parts:
         yield Runner(parts, config)
 
 
@@ -160,7 +159,7 @@ def main(quick: bool) -> None:
     synchronous, overlapped = (1, 2) if quick else (3, 5)
     found = {load: Laps() for load in LOADS}
     wide = recipe(quick, 2, LOADS["balanced"])
-    with tempfile.TemporaryDirectory() as name, connect(wide, "bench") as device, prepare(wide) as ready:
+    with tempfile.TemporaryDirectory() as name, connect(wide, "bench") as device, open_model_and_task(wide) as ready:
         for load, max_running in LOADS.items():
             with runner(recipe(quick, 1, max_running), ready, device, Path(name)) as one:
                 one.run_synchronous(synchronous, found[load])

@@ -25,14 +25,13 @@ from typing import NamedTuple
 
 from bench.report import Check, check, median, write
 from bench.trl_loop import Job, TrlLap
-from commands.train import Prepared, prepare
 from core.config import Config, Device
 from core.load import load_config
-from core.plan import batch_plan
 from core.run_directory import RunDirectory
 from core.startup import WAITING
 from tasks.task import Task
 from trainer import build
+from trainer.build import ModelAndTask, open_model_and_task
 from trainer.cluster import connect
 from trainer.loop import iterate
 from trainer.metrics import PHASES, PhaseClock, PhaseSeconds
@@ -148,12 +147,13 @@ def started_trl(python: Path, job: Job, folder: Path) -> Iterator[Trl]:
             process.wait()
 
 
-def measure(config: Config, ready: Prepared, device: Device, folder: Path, trl: Trl | None, iterations: int) -> Laps:
+def measure(
+    config: Config, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
+) -> Laps:
     """Our iterations and TRL's in turns."""
     run = RunDirectory.create(folder, config.learner.value_model, "bench")
-    plan = batch_plan(config)
-    settings, laps = build.settings(config, plan), Laps([], [])
-    with build.parts(config, plan, run, ready.task, ready.model, device) as parts:
+    settings, laps = build.iteration_settings(config), Laps([], [])
+    with build.components(config, run, ready, device) as parts:
         for number in range(1, iterations + 1):
             clock = PhaseClock()
             iteration = iterate(parts, settings, number, clock)
@@ -204,7 +204,7 @@ def main(quick: bool) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         device = stack.enter_context(connect(config, "bench"))
-        ready = stack.enter_context(prepare(config))
+        ready = stack.enter_context(open_model_and_task(config))
         trl = None
         if python.exists():
             job = job_of(config, ready.model, ready.task, 2 * iterations)  # in turns with each of our forms

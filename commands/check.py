@@ -12,13 +12,23 @@ from commands.reward_model import preferences
 from commands.sft import dialogues
 from core.config import ClusterConfig, Config
 from core.load import dump_config
-from core.plan import BatchPlan, Bundle, Resources, batch_plan, check_context, check_resources, demand, placement
+from core.plan import (
+    BatchPlan,
+    Bundle,
+    Resources,
+    batch_plan,
+    check_context,
+    check_resources,
+    choose_device,
+    demand,
+    placement,
+)
 from core.seeds import derive
 from tasks.judging import check_judges
 from tasks.kinds import task_items
 from tasks.problems import check_template
 from tasks.starter import CONTEXT
-from trainer.preflight import check_judging_model, describe_data, load_task, located
+from trainer.model_files import check_judging_model, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
 
@@ -29,7 +39,7 @@ def check_recipe(options: Namespace) -> int:
     plan = batch_plan(config)
     check_options(config.rollout, config.cluster.device)
     check_training_options(config)
-    device = config.cluster.device if config.cluster.device != "auto" else ("cuda" if local_resources().gpus else "cpu")
+    device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
     bundles = placement(config, device)
     lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout)]
     print("\n".join([*lines, describe_placement(bundles, device)]))

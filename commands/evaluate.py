@@ -6,6 +6,7 @@ Called by `launch.py`. Invariant: both models answer the same problems, judged a
 import json
 import os
 from argparse import Namespace
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,13 +18,13 @@ from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
 from core.run_directory import write_atomically
-from core.seeds import derive, generator
+from core.seeds import generator
 from tasks.estimators import Estimate, bootstrap, paired_difference
 from trainer import build
-from trainer.evaluation import Evaluation, describe, evaluate, percent, record
-from trainer.preflight import inspect_model, load_tokenizer
-from trainer.responses import check_place, response_rows, write_rows
-from trainer.targets import model_of, run_of
+from trainer.evaluation_files import check_responses_path, evaluation_record, response_rows, write_responses
+from trainer.held_out_scores import Evaluation, describe_evaluation, evaluate_policy, percent
+from trainer.local import single_process
+from trainer.model_files import inspect_model, load_tokenizer, model_of, run_of
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -72,8 +73,6 @@ def evaluate_models(
 
     `local`: in this process, without Ray.
     """
-    from commands.train import connected, prepare, settled
-
     for path in filter(None, (target, against)):
         check_unseen(config.task, path)
     if target:
@@ -82,24 +81,24 @@ def evaluate_models(
     batch_plan(config)
     name = f"{Path(target or config.model.path).name}-{datetime.now():%Y%m%d-%H%M%S}"
     where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
-    check_place(where)
-    config = settled(config, local)
-    with prepare(config) as ready:
+    check_responses_path(where)
+    config = single_process(config) if local else config
+    with build.open_model_and_task(config) as ready:
         if rival:
             check_rival(ready.model, rival)
-        with connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
+        with build.connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
             result = evaluate_model(config, ready.task, ready.model, device, local)
             rows = list(response_rows(result, ready.task, ready.model))
-            write_rows(where, rows)  # at once: whatever becomes of the other model, these are not generated again
+            write_responses(where, rows)  # at once: whatever becomes of the other model, these are not generated again
             other = evaluate_model(config, ready.task, rival, device, local) if rival else None
         print_evaluation(ready.model, result)
-        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **record(result)}
+        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **evaluation_record(result)}
         if other is not None:
             print_evaluation(rival, other)
-            write_rows(where, [*rows, *response_rows(other, ready.task, rival)])
+            write_responses(where, [*rows, *response_rows(other, ready.task, rival)])
             comparison = compare(result, other, config.run.seed)
             print_comparison(comparison)
-            numbers |= {"against": {"model": rival, **record(other)}, "comparison": asdict(comparison)}
+            numbers |= {"against": {"model": rival, **evaluation_record(other)}, "comparison": asdict(comparison)}
     write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
     return 0
@@ -107,9 +106,8 @@ def evaluate_models(
 
 def evaluate_model(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
     """A model's evaluation in engines of its own."""
-    with build.rollout_pool(config, model, device, local) as actors:
-        seed = derive(config.run.seed, "evaluation")
-        return evaluate(actors, task, task.evaluation, build.evaluation_plan(config), seed)
+    with closing(build.engine_pool(config, model, device, local)) as actors:
+        return evaluate_policy(actors, task, build.evaluation_plan(config))
 
 
 def check_unseen(task: TaskConfig, target: str) -> None:
@@ -143,7 +141,7 @@ def check_rival(model: str, rival: str) -> None:
 
 def print_evaluation(model: str, result: Evaluation) -> None:
     """Print the estimates over all problems and by level."""
-    print(f"{model}: {describe(result)}")
+    print(f"{model}: {describe_evaluation(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
     for one in result.overall.passes:
         print(f"  pass@{one.k:<15} {percent(one.estimate)}")

@@ -14,8 +14,7 @@ from replay import inspection
 from replay.stats import combine, shard_stats
 from tasks.starter import resolve_model
 from trainer.checkpoint import latest
-from trainer.preflight import load_tokenizer
-from trainer.targets import model_of
+from trainer.model_files import load_tokenizer, model_of
 
 
 def show_states(options: Namespace) -> int:

@@ -26,7 +26,7 @@ from tasks.dialogue.reward_model import Scale
 from tasks.estimators import Estimate, bootstrap
 from tasks.kinds import asked_prompts, evaluation_prompts
 from tasks.problems import prompt_digest
-from trainer.preflight import load_tokenizer
+from trainer.model_files import load_tokenizer
 from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
 Reals = npt.NDArray[np.float64]

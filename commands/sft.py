@@ -21,7 +21,7 @@ from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.kinds import asked_prompts, evaluation_prompts, task_items
 from tasks.problems import encode_problems, prompt_digest
-from trainer.preflight import load_tokenizer
+from trainer.model_files import load_tokenizer
 from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
 

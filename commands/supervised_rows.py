@@ -12,7 +12,7 @@ from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.sources import load_rows, require_columns
 from tasks.starter import resolve_model
-from trainer.preflight import check_vocabulary, inspect_model, load_tokenizer
+from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
 
 RowType = TypeVar("RowType")
 SectionName = Literal["sft", "reward_model"]

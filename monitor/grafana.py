@@ -1,80 +1,53 @@
-"""The Grafana dashboard of the run's gauges. Open-source Ray has no hook for panels of one's own, so it is shipped as JSON.
+"""The Grafana dashboard of the run's gauges. Open-source Ray has no hook for custom panels, so it is shipped as JSON.
 
 `python -m monitor.grafana > docs/grafana.json`; a user imports the file, see docs/cluster.md. Invariant: it names only metrics
 of `trainer.metrics.describe`, so a panel cannot be empty because of a renamed number.
 """
 
 import json
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from trainer.metrics import PHASES, describe
 
 Json: TypeAlias = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
-Unit = Literal["percentunit", "short", "s", "bytes", "none"]  # Grafana's names
 
 GAUGE = "ray_retrospect_"  # Ray puts `ray_` before the gauge's own name
 WIDTH, HEIGHT, PER_ROW = 8, 8, 3  # of a panel, on Grafana's 24-column grid
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One picture: the metrics that are drawn into it."""
-
-    title: str
-    unit: Unit
-    metrics: tuple[str, ...]
-    stacked: bool = False
-
-
+UNITS = {"share": "percentunit", "s": "s", "bytes": "bytes", "1": "none", "nats": "none", "nats/token": "none"}
+"""Grafana's name of a metric's unit; the others are counts ("short")."""
 PANELS = (
-    Panel(
-        "Success",
-        "percentunit",
-        ("root_success", "replay_success", "evaluation_success", "evaluation_pass", "evaluation_majority"),
-    ),
-    Panel("Reward", "none", ("reward",)),
-    Panel("Starts", "percentunit", ("replay_share", "erroneous_share", "truncated_share")),
-    Panel("Entropy (nats/token)", "none", ("entropy",)),
-    Panel("KL (nats/token)", "none", ("kl", "first_kl", "reference_kl")),
-    Panel("Explained variance of the critic", "none", ("explained_variance",)),
-    Panel("AUC of the critic", "percentunit", ("value_auc", "value_auc_within")),
-    Panel("Brier score of the critic", "none", ("value_brier",)),
-    Panel("Losses", "none", ("policy_loss", "value_loss")),
-    Panel("Gradient norms", "none", ("policy_grad_norm", "value_grad_norm")),
-    Panel("Clipped and padding tokens", "percentunit", ("clip_fraction", "importance_truncated", "padding_share")),
-    Panel("Learning rates", "none", ("policy_lr", "value_lr")),
-    Panel("Weights: importance (mean), KL coefficient", "none", ("importance_mean", "kl_coefficient")),
-    Panel(
-        "Disagreement of learner and engines (nats)", "none", ("logprob_gap", "behaviour_gap_mean", "behaviour_gap_max")
-    ),
-    Panel("Staleness (versions)", "none", ("mean_staleness", "max_staleness")),
-    Panel("Idle, stale tokens", "percentunit", ("actor_idle", "learner_idle", "stale_tokens")),
-    Panel("Queues", "short", ("waiting_samples", "running_samples", "finished_starts")),
-    Panel("Seconds by phase", "s", tuple(f"{phase}_seconds" for phase in (*PHASES, "other")), stacked=True),
-    Panel("Generated tokens per second", "short", ("tokens_per_second",)),
-    Panel(
-        "States in the replay store", "short", ("store_states", "store_replayable", "store_evictions", "lost_outcomes")
-    ),
-    Panel("Replay store: hit rate, mean value", "percentunit", ("store_hit_rate", "store_mean_value")),
-    Panel(
-        "Replay store: age of values (mean, oldest; versions), mean depth (tokens)",
-        "short",
-        ("store_mean_age", "store_max_age", "store_mean_depth"),
-    ),
-    Panel("Memory of the replay store", "bytes", ("store_bytes",)),
-    Panel("Rollout actors", "short", ("rollout_actors",)),
-    Panel(
-        "Trouble: restarts, quarantined starts, skipped steps, failed judges",
-        "short",
-        ("restarts", "quarantined", "skipped_steps", "judge_failures"),
-    ),
+    ("Success", "root_success replay_success evaluation_success evaluation_pass evaluation_majority"),
+    ("Reward", "reward"),
+    ("Starts", "replay_share erroneous_share truncated_share"),
+    ("Entropy (nats/token)", "entropy"),
+    ("KL (nats/token)", "kl first_kl reference_kl"),
+    ("Explained variance of the critic", "explained_variance"),
+    ("AUC of the critic", "value_auc value_auc_within"),
+    ("Brier score of the critic", "value_brier"),
+    ("Losses", "policy_loss value_loss"),
+    ("Gradient norms", "policy_grad_norm value_grad_norm"),
+    ("Clipped and padding tokens", "clip_fraction importance_truncated padding_share"),
+    ("Learning rates", "policy_lr value_lr"),
+    ("Weights: importance (mean), KL coefficient", "importance_mean kl_coefficient"),
+    ("Disagreement of learner and engines (nats)", "logprob_gap behaviour_gap_mean behaviour_gap_max"),
+    ("Staleness (versions)", "mean_staleness max_staleness"),
+    ("Idle, stale tokens", "actor_idle learner_idle stale_tokens"),
+    ("Queues", "waiting_samples running_samples finished_starts"),
+    ("Seconds by phase", " ".join(f"{phase}_seconds" for phase in (*PHASES, "other"))),
+    ("Generated tokens per second", "tokens_per_second"),
+    ("States in the replay store", "store_states store_replayable store_evictions lost_outcomes"),
+    ("Replay store: hit rate, mean value", "store_hit_rate store_mean_value"),
+    ("Replay store: age of values (versions), depth (tokens)", "store_mean_age store_max_age store_mean_depth"),
+    ("Memory of the replay store", "store_bytes"),
+    ("Rollout actors", "rollout_actors"),
+    ("Failures: actors, starts, steps, judges", "restarts quarantined skipped_steps judge_failures"),
 )
+"""Title and metrics of each panel; seconds are stacked."""
 
 
 def dashboard() -> dict[str, Json]:
     """The dashboard as Grafana's JSON model, with variables for the Prometheus data source and the runs to show."""
-    meanings = {info.name: info.meaning for info in describe()}
+    datasource: Json = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     return {
         "uid": "retrospect",
         "title": "Retrospect",
@@ -83,13 +56,9 @@ def dashboard() -> dict[str, Json]:
         "timezone": "browser",
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [_datasource(), _runs()]},
-        "panels": [_panel(position, panel, meanings) for position, panel in enumerate(PANELS)],
+        "templating": {"list": [datasource, _runs()]},
+        "panels": [_panel(position, title, names.split()) for position, (title, names) in enumerate(PANELS)],
     }
-
-
-def _datasource() -> Json:
-    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
 
 
 def _runs() -> Json:
@@ -109,22 +78,24 @@ def _runs() -> Json:
     }
 
 
-def _panel(position: int, panel: Panel, meanings: dict[str, str]) -> Json:
+def _panel(position: int, title: str, names: list[str]) -> Json:
+    about = {info.name: info for info in describe()}
     row, column = divmod(position, PER_ROW)
-    custom: dict[str, Json] = {"lineWidth": 2, "fillOpacity": 60 if panel.stacked else 0, "spanNulls": True}
-    custom |= {"stacking": {"mode": "normal"}} if panel.stacked else {}
+    unit = UNITS.get(about[names[0]].unit, "short")
+    custom: dict[str, Json] = {"lineWidth": 2, "fillOpacity": 60 if unit == "s" else 0, "spanNulls": True}
+    custom |= {"stacking": {"mode": "normal"}} if unit == "s" else {}
     return {
         "id": position + 1,
         "type": "timeseries",
-        "title": panel.title,
-        "description": "\n".join(f"{name}: {meanings[name]}" for name in panel.metrics),
+        "title": title,
+        "description": "\n".join(f"{name}: {about[name].meaning}" for name in names),
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "gridPos": {"x": column * WIDTH, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": custom}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": unit, "custom": custom}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "targets": [
             {"refId": f"m{index}", "expr": f'{GAUGE}{name}{{run=~"$run"}}', "legendFormat": f"{name} {{{{run}}}}"}
-            for index, name in enumerate(panel.metrics)
+            for index, name in enumerate(names)
         ],
     }
 

@@ -1,7 +1,6 @@
-"""The numbers of an iteration as Ray gauges, so that they stand on the Ray dashboard's Prometheus endpoint and in Grafana.
+"""The numbers of an iteration as Ray gauges, for the Ray dashboard's Prometheus endpoint and Grafana.
 
-Opened by the loop, in the driver, when Ray is initialised. This is the adapter: nothing else of the watching part imports Ray.
-Invariant: one gauge `retrospect_<name>` per metric of `trainer.metrics.describe`, labelled with the run's name.
+Opened by `commands/train.py` when Ray is connected; nothing else in `monitor/` imports Ray. Invariant: one gauge `retrospect_<name>` per metric of `trainer.metrics.describe`, labelled with the run's name.
 """
 
 import math
@@ -30,4 +29,4 @@ class RayGaugeSink:
                 self._gauges[name].set(value)
 
     def close(self) -> None:
-        """Nothing to let go of: Ray drops the gauges with the driver."""
+        """Ray drops the gauges with the driver."""

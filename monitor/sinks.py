@@ -1,28 +1,26 @@
-"""Where the numbers of an iteration go on disk: JSONL (the record that everything else is made from) and TensorBoard.
+"""Writes the numbers of an iteration to disk: JSONL (the record that everything else is made from) and TensorBoard.
 
-Opened by the loop, once per process. Invariant: after a resume at iteration k both hold iterations 1..k exactly once
-before k + 1 is written, whatever a killed process left behind.
+Opened by `commands/train.py`. Invariant: after a resume at iteration k both hold iterations 1..k exactly once before k + 1 is
+written, whatever a killed process left behind.
 """
 
 import json
 import math
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from core.run_directory import write_atomically
+from core.run_directory import read_jsonl, write_atomically
 from trainer.metrics import IterationMetrics, describe, flatten, unflatten
 
 
 class JsonlSink:
     """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null.
 
-    `last` is the iteration that the run continues after: later lines are dropped, so are torn ones. 0 begins anew.
+    `last`: the iteration that the run continues after; later and torn lines are dropped.
     """
 
     def __init__(self, path: Path, *, last: int = 0) -> None:
-        kept = [metrics for metrics in read_metrics(path) if metrics.iteration <= last] if path.exists() else []
+        kept = [metrics for metrics in read_metrics(path) if metrics.iteration <= last]
         write_atomically(path, "".join(map(_line, kept)))
         self._file = path.open("a", encoding="utf-8")
 
@@ -36,12 +34,6 @@ class JsonlSink:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 def _line(metrics: IterationMetrics) -> str:
     values = {name: value if math.isfinite(value) else None for name, value in flatten(metrics).items()}
@@ -49,22 +41,13 @@ def _line(metrics: IterationMetrics) -> str:
 
 
 def read_metrics(path: Path) -> list[IterationMetrics]:
-    """The iterations of a metrics.jsonl, in order; a torn last line (the process was killed in the write) is left out.
-
-    An iteration that occurs twice counts as last written. Raises FileNotFoundError.
-    """
-    found: dict[int, IterationMetrics] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            metrics = unflatten(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-        found[metrics.iteration] = metrics
+    """The iterations of a metrics.jsonl, in order. An iteration that occurs twice counts as last written."""
+    found = {int(line["iteration"]): unflatten(line) for line in read_jsonl(path)}
     return [found[iteration] for iteration in sorted(found)]
 
 
 class TensorBoardSink:
-    """Scalars tagged `group/name`, at step = iteration; NaN is left out. `last` as in `JsonlSink`: later steps are purged."""
+    """Scalars tagged `group/name`, at step = iteration; NaN is left out. `last` as in `JsonlSink`."""
 
     def __init__(self, directory: Path, *, last: int = 0, config: str = "") -> None:
         from torch.utils.tensorboard.writer import SummaryWriter  # seconds to import: only when a run is written

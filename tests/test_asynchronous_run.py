@@ -44,7 +44,7 @@ def sampled(folder: Path, iteration: int) -> set[str]:
 
 
 def stop_by_a_lost_engine(folder: Path, after: int) -> int:
-    """Go on, let its engine be lost for good once `after` iterations are done, and return the iteration that it has saved."""
+    """Resume, kill the only engine once `after` iterations are done, and return the iteration that was saved."""
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     saved = int((folder / "checkpoints" / "latest").read_text())
     (folder / "metrics.jsonl").write_text("".join(lines[:saved]))  # those beyond are not to be counted

@@ -194,13 +194,10 @@ def test_a_resumed_run_ends_with_the_same_optimizers_and_replay_store(straight: 
         assert states[0]["state"], "no optimizer state to compare"
         assert_equal(*states)
     tables = [
-        {
-            path.name.partition("-")[2]: pyarrow.parquet.read_table(path)
-            for path in (folder / "replay").glob("*.parquet")
-        }
+        {path.name: pyarrow.parquet.read_table(path) for path in (folder / "replay").glob("*.parquet")}
         for folder in (left, right)
     ]
-    assert sum(table.num_rows for name, table in tables[0].items() if "states" in name) > 0
+    assert sum(table.num_rows for table in tables[0].values()) > 0
     assert tables[0].keys() == tables[1].keys()
     for name, table in tables[0].items():
         assert table.equals(tables[1][name]), name
@@ -228,7 +225,7 @@ def test_one_process_without_ray_gives_the_same_numbers_and_weights(
     root, options = roots
     text = run("train", *options, "--run.name", "here", "--local", "--rollout.max-staleness", "1")
     assert "dashboard" not in text
-    assert "--local: synchronous, without regard to rollout.max_staleness = 1" in text
+    assert "--local: synchronous; rollout.max_staleness = 1 has no effect" in text
     assert metrics(root / "here") == metrics(straight)
     left, right = (load_file(root / name / "policy" / "model.safetensors") for name in ("here", "straight"))
     assert left.keys() == right.keys()
@@ -255,7 +252,7 @@ def kill_rank(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGCONT)
 
 
-def test_a_run_that_lost_its_learner_rank_twice_goes_on_by_itself_to_the_same_numbers_and_weights(
+def test_a_run_that_lost_its_learner_rank_twice_continues_by_itself_to_the_same_numbers_and_weights(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
     root, options = roots
@@ -278,7 +275,7 @@ def test_a_run_that_lost_its_learner_rank_twice_goes_on_by_itself_to_the_same_nu
     assert all(line.startswith("learner-rank-0 died during ") for line in lines)
     assert [line.partition("restart ")[2] for line in lines] == [
         "1 of the learner, the run begins again",
-        "2 of the learner, the run goes on after iteration 5",
+        "2 of the learner, the run continues after iteration 5",
     ]
     evaluated = [json.loads(line)["iteration"] for line in (folder / "evaluations.jsonl").read_text().splitlines()]
     assert evaluated == [0, 5, 10]
@@ -305,10 +302,10 @@ def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path) -> None
     assert f"success {100 * last['success']:.1f} %" in text
 
 
-def test_a_run_whose_engine_is_lost_for_good_saves_what_it_has_and_goes_on_from_there(
+def test_a_run_whose_engine_is_lost_saves_what_it_has_and_can_be_resumed(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
-    """And when it is terminated then, it closes its parts and says how to go on."""
+    """When it is terminated then, it stops its processes and says how to resume."""
     root, options = roots
     folder = root / "stopped"
     more = ("--run.iterations", "500", "--run.checkpoint-every", "500", "--rollout.max-restarts", "0", "--engine", "hf")

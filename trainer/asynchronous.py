@@ -1,16 +1,16 @@
-"""Asynchronous mode: the functions of `trainer/loop.py` as a pipeline, with the staleness of every token bounded.
+"""Asynchronous mode: engines never wait for the learner, and the staleness of every token is bounded.
 
     engines   | batch 1 .... | batch 2 .... | batch 3 .... |        never stop; weights change between two of their steps
     learner           wait   | update 1     | update 2     | ...    on the oldest batch that is complete
 
-Called by `trainer/session.py`. Batch number N may be submitted once the learner's version is N - 1 - `max_staleness`, and a start
-must be trained on before the learner's version is more than `max_staleness` past the one at which it was submitted. Invariants:
-when the learner trains at version v, no token is older than v - `max_staleness`; every submitted start is handed out once, all
-its samples together; what has not been handed out is in `state`, from which a resumed run submits it again.
+Made by `trainer/build.py`, used by `trainer/loop.py`. Batch N is submitted once the learner's version is at least N - 1 -
+`max_staleness`. A start must be trained on before the learner's version is more than `max_staleness` past the one at which it was
+submitted. Invariants: when the learner trains at version v, no token is older than v - `max_staleness`; every submitted start is
+trained on once, with all its samples; `state` lists the starts that are not, and a resumed run submits them again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,29 +18,9 @@ import numpy as np
 from core.errors import ConfigError
 from core.records import Start, Trajectory
 from core.sampling import Sampling
-from trainer.loop import Iteration, Parts, Settings, begin_refresh, choose_starts, learn
-from trainer.metrics import PhaseClock
 
 if TYPE_CHECKING:
     from actors.stream import RolloutStream
-
-
-def iterate(pipeline: "Pipeline", parts: Parts, settings: Settings, number: int, clock: PhaseClock) -> Iteration:
-    """One iteration, asynchronous: the engines have the next batches before the learner turns to this one."""
-    with clock.phase("replay"):
-        pipeline.feed(lambda batch: choose_starts(parts, settings, batch), number, parts.learner.version)
-        stale = begin_refresh(parts, settings)
-    with clock.phase("generate"):
-        trajectories = pipeline.take(parts.learner.version)
-    return learn(parts, settings, number, trajectories, stale, clock)
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """A start in the pipeline."""
-
-    start: Start
-    birth: int  # the learner's version when it was submitted: none of its tokens is older
 
 
 class Pipeline:
@@ -63,7 +43,10 @@ class Pipeline:
         self._max_staleness = max_staleness
         self._iterations = iterations
         self._fed = 0  # number of the last batch that was submitted
-        self._open: dict[str, Submitted] = {}
+        self._open: dict[str, Start] = {}
+        self._submitted_at: dict[
+            str, int
+        ] = {}  # the learner's version when a start was submitted: none of its tokens is older
         self._complete: dict[str, list[Trajectory]] = {}  # in the order of completion
 
     @property
@@ -78,27 +61,28 @@ class Pipeline:
             self._submit(choose(self._fed), version)
 
     def take(self, version: int) -> list[Trajectory]:
-        """A batch for the learner at `version`, as soon as it is complete: all samples of its starts, oldest starts first.
+        """Wait for a complete batch for the learner at `version`: all samples of its starts, oldest starts first.
 
-        Raises ActorError when generation has failed for good.
+        Raises ActorError when the engines cannot generate any more.
         """
-        births = {start_id: item.birth for start_id, item in self._open.items()}
-        while (chosen := batch(births, list(self._complete), self._starts, version, self._max_staleness)) is None:
+        while (
+            chosen := next_batch(self._submitted_at, self._complete, self._starts, version, self._max_staleness)
+        ) is None:
             for start_id, trajectories in self._stream.finished():
                 self._complete[start_id] = trajectories
         for start_id in chosen:
-            del self._open[start_id]
+            del self._open[start_id], self._submitted_at[start_id]
         return [trajectory for start_id in chosen for trajectory in self._complete.pop(start_id)]
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint (JSON): the last batch that was submitted, and the starts that have not been trained on."""
-        return {"fed": self._fed, "in_flight": [_as_json(item.start) for item in self._open.values()]}
+        return {"fed": self._fed, "in_flight": [_as_json(start) for start in self._open.values()]}
 
     def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
-        """Go on after iteration `number` with the starts of `state`, generated anew by the present weights.
+        """Continue after iteration `number`: submit the starts of `state` again, for the present weights to generate.
 
-        `state` is None after a synchronous iteration. Raises ConfigError when they are more than the settings allow, or do not make
-        whole iterations of them: then some would never be trained on, and others be missing in the end.
+        `state` is None after a synchronous iteration. Raises ConfigError when the settings allow fewer starts, or when the starts
+        do not fill whole iterations.
         """
         starts = [_from_json(record) for record in state["in_flight"]] if state else []
         fed = state["fed"] if state else number
@@ -114,28 +98,27 @@ class Pipeline:
                 f"rollout.starts at {len(starts) // max(1, ahead)}"
             )
         self._stream.abandon()
-        self._open, self._complete = {}, {}
-        self._fed = fed
+        self._open, self._submitted_at, self._complete, self._fed = {}, {}, {}, fed
         self._submit(starts, version)
 
     def _submit(self, starts: Sequence[Start], version: int) -> None:
-        self._open |= {start.id: Submitted(start, version) for start in starts}
+        self._open |= {start.id: start for start in starts}
+        self._submitted_at |= {start.id: version for start in starts}
         self._stream.submit(starts, self._sampling)
 
 
-def batch(
-    births: Mapping[str, int], complete: Sequence[str], count: int, version: int, max_staleness: int
+def next_batch(
+    submitted_at: Mapping[str, int], complete: Iterable[str], count: int, version: int, max_staleness: int
 ) -> list[str] | None:
-    """The next `count` starts for the learner at `version`, of the `complete` ones; None: wait for more.
+    """The `count` oldest complete starts for the learner at `version`; None: wait for more.
 
-    `births`: version of every open start. The oldest complete ones are taken, and taking them must leave no more starts than can
-    be trained on in time: at most `count` for each later version up to their birth + `max_staleness`. (Earliest deadline first
-    misses no deadline that can be met, and as many starts as `count` are due per version by the way they were submitted.)
+    `submitted_at`: version at which each open start was submitted. Of the starts that are left, at most `count` may be due at each later
+    version up to their version + `max_staleness`. Earliest deadline first misses no deadline that can be met.
     """
-    chosen = sorted(complete, key=births.__getitem__)[:count]
+    chosen = sorted(complete, key=submitted_at.__getitem__)[:count]
     if len(chosen) < count:
         return None
-    left = sorted(births[start_id] for start_id in births.keys() - set(chosen))
+    left = sorted(submitted_at[start_id] for start_id in submitted_at.keys() - set(chosen))
     for later in range(max_staleness + 1):
         due = int(np.searchsorted(left, version + later - max_staleness, side="right"))
         if due > count * later:
@@ -144,15 +127,9 @@ def batch(
 
 
 def _as_json(start: Start) -> dict[str, Any]:
+    values = {entry.name: getattr(start, entry.name) for entry in fields(start)}
     return {
-        "id": start.id,
-        "problem_id": start.problem_id,
-        "prompt_ids": start.prompt_ids.tolist(),
-        "prefix_ids": start.prefix_ids.tolist(),
-        "samples": start.samples,
-        "seed": start.seed,
-        "state_key": None if start.state_key is None else int(start.state_key),
-        "explores": start.explores,
+        name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value for name, value in values.items()
     }
 
 

@@ -1,28 +1,31 @@
-"""Starting and stopping the parts of a run: store, rollout pool, learner.
+"""Opens what a run needs: model and task, the cluster, then store, engines and learner.
 
-Called by `launch.py`. The engine adapters are imported here and not above, so that bad input is found without them.
-Invariant: whatever has been started is stopped when the block is left, however it is left.
+Called by `commands/`. Engines are imported inside the functions, so that bad input is found without them. Invariant: what has been
+started is stopped when the block is left, however it is left.
 """
 
+from __future__ import annotations
+
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from core.config import Config, Device
-from core.plan import BatchPlan, transport
+from core.errors import ConfigError
+from core.plan import Bundle, batch_plan, placement, transport
 from core.records import Start
 from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
 from core.seeds import derive
-from trainer.evaluation import EvaluationPlan
-from trainer.loop import Parts, Rollouts, Settings
-from trainer.preflight import inspect_model
-
-logger = logging.getLogger("retrospect.build")
+from core.startup import uncollected
+from trainer.held_out_scores import EvaluationPlan
+from trainer.model_files import describe_data, inspect_model, load_task
+from trainer.records import Components, IterationSettings
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
@@ -32,71 +35,162 @@ if TYPE_CHECKING:
     from tasks.task import Task
     from trainer.asynchronous import Pipeline
 
-
-def training_sampling(config: Config) -> Sampling:
-    """How training rollouts are drawn."""
-    rollout = config.rollout
-    return Sampling(
-        rollout.temperature,
-        rollout.top_p,
-        rollout.max_response_tokens,
-        rollout.repetition_tokens,
-        rollout.repetition_times,
-    )
+logger = logging.getLogger("retrospect.build")
 
 
-def evaluation_plan(config: Config) -> EvaluationPlan:
-    """How evaluation responses are drawn."""
-    rollout, evaluation = config.rollout, config.evaluation
-    greedy = Sampling(0.0, 1.0, rollout.max_response_tokens, rollout.repetition_tokens, rollout.repetition_times)
-    sampled = replace(greedy, temperature=evaluation.temperature, top_p=evaluation.top_p)
-    return EvaluationPlan(greedy, sampled, evaluation.samples)
+@dataclass(frozen=True, slots=True)
+class ModelAndTask:
+    """Model and task of a run, checked."""
+
+    model: str  # Hugging Face directory or name
+    task: Task
 
 
-def settings(config: Config, plan: BatchPlan) -> Settings:
+def iteration_settings(config: Config) -> IterationSettings:
     """The numbers of an iteration."""
     from replay.rankings import RANKINGS
 
-    return Settings(
+    plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
+    return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
         replayed=plan.replayed_starts,
         start_states=config.replay.start_states,
         samples=config.rollout.samples,
-        sampling=training_sampling(config),
+        sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
         canonical=config.replay.canonical,
-        chains=RANKINGS[config.replay.ranking].chains,
-        refresh=config.replay.refresh if RANKINGS[config.replay.ranking].needs_values else 0,
-        beside=not config.rollout.sleep,
+        chains=ranking.chains,
+        refresh_states=config.replay.refresh if ranking.needs_values else 0,
+        refresh_while_generating=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,
     )
 
 
-def name_start(start: Start, reason: str) -> None:
-    """Say which start no engine can generate."""
-    logger.error("start %s of problem %s is left out: %s", start.id, start.problem_id, reason)
+def evaluation_plan(config: Config) -> EvaluationPlan:
+    """How evaluation responses are drawn."""
+    evaluation = config.evaluation
+    sampled = _sampling(config, evaluation.temperature, evaluation.top_p)
+    greedy = replace(sampled, temperature=0.0, top_p=1.0)
+    return EvaluationPlan(greedy, sampled, evaluation.samples, derive(config.run.seed, "evaluation"))
+
+
+def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        temperature, top_p, rollout.max_response_tokens, rollout.repetition_tokens, rollout.repetition_times
+    )
 
 
 @contextmanager
-def rollout_pool(
+def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
+    """Find or build the model, check it, and load the task. Raises ModelError, DataError, ConfigError."""
+    from actors.options import check_options
+    from tasks.starter import resolve_model
+
+    check_options(config.rollout, config.cluster.device)
+    model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    with uncollected():
+        task, _ = load_task(config, model)
+    print(describe_data(task))
+    with closing(task):
+        if config.replay.canonical and all(problem.solution_ids is None for problem in task.train):
+            raise ConfigError(
+                "replay.canonical is true, but no training problem has a canonical solution within rollout.max_response_tokens; "
+                "set task.columns.solution, raise the bound, or set replay.canonical false"
+            )
+        yield ModelAndTask(model, task)
+
+
+def connected(
+    config: Config, name: str, local: bool, needs: Callable[[Config, str], tuple[Bundle, ...]] = placement
+) -> AbstractContextManager[Device]:
+    """A Ray cluster with the processes that the run `name` needs; with `local` this process. Gives the device."""
+    if local:
+        return nullcontext(cast(Device, config.cluster.device))  # `single_process` has chosen it
+    from trainer.cluster import connect
+
+    return connect(config, name, needs)
+
+
+@contextmanager
+def components(
+    config: Config, run: RunDirectory, ready: ModelAndTask, device: Device, *, local: bool = False
+) -> Iterator[Components]:
+    """Start store, engines and learner of a training run. `local`: all of them in this process."""
+    from replay.boundaries import TokenTable, boundaries
+    from replay.store import ReplayStore
+    from tasks.sampling import problem_sampler
+
+    task = ready.task
+    shutil.rmtree(run.replay, ignore_errors=True)  # a resumed run restores its checkpoint
+    run.replay.mkdir()
+    with ExitStack() as stack:
+        store = ReplayStore(  # first: files that cannot be written must not cost the start of the engines
+            config.replay,
+            vocabulary=max(len(task.tokenizer), inspect_model(ready.model).vocabulary),  # engines sample unused rows
+            directory=run.replay,
+            fingerprint=task.fingerprint,
+            local=local,
+        )
+        stack.callback(store.close)
+        start_engines = partial(engine_pool, config, ready.model, device, local, partial(quarantine, run))
+        start_learner = partial(_learner, config, ready.model, device, local)
+        pool, learner = _start_both(start_engines, start_learner, stack, one_process=local)
+        stream, pipeline = (
+            stack.enter_context(asynchronous(config, pool)) if config.rollout.max_staleness else (pool, None)
+        )
+        table = TokenTable.from_tokenizer(task.tokenizer)
+        yield Components(
+            task=task,
+            problems=problem_sampler(config.task.sampling, task.train, derive(config.run.seed, "problems")),
+            by_id={problem.id: problem for problem in task.train},
+            replay=store,
+            actors=stream,
+            learner=learner,
+            boundaries=partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride),
+            pipeline=pipeline,
+        )
+
+
+def _start_both(
+    engines: Callable[[], Any], learner: Callable[[], Any], stack: ExitStack, one_process: bool
+) -> tuple[Any, Any]:
+    """Start engines and learner at the same time: each spends most of its time importing.
+
+    In one process the learner must come first: it sets the number of threads and the process group, and vLLM would not let it do
+    so later.
+    """
+
+    def start(one: Callable[[], Any]) -> Any:
+        return stack.enter_context(closing(one()))
+
+    if one_process:
+        started = start(learner)
+        return start(engines), started
+    with ThreadPoolExecutor(2) as threads:
+        pool, group = threads.submit(start, engines), threads.submit(start, learner)
+    return pool.result(), group.result()
+
+
+def _log_start(start: Start, reason: str) -> None:
+    logger.error("start %s of problem %s is left out: %s", start.id, start.problem_id, reason)
+
+
+def engine_pool(
     config: Config,
     model: str,
     device: Device,
     local: bool = False,
-    quarantine: Callable[[Start, str], None] = name_start,
-) -> Iterator["RolloutPool | LocalPool"]:
-    """The engines alone, as evaluation needs them. `local`: one, in this process. `quarantine` is told which starts the others
-    cannot generate.
-    """
-    pool = local_pool(config, model, device) if local else ray_pool(config, model, device, quarantine)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    quarantine: Callable[[Start, str], None] = _log_start,
+) -> RolloutPool | LocalPool:
+    """The engines; the caller closes them. `local`: one, in this process. `quarantine` gets starts that no engine can generate."""
+    seed = derive(config.run.seed, "engine")
+    if local:
+        from actors.engines import build_engine
+        from actors.local import NAME, LocalPool
 
-
-def ray_pool(config: Config, model: str, device: Device, quarantine: Callable[[Start, str], None]) -> "RolloutPool":
-    """Engines in Ray actors."""
+        engine = build_engine(model, config.rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
+        return LocalPool(engine, config.rollout)
     from actors.pool import RolloutPool
 
     return RolloutPool(
@@ -104,126 +198,48 @@ def ray_pool(config: Config, model: str, device: Device, quarantine: Callable[[S
         config.rollout,
         dtype=config.model.dtype,
         device=device,
-        seed=derive(config.run.seed, "engine"),
+        seed=seed,
         cpus=config.cluster.rollout_cpus,
         quarantine=quarantine,
     )
 
 
-def local_pool(config: Config, model: str, device: Device) -> "LocalPool":
-    """One engine in this process."""
-    from actors.engines import build_engine
-    from actors.local import NAME, LocalPool
-
-    seed = derive(config.run.seed, "engine")
-    engine = build_engine(model, config.rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
-    return LocalPool(engine, config.rollout)
-
-
-@contextmanager
-def learner_group(
-    config: Config, model: str, device: Device, plan: BatchPlan, local: bool = False
-) -> Iterator["LearnerGroup"]:
+def _learner(config: Config, model: str, device: Device, local: bool) -> LearnerGroup:
     """The DeepSpeed learner. `local`: one rank, in this process."""
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup
 
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
-
-    group = LearnerGroup(
+    return LearnerGroup(
         model,
         config.learner,
         config.algorithm,
         dtype=config.model.dtype,
         device=device,
         temperature=config.rollout.temperature,
-        total_steps=plan.total_steps,
+        total_steps=batch_plan(config).total_steps,
         seed=derive(config.run.seed, "learner"),
         cpus=config.cluster.learner_cpus,
         gpus=config.cluster.learner_gpus,
         local=local,
         sender=senders[transport(config, device)],
     )
-    try:
-        yield group
-    finally:
-        group.close()
-
-
-def engines_and_learner(
-    config: Config, plan: BatchPlan, run: RunDirectory, model: str, device: Device, local: bool, stack: ExitStack
-) -> "tuple[RolloutPool | LocalPool, LearnerGroup]":
-    """Both, side by side: each spends most of its time importing. In one process the learner must come first: it sets the
-    number of threads and the process group, which vLLM would not let it do later.
-    """
-    pool = rollout_pool(config, model, device, local, partial(quarantine, run))
-    group = learner_group(config, model, device, plan, local)
-    if local:
-        learner = stack.enter_context(group)
-        return stack.enter_context(pool), learner
-    with ThreadPoolExecutor(2) as starters:
-        pool_starting = starters.submit(stack.enter_context, pool)
-        group_starting = starters.submit(stack.enter_context, group)
-    return pool_starting.result(), group_starting.result()
-
-
-def asynchronous(config: Config, pool: "RolloutPool", stack: ExitStack) -> "tuple[RolloutStream, Pipeline]":
-    """The pool on a thread of its own, and what it is fed from."""
-    from actors.stream import streaming
-    from trainer.asynchronous import Pipeline
-
-    stream = stack.enter_context(streaming(pool))
-    return stream, Pipeline(
-        stream,
-        training_sampling(config),
-        starts=config.rollout.starts,
-        max_staleness=config.rollout.max_staleness,
-        iterations=config.run.iterations,
-    )
 
 
 @contextmanager
-def parts(
-    config: Config,
-    plan: BatchPlan,
-    run: RunDirectory,
-    task: "Task",
-    model: str,
-    device: Device,
-    *,
-    local: bool = False,
-) -> Iterator[Parts]:
-    """All parts of a training run; `local`: all of them in this process."""
-    from replay.boundaries import TokenTable, boundaries
-    from replay.store import ReplayStore
-    from tasks.sampling import problem_sampler
+def asynchronous(config: Config, pool: RolloutPool) -> Iterator[tuple[RolloutStream, Pipeline]]:
+    """The pool on a thread of its own, and the pipeline that submits starts to it."""
+    from actors.stream import streaming
+    from trainer.asynchronous import Pipeline
 
-    with ExitStack() as stack:
-        store = ReplayStore(  # first: files that cannot be written must not cost the start of the engines
-            config.replay,
-            vocabulary=max(len(task.tokenizer), inspect_model(model).vocabulary),  # engines sample unused rows too
-            directory=run.replay,
-            fingerprint=task.fingerprint,
-            local=local,
-        )
-        stack.callback(store.close)
-        pool, learner = engines_and_learner(config, plan, run, model, device, local, stack)
-        actors: Rollouts = pool
-        pipeline = None
-        if config.rollout.max_staleness:
-            actors, pipeline = asynchronous(config, cast("RolloutPool", pool), stack)
-        yield Parts(
-            task=task,
-            problems=problem_sampler(config.task.sampling, task.train, derive(config.run.seed, "problems")),
-            by_id={problem.id: problem for problem in task.train},
-            replay=store,
-            actors=actors,
-            pipeline=pipeline,
-            learner=learner,
-            cut=partial(
-                boundaries,
-                table=TokenTable.from_tokenizer(task.tokenizer),
-                rule=config.replay.boundary,
-                stride=config.replay.stride,
+    with streaming(pool) as stream:
+        yield (
+            stream,
+            Pipeline(
+                stream,
+                iteration_settings(config).sampling,
+                starts=config.rollout.starts,
+                max_staleness=config.rollout.max_staleness,
+                iterations=config.run.iterations,
             ),
         )

@@ -1,51 +1,45 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
 
     checkpoints/000010/learner/      policy, critic, optimizers, schedules, random states (DeepSpeed)
     checkpoints/000010/policy/       the policy in Hugging Face format, with its tokenizer
     checkpoints/000010/replay/       snapshot of the replay store
     checkpoints/000010/progress.json iteration, problem cursor, token count, starts in flight (asynchronous mode)
-    checkpoints/best                 name of the one with the highest success on held-out problems, and that success
-    checkpoints/latest               name of the newest complete checkpoint, switched last
+    checkpoints/best                 name of the checkpoint with the highest success on held-out problems, and that success
+    checkpoints/latest               name of the newest complete checkpoint, written last
 
-Called by `trainer/session.py`. Invariant: `latest` names a complete checkpoint at every moment: a checkpoint is written
-under a temporary name, flushed, renamed, and only then named by `latest`.
+Called by `trainer/session.py`. Invariant: `latest` always names a complete checkpoint. A checkpoint is written under a temporary
+name, flushed and renamed; then `latest` names it.
 """
 
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import CheckpointError, ConfigError
-from core.run_directory import RunDirectory, write_atomically
+from core.run_directory import RunDirectory, sync, write_atomically
 
 if TYPE_CHECKING:
-    from trainer.loop import Parts
+    from trainer.records import Components
 
 logger = logging.getLogger("retrospect.checkpoint")
 
-PIECES = (
-    "learner/learner.json",
-    "policy/config.json",
-    "replay/store.json",
-    "progress.json",
-)
-"""What a checkpoint must hold to be one, beside the files of the learner's ranks. Other processes, perhaps on other nodes, write most of it."""
+REQUIRED = ("learner/learner.json", "policy/config.json", "replay/store.json", "progress.json")
+"""What a checkpoint must hold besides the files of the learner's ranks. Processes on other nodes may write most of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a run stands after an iteration."""
+class RunProgress:
+    """What is done after an iteration."""
 
     iteration: int  # the last complete one
     cursor: dict[str, Any]  # of the problem sampler
     total_tokens: int  # generated in training rollouts
-    pipeline: dict[str, Any] | None = None  # asynchronous mode: what was in flight
+    pipeline: dict[str, Any] | None = None  # asynchronous mode: starts in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +50,26 @@ class Best:
     success: float
 
 
-def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, success: float | None = None) -> Path:
+def save(
+    run: RunDirectory, parts: "Components", progress: RunProgress, keep: int, success: float | None = None
+) -> Path:
     """Write a checkpoint atomically and delete all but the newest `keep` and the best.
 
-    `success`: on held-out problems, where this iteration was evaluated. Raises CheckpointError when it cannot be written or a part has written elsewhere; `latest` is then what it was.
+    `success`: on held-out problems, where this iteration was evaluated. Raises CheckpointError, and leaves `latest` as it was, when
+    the checkpoint cannot be written or a part has written to another disk.
     """
     final = run.checkpoints / f"{progress.iteration:06d}"
     try:
-        with replacing(final) as temporary:  # it is there already if the run was resumed from an earlier one
+        with replacing(final) as temporary:  # `final` exists if the run was resumed from an earlier checkpoint
             files = parts.learner.save(temporary / "learner")
             parts.learner.export(temporary / "policy")
             parts.replay.save(temporary / "replay")
             write_atomically(temporary / "progress.json", json.dumps(asdict(progress)))
-            check_complete(temporary, [*PIECES, *(f"learner/{name}" for name in files)])
+            wanted = [*REQUIRED, *(f"learner/{name}" for name in files)]
+            if missing := [name for name in wanted if not (temporary / name).exists()]:
+                raise CheckpointError(
+                    f"{temporary}: {', '.join(missing)} not there after writing; run.root must lie on storage that all nodes see"
+                )
         name_best(run, progress.iteration, success)
         write_atomically(run.checkpoints / "latest", final.name)
     except OSError as error:
@@ -76,27 +77,27 @@ def save(run: RunDirectory, parts: "Parts", progress: Progress, keep: int, succe
             f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the rights"
         ) from error
     finally:
-        shutil.rmtree(_beside(final, "tmp"), ignore_errors=True)  # there only if something failed; it may fill the disk
+        shutil.rmtree(_sibling(final, "tmp"), ignore_errors=True)  # left by a failure; it may fill the disk
     for old in superfluous(run, progress.iteration, keep):
         try:
             shutil.rmtree(old)
-        except OSError as error:  # the new one is complete; the next save tries again
+        except OSError as error:  # the next save tries again
             logger.warning("%s: cannot delete this old checkpoint: %s; fix the rights", old, error.strerror or error)
     return final
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` when the block ends well.
+    """A new folder that replaces `folder` when the block ends without an error.
 
-    `folder` is at every moment the old one or the new one, whole, or (if killed between two renames) not there; the next call
-    brings the old one back before it begins.
+    `folder` is always the complete old one or the complete new one. After a kill between the two renames it is missing; the next
+    call brings the old one back first.
     """
-    temporary, old = _beside(folder, "tmp"), _beside(folder, "old")
+    temporary, old = _sibling(folder, "tmp"), _sibling(folder, "old")
     if old.exists() and not folder.exists():
         old.rename(folder)
-    for left in (temporary, old):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for stale in (temporary, old):  # of a process that was killed
+        shutil.rmtree(stale, ignore_errors=True)
     temporary.mkdir(parents=True)
     yield temporary
     flush(temporary)
@@ -107,14 +108,14 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _beside(folder: Path, end: str) -> Path:
+def _sibling(folder: Path, end: str) -> Path:
     return folder.with_name(f".{folder.name}.{end}")
 
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
     """All checkpoints but that of `iteration`, the `keep` - 1 newest before it, and the best.
 
-    Checkpoints of later iterations (the run was resumed from an earlier one) count as the oldest: they will be repeated.
+    Checkpoints of later iterations count as the oldest: the run was resumed from an earlier one and repeats them.
     """
     others = {int(path.name): path for path in run.checkpoints.iterdir() if path.is_dir() and path.name.isdigit()}
     others.pop(iteration, None)
@@ -140,10 +141,9 @@ def is_best(run: RunDirectory, success: float) -> bool:
 
 
 def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
-    """Give the name `best` to the checkpoint of `iteration`, now in place, where its success (None: not evaluated) is the highest.
+    """Name the checkpoint of `iteration`, just written, the best if its success (None: not evaluated) is the highest.
 
-    If it has taken the place of the best one it is the best by its own success, and not evaluated it loses the name: only
-    now, for a run that was killed while it was written must still know the one that was there.
+    A checkpoint that replaced the best one is the best by its own success, or loses the name if it was not evaluated.
     """
     top = best(run)
     replaced = top is not None and top.iteration == iteration
@@ -153,15 +153,6 @@ def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
         (run.checkpoints / "best").unlink()
 
 
-def check_complete(folder: Path, pieces: Sequence[str]) -> None:
-    """Raises CheckpointError when a part's files are not in `folder`: its process sees another disk."""
-    missing = [name for name in pieces if not (folder / name).exists()]
-    if missing:
-        raise CheckpointError(
-            f"{folder}: {', '.join(missing)} not there after writing; run.root must lie on storage that all nodes see"
-        )
-
-
 def saved(run: RunDirectory) -> int | None:
     """The iteration that `latest` names; None before the first checkpoint."""
     pointer = run.checkpoints / "latest"
@@ -169,80 +160,62 @@ def saved(run: RunDirectory) -> int | None:
 
 
 def flush(folder: Path) -> None:
-    """fsync every file and folder below `folder`: a rename must not outlive its contents in a power cut."""
+    """fsync every file and folder below `folder`: after a power cut a renamed folder must have its contents."""
     for path in [folder, *folder.rglob("*")]:
         sync(path)
 
 
-def sync(path: Path) -> None:
-    """fsync one file or folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def latest(run: RunDirectory) -> Path:
     """The newest complete checkpoint. Raises CheckpointError when there is none."""
-    pointer = run.checkpoints / "latest"
-    if not pointer.is_file():
-        raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start it anew")
-    path = run.checkpoints / pointer.read_text().strip()
+    iteration = saved(run)
+    if iteration is None:
+        raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start a new run")
+    path = run.checkpoints / f"{iteration:06d}"
     if not (path / "progress.json").is_file():
         raise CheckpointError(
-            f"{path}: named by {pointer} but incomplete; put the name of another checkpoint into that file"
+            f"{path}: incomplete; put the name of another checkpoint into {run.checkpoints / 'latest'}"
         )
     return path
 
 
-def in_flight(path: Path) -> int:
-    """Starts of asynchronous mode that a checkpoint has not trained on."""
-    pipeline = json.loads((path / "progress.json").read_text()).get("pipeline")
-    return len(pipeline["in_flight"]) if pipeline else 0
+def progress_of(path: Path) -> RunProgress:
+    """What was done when the checkpoint was written."""
+    return RunProgress(**json.loads((path / "progress.json").read_text()))
 
 
-def restore(path: Path, parts: "Parts") -> Progress:
-    """Load a checkpoint into the parts. The engines have other weights still."""
-    progress = Progress(**json.loads((path / "progress.json").read_text()))
-    parts.learner.restore(path / "learner")
-    parts.replay.restore(path / "replay")
-    parts.problems.restore(progress.cursor)
-    return progress
+def in_flight(progress: RunProgress) -> int:
+    """Starts of asynchronous mode that were submitted and not trained on."""
+    return len(progress.pipeline["in_flight"]) if progress.pipeline else 0
 
 
-def go_on(path: Path, parts: "Parts") -> Progress:
-    """Bring all parts, freshly started or not, to where the checkpoint was written, as if the run had never stopped.
+def continue_from(path: Path, parts: "Components") -> RunProgress:
+    """Bring all parts to where the checkpoint was written, as if the run had never stopped.
 
     Raises ConfigError when starts of asynchronous mode are in flight there and the run is synchronous.
     """
-    progress = restore(path, parts)
-    in_flight = progress.pipeline["in_flight"] if progress.pipeline else []
-    if parts.pipeline is None and in_flight:
+    progress = progress_of(path)
+    if parts.pipeline is None and (count := in_flight(progress)):
         raise ConfigError(
-            f"rollout.max_staleness = 0: {path} has {len(in_flight)} starts of asynchronous mode in flight; leave "
-            f"rollout.max_staleness as it was"
+            f"rollout.max_staleness = 0: {path} has {count} starts of asynchronous mode in flight; leave rollout.max_staleness as it was"
         )
-    hand_out(parts)
-    if parts.pipeline is not None:
-        parts.pipeline.restore(progress.pipeline, progress.iteration, parts.learner.version)
+    parts.learner.restore(path / "learner")
+    parts.replay.restore(path / "replay")
+    _set_up(parts, progress)
     return progress
 
 
-def start_over(cursor: dict[str, Any], parts: "Parts") -> Progress:
-    """Bring all parts to where a new run begins, as if it had never begun: what a run without a checkpoint goes back to.
-
-    `cursor`: of the problem sampler at that time. The learner's ranks must be fresh.
-    """
+def start_over(cursor: dict[str, Any], parts: "Components") -> RunProgress:
+    """Bring all parts to where a new run begins; the learner's ranks must be fresh. `cursor`: of the problem sampler then."""
+    progress = RunProgress(0, cursor, 0)
     parts.replay.clear()
-    parts.problems.restore(cursor)
-    hand_out(parts)
-    if parts.pipeline is not None:
-        parts.pipeline.restore(None, 0, parts.learner.version)
-    return Progress(0, cursor, 0)
+    _set_up(parts, progress)
+    return progress
 
 
-def hand_out(parts: "Parts") -> None:
-    """Give the engines the learner's weights under the version that it has."""
-    parts.learner.version -= 1  # which a broadcast raises
+def _set_up(parts: "Components", progress: RunProgress) -> None:
+    """Set the problem sampler, give the engines the learner's weights, and submit the starts in flight."""
+    parts.problems.restore(progress.cursor)
+    parts.learner.version -= 1  # a broadcast raises it: the version stays
     parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])
+    if parts.pipeline is not None:
+        parts.pipeline.restore(progress.pipeline, progress.iteration, parts.learner.version)

@@ -1,6 +1,6 @@
-"""Reaching Ray: attach to the running cluster or start a local one, and know what it offers before anything starts.
+"""Attaches to the running Ray cluster or starts a local one, and checks its resources before anything else starts.
 
-Called by `launch.py`. Invariant: `connect` returns only when the cluster has what the run asks for.
+Called by `trainer/build.py` and `commands/`. Invariant: `connect` yields only when the cluster has what the run asks for.
 """
 
 import logging
@@ -22,8 +22,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     **WAITING,
     "TOKENIZERS_PARALLELISM": "false",
-    "RAY_prestart_worker_first_driver": "0",  # idle workers of a local head; none would be used: all of ours have their own environment
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a stray call before or after `connect` must fail, not start a cluster of its own
+    "RAY_prestart_worker_first_driver": "0",  # no idle workers: all of ours have their own environment
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a call without `connect` must fail, not start another cluster
 }
 os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
 
@@ -35,9 +35,9 @@ from core.errors import ClusterError, first_line  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, choose_device, placement  # noqa: E402
 
 STARTS = 3
-"""Tries to start a local Ray: it waits 30 s for its raylet, and no setting changes that."""
+"""Tries to start a local Ray: it waits 30 s for its raylet, without a setting."""
 PORT_WAIT = {"RAY_gcs_server_port_wait_time_s": "120"}
-"""Seconds that a local Ray waits for the port of its GCS, 30 by default. Whoever attaches would try to connect so often."""
+"""Seconds that a local Ray waits for the port of its GCS (default 30). For a client that attaches it is a number of tries."""
 logger = logging.getLogger("retrospect.cluster")
 
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "TORCH_EXTENSIONS_DIR", "VLLM_CACHE_ROOT")
@@ -47,11 +47,11 @@ FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "TORCH_EXTENSIONS_DIR", "VLLM_CACHE_RO
 def connect(
     config: Config, run_name: str, needs: Callable[[Config, str], tuple[Bundle, ...]] = placement
 ) -> Iterator[Device]:
-    """A connected Ray that has the asked resources; yields the device ('cpu' or 'cuda') and disconnects at the end.
+    """Connect, wait for the resources, yield the device ('cpu' or 'cuda'), and disconnect at the end.
 
-    Every run has a namespace of its own, so that two runs on one cluster may both have a `rollout-0`.
-    `needs` gives the processes to have room for, of configuration and device. What was asked of an autoscaler is withdrawn at
-    the end: it would keep the nodes for ever. Raises ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
+    Every run has its own namespace, so that two runs on one cluster may both have a `rollout-0`. `needs`: configuration and device ->
+    the processes that need resources. The request to the autoscaler is withdrawn at the end, or it would keep the nodes. Raises
+    ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
     """
     start(config.cluster, namespace=f"retrospect-{run_name}")
     try:
@@ -60,7 +60,7 @@ def connect(
         yield device
     finally:
         if config.cluster.wait:
-            with suppress(Exception):  # a cluster that is gone holds no request; the error that ended the run counts
+            with suppress(Exception):  # the cluster may be gone; the error that ended the run counts
                 ask([])
         ray.shutdown()
 
@@ -84,18 +84,18 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
             bring_up(init)
         else:
             init()
-    except Exception as error:  # a bare one, too: when Ray's own processes do not come up in time
+    except Exception as error:  # Ray raises a bare one when its processes are late
         raise ClusterError(
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
             f"fix the address, or use --cluster.address local"
         ) from error
     if on_terminate is not None:
-        signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own, which ends the process at once
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler ends the process at once
 
 
 def bring_up(init: Callable[[], object]) -> None:
-    """Start a local Ray by `init`, and again, STARTS times in all, when its processes are late; those are killed first. Raises what
-    `init` raises.
+    """Start a local Ray by `init`. When its processes are late, kill them and try again, STARTS times in all. Raises what `init`
+    raises.
     """
     before = set(psutil.Process().children())
     for left in reversed(range(STARTS)):
@@ -126,8 +126,9 @@ def defaults(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def find() -> str | None:
-    """Where to attach: None leaves it to RAY_ADDRESS; else the head that `ray start` has recorded on this machine, if it still
-    listens (one that was killed leaves its record behind, and Ray would wait minutes for it); else 'local'.
+    """Where to attach: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded on this machine; else 'local'.
+
+    A killed head leaves its record, and Ray would wait minutes for it: the head must listen.
     """
     if os.environ.get("RAY_ADDRESS"):
         return None

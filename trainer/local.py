@@ -1,16 +1,14 @@
 """A run in this one process, without Ray: `launch.py train --local`, `launch.py evaluate --local`.
 
-Called by `commands/train.py` in place of `trainer/cluster.py`. The same loop, engine classes, learner and store; only nothing
+Takes the place of `trainer/cluster.py`. Loop, engine classes, learner and store are the same, but nothing
 is an actor, so that a breakpoint works anywhere. Invariants: a run gives the same numbers as with one engine and one rank on
-Ray with the same threads (bit for bit on CPU); what a part raises ends the run as itself, for nothing is restarted.
+Ray with the same threads (bit for bit on CPU); an error of a part ends the run as itself: nothing is restarted.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from core.config import Config, Device
+from core.config import Config
 from core.plan import choose_device
 
 SINGLE: dict[str, dict[str, Any]] = {
@@ -21,8 +19,8 @@ SINGLE: dict[str, dict[str, Any]] = {
 """What one process allows, by section."""
 
 
-def settle(config: Config) -> Config:
-    """The configuration as one process can run it, and this process made ready for it.
+def single_process(config: Config) -> Config:
+    """The configuration as one process can run it. Sets the environment of this process, too.
 
     Must be called before torch's compiler and vLLM are imported: they read their environment then.
     """
@@ -44,10 +42,3 @@ def _torch_sees_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-@contextmanager
-def here(config: Config) -> Iterator[Device]:
-    """In place of `trainer.cluster.connect`, for a configuration that `settle` returned: there is nothing to connect to."""
-    assert config.cluster.device != "auto"
-    yield config.cluster.device

@@ -1,30 +1,32 @@
-"""A training session: the loop from the first or a resumed iteration to the last, with what surrounds each iteration.
+"""A training session: all iterations with their evaluations, checkpoints and reports, and the restart of a lost learner.
 
-Called by `launch.py`. Per iteration: the loop's `iterate`, evaluation and checkpoint when due, metrics to every sink.
-Invariant: metrics of an iteration are on disk before its checkpoint is named the latest.
+Called by `commands/train.py`. Invariant: metrics of an iteration are on disk before its checkpoint is named the latest.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
-from core.errors import ActorError, LearnerError, WeightError
-from core.run_directory import RunDirectory, write_samples
-from core.seeds import derive
-from trainer import asynchronous, checkpoint
-from trainer.checkpoint import Progress
-from trainer.evaluation import Evaluation, EvaluationPlan, append_evaluation, evaluate
-from trainer.loop import Iteration, Parts, Settings, iterate
-from trainer.measure import Flow, measure
-from trainer.metrics import IterationMetrics, MetricSink, Phase, PhaseClock
-from trainer.responses import response_rows, write_rows
-from trainer.starts import erroneous_share
+from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, WeightError
+from core.run_directory import RunDirectory, write_atomically, write_samples
+from trainer import checkpoint
+from trainer.checkpoint import RunProgress
+from trainer.collect import collect_metrics
+from trainer.evaluation_files import append_evaluation, drop_evaluations, response_rows, write_responses
+from trainer.held_out_scores import Evaluation, EvaluationPlan, describe_evaluation, evaluate_policy
+from trainer.loop import iterate
+from trainer.metrics import MetricSink, Phase, PhaseClock
+from trainer.records import Components, IterationResult, IterationSettings
 
-RESCUABLE: tuple[Phase, ...] = ("replay", "generate", "reward")
-"""The phases in which the learner is as the last complete iteration left it, so that it can be saved when an engine or a judge
-fails for good (in asynchronous mode the engines' failure is noticed whenever the pipeline is used). What happens in a broadcast
-is in `Iteration.failure`."""
+logger = logging.getLogger("retrospect.session")
+
+BEFORE_UPDATE: tuple[Phase, ...] = ("replay", "generate", "reward")
+"""The phases in which engines or judges may fail while the learner is as the last complete iteration left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Schedule:
     keep_checkpoints: int
     evaluate_every: int  # 0: only the last
     evaluation: EvaluationPlan
+    learner_restarts: int  # at most
 
     def evaluates(self, number: int) -> bool:
         """Whether iteration `number` ends with an evaluation."""
@@ -46,130 +49,134 @@ class Schedule:
         return number == self.iterations or number % self.checkpoint_every == 0
 
 
-class Console(Protocol):
-    """What a person sees of a run, as `monitor.console` shows it."""
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Whoever is told what happens."""
 
-    def phase(self, text: str) -> None:
-        """A phase of the iteration begins."""
-
-    def note(self, text: str) -> None:
-        """Say one line."""
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """An iteration has ended."""
+    phase: Callable[[str], None]  # a phase of the iteration begins
+    note: Callable[[str], None]  # one line for a person
+    sinks: Sequence[MetricSink]  # an iteration has ended
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    """Whoever is told."""
+class Session:
+    """What a run trains with, and where it writes."""
 
-    run: RunDirectory
-    console: Console
-    sinks: Sequence[MetricSink]
+    parts: Components
+    settings: IterationSettings
+    schedule: Schedule
+    directory: RunDirectory
+    open_outputs: Callable[[int], AbstractContextManager[Outputs]]  # after this iteration; drops what later ones wrote
 
 
-def train(parts: Parts, settings: Settings, schedule: Schedule, outputs: Outputs, progress: Progress) -> None:
-    """Iterations progress.iteration + 1 .. schedule.iterations.
+def run_session(session: Session, resumed: Path | None) -> None:
+    """Train to the last iteration, from the beginning or the checkpoint `resumed`, and write the final policy.
 
-    When the engines or judges fail for good (ActorError), wherever that is noticed, or an engine has other weights than the learner
-    (WeightError), a checkpoint of the last complete iteration is written before it is raised. After a failure of the learner
-    itself (LearnerError) there is nothing left to save.
+    When a learner rank is lost, or a replay shard with its files, all ranks start again and the run continues from its last
+    checkpoint, or from the beginning if there is none; at most `learner_restarts` times, then the error is raised.
+
+    Raises:
+        ActorError, WeightError: engines or judges failed, or an engine has other weights than the learner. The last complete
+            iteration is saved first.
+        DivergenceError: too many optimizer steps were skipped; the ids of their problems are in the run directory.
     """
-    step = iterate if parts.pipeline is None else partial(asynchronous.iterate, parts.pipeline)
-    busy = parts.actors.queues().busy
-    for number in range(progress.iteration + 1, schedule.iterations + 1):
-        clock = PhaseClock(outputs.console.phase)
+    parts, schedule, directory = session.parts, session.schedule, session.directory
+    cursor, restarts = parts.problems.state(), 0
+    while True:
         try:
-            iteration = step(parts, settings, number, clock)
-        except LearnerError:
+            progress = _begin(session, resumed, cursor, again=restarts > 0)
+            drop_evaluations(directory.evaluations, progress.iteration or -1)  # a new run repeats that before training
+            with session.open_outputs(progress.iteration) as outputs:
+                if progress.iteration == 0:
+                    first = _evaluate(session, 0, PhaseClock(outputs.phase))
+                    outputs.note(f"before training: {describe_evaluation(first)}")
+                for number in range(progress.iteration + 1, schedule.iterations + 1):
+                    clock, busy = PhaseClock(outputs.phase), parts.actors.queues().busy
+                    try:
+                        result = iterate(parts, session.settings, number, clock)
+                    except LearnerError:
+                        raise
+                    except (ActorError, WeightError):
+                        if clock.current in BEFORE_UPDATE and progress.iteration:
+                            _save(session, outputs, progress, f"stopped in iteration {number}; ")
+                        raise
+                    progress = _finish(session, outputs, progress, result, clock, busy)
+            with checkpoint.replacing(directory.policy) as folder:
+                parts.learner.export(folder)
+            return
+        except DivergenceError as error:
+            write_atomically(directory.diverged, "\n".join(error.problem_ids) + "\n")
             raise
-        except (ActorError, WeightError):
-            if clock.current in RESCUABLE and progress.iteration:
-                save(parts, schedule, outputs, progress, f"stopped in iteration {number}; ")
-            raise
-        failure = iteration.failure
-        evaluation = None
-        if failure is None and schedule.evaluates(number):
-            try:
-                evaluation = evaluated(parts, settings, schedule, outputs.run, number, clock)
-            except (ActorError, WeightError) as error:  # the engines are lost or unfit, the iteration is not
-                failure = error
-        flow, busy = flow_of(parts, busy)
-        progress = report(parts, outputs, progress, iteration, clock, flow, evaluation)
-        top = evaluation is not None and checkpoint.is_best(outputs.run, evaluation.success)
-        if schedule.saves(number) or top or failure:
-            success = None if evaluation is None else evaluation.success
-            save(parts, schedule, outputs, progress, f"stopped after iteration {number}; " if failure else "", success)
-        if failure:
-            raise failure
+        except (LearnerError, LostShardError) as error:
+            restarts += 1
+            if restarts > schedule.learner_restarts:
+                raise
+            saved = checkpoint.saved(directory)
+            where = "begins again" if saved is None else f"continues after iteration {saved}"
+            message = f"{error}: restart {restarts} of the learner, the run {where}"
+            logger.warning(message)
+            print(message, flush=True)
 
 
-def save(
-    parts: Parts, schedule: Schedule, outputs: Outputs, progress: Progress, why: str, success: float | None = None
-) -> None:
-    """Write the checkpoint of `progress`, unless it is the latest already, and say so. `success`: on held-out problems."""
-    if checkpoint.saved(outputs.run) == progress.iteration:
-        path = checkpoint.latest(outputs.run)
-    else:
-        path = checkpoint.save(outputs.run, parts, progress, schedule.keep_checkpoints, success)
-    outputs.console.note(f"{why}checkpoint {path}")
+def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again: bool) -> RunProgress:
+    """Bring the parts to where training begins: `again` after a loss. `cursor`: of the problem sampler in a new run."""
+    parts = session.parts
+    if again:
+        parts.actors.make_room()  # an engine that joined later may have taken the lost rank's resources
+        parts.learner.restart()
+        if checkpoint.saved(session.directory) is None:
+            return checkpoint.start_over(cursor, parts)
+        return checkpoint.continue_from(checkpoint.latest(session.directory), parts)
+    return RunProgress(0, cursor, 0) if resumed is None else checkpoint.continue_from(resumed, parts)
 
 
-def evaluated(
-    parts: Parts, settings: Settings, schedule: Schedule, run: RunDirectory, number: int, clock: PhaseClock
-) -> Evaluation:
-    """The evaluation after iteration `number`, recorded in evaluations.jsonl and evaluations/."""
-    with clock.phase("evaluate"):
-        result = held_out(parts, settings, schedule)
-    append_evaluation(run.evaluations, number, result)
-    write_rows(run.responses / f"{number:06d}.jsonl", list(response_rows(result, parts.task, f"iteration {number}")))
-    return result
+def _finish(
+    session: Session, outputs: Outputs, before: RunProgress, result: IterationResult, clock: PhaseClock, busy: float
+) -> RunProgress:
+    """Evaluate, report and save after an iteration. `busy`: seconds that the engines had worked before it.
 
-
-def flow_of(parts: Parts, busy: float) -> tuple[Flow, float]:
-    """How generation stands, and for the next call how long the engines have worked; `busy`: how long before this iteration."""
-    actors, queues = parts.actors, parts.actors.queues()
-    finished = 0 if parts.pipeline is None else parts.pipeline.finished
-    flow = Flow(
-        restarts=actors.restarts,
-        quarantined=actors.quarantined,
-        actors=queues.actors,
-        busy=queues.busy - busy,
-        waiting=queues.waiting,
-        running=queues.running,
-        finished=finished,
-    )
-    return flow, queues.busy
-
-
-def report(
-    parts: Parts,
-    outputs: Outputs,
-    progress: Progress,
-    iteration: Iteration,
-    clock: PhaseClock,
-    flow: Flow,
-    evaluation: Evaluation | None,
-) -> Progress:
-    """Tell every sink of the iteration, and say where the run stands now."""
-    metrics = measure(
-        iteration,
-        clock.seconds(),
-        parts.replay.stats(),
-        erroneous=erroneous_share(iteration.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
-        flow=flow,
-        tokens_before=progress.total_tokens,
-        evaluation=evaluation,
+    Raises ActorError or WeightError when the engines failed in the broadcast or the evaluation, after the iteration is saved.
+    """
+    parts, schedule, number = session.parts, session.schedule, result.number
+    failure, evaluation = result.failure, None
+    if failure is None and schedule.evaluates(number):
+        try:
+            evaluation = _evaluate(session, number, clock)
+        except (ActorError, WeightError) as error:
+            failure = error
+    metrics = collect_metrics(
+        parts, result, clock.seconds(), tokens_before=before.total_tokens, busy_before=busy, evaluation=evaluation
     )
     for sink in outputs.sinks:
         sink.write(metrics)
-    outputs.console.write(metrics)
-    write_samples(outputs.run, iteration.number, [item.judged for item in iteration.scored], parts.task.decode)
+    write_samples(session.directory, number, [item.judged for item in result.scored], parts.task.decode)
     pipeline = None if parts.pipeline is None else parts.pipeline.state()
-    return Progress(iteration.number, parts.problems.state(), metrics.total_tokens, pipeline)
+    progress = RunProgress(number, parts.problems.state(), metrics.total_tokens, pipeline)
+    success = None if evaluation is None else evaluation.success
+    best = success is not None and checkpoint.is_best(session.directory, success)
+    if schedule.saves(number) or best or failure:
+        _save(session, outputs, progress, f"stopped after iteration {number}; " if failure else "", success)
+    if failure:
+        raise failure
+    return progress
 
 
-def held_out(parts: Parts, settings: Settings, schedule: Schedule) -> Evaluation:
-    """Success on held-out problems with the engines' present weights."""
-    seed = derive(settings.seed, "evaluation")
-    return evaluate(parts.actors, parts.task, parts.task.evaluation, schedule.evaluation, seed)
+def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:
+    """The evaluation after iteration `number` (0: before training), recorded in evaluations.jsonl and evaluations/."""
+    parts, directory = session.parts, session.directory
+    with clock.phase("evaluate"):
+        result = evaluate_policy(parts.actors, parts.task, session.schedule.evaluation)
+    append_evaluation(directory.evaluations, number, result)
+    rows = list(response_rows(result, parts.task, f"iteration {number}"))
+    write_responses(directory.responses / f"{number:06d}.jsonl", rows)
+    return result
+
+
+def _save(session: Session, outputs: Outputs, progress: RunProgress, reason: str, success: float | None = None) -> None:
+    """Write the checkpoint of `progress`, unless it is the latest already, and say so. `success`: on held-out problems."""
+    directory = session.directory
+    if checkpoint.saved(directory) == progress.iteration:
+        path = checkpoint.latest(directory)
+    else:
+        path = checkpoint.save(directory, session.parts, progress, session.schedule.keep_checkpoints, success)
+    outputs.note(f"{reason}checkpoint {path}")

@@ -1,7 +1,6 @@
-"""What joins the problems, the store and the rollouts: which starts to roll out, and what comes back to the store.
+"""From problems and replayed states to starts, and from trajectories to what the replay store gets.
 
-Pure functions, called by `trainer/loop.py`. Invariant: everything here is a function of the run seed, the iteration and
-its arguments, so an iteration can be repeated.
+Pure functions, called by `trainer/loop.py`. Invariant: results depend only on the arguments, so an iteration can be repeated.
 """
 
 import math
@@ -64,7 +63,7 @@ def replayed_starts(
 
 
 def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
-    """What became of the continuations of replayed states, for the store's statistics."""
+    """Success or failure of the continuations of replayed states."""
     return [
         Outcome(start.state_key, start.problem_id, item.verdict.correct, int(item.trajectory.versions[-1]))
         for item in judged
@@ -72,30 +71,29 @@ def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
     ]
 
 
-def own(item: Judged) -> Provenance:
-    """Provenance of the policy's own trajectory."""
+def _own(item: Judged) -> Provenance:
     return Provenance.OWN_SUCCESSFUL if item.verdict.correct else Provenance.OWN_FAILED
 
 
 def candidates(
     judged: Sequence[Judged],
     values: Sequence[FloatArray],
-    cut: Callable[[IntArray], IntArray],
+    boundaries: Callable[[IntArray], IntArray],
     version: int,
-    provenance: Callable[[Judged], Provenance] = own,
+    provenance: Callable[[Judged], Provenance] = _own,
     *,
     chains: bool = False,
 ) -> list[Candidate]:
     """The states that the trajectories pass through, with the critic's values.
 
-    `chains`: the ranking follows chains (`replay.ranking.Ranking`). Then a success that continues a state is left out: from a
-    proven chain it is an outcome of that chain, which a chain of its end alone would only compete with, and what was
-    found by exploring is offered whole (`discoveries`).
+    `values`: [C] per trajectory; the value of the state of length L is the one before continuation token L - K, where K is the length
+    of the replayed prefix. `boundaries`: response tokens [R] -> lengths at which a step ends. Only those inside the continuation are
+    offered: those inside the prefix are states already. A trajectory without a state is offered too, for its outcome counts for its
+    problem. States without a finite value and trajectories without a finite reward are left out.
 
-    `cut` gives the boundaries of a response. Only those inside the continuation are offered: those of the prefix have been
-    states before. The value of the state of length L is the one before continuation token L - K. A trajectory without a
-    state is offered too: its outcome counts for its problem. What is not finite is not offered: a state without its value, a
-    trajectory without its reward (the learner counts and skips such steps, the store refuses them).
+    `chains`: the ranking follows chains (`replay.ranking.Ranking`). Then a success that continues a state is left out. From a proven
+    chain it is an outcome of that chain, and a chain of its end alone would only compete with it; a success found by exploring is
+    offered whole (`discoveries`).
     """
     found = []
     for item, known in zip(judged, values, strict=True):
@@ -106,7 +104,7 @@ def candidates(
         if chains and depth and item.verdict.correct:
             continue
         response = item.trajectory.response_ids
-        lengths = cut(response)
+        lengths = boundaries(response)
         lengths = lengths[lengths > depth]
         lengths = lengths[np.isfinite(known[lengths - depth])]
         found.append(
@@ -136,8 +134,7 @@ def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem])
 def discoveries(judged: Sequence[Judged]) -> list[Judged]:
     """The first success of each start that explores, as if it had been generated from the root, for the critic to value.
 
-    So its prefix, until now of a failure, becomes part of a proven chain. The start keeps the state that it came from: no
-    outcome of the root.
+    So its prefix, until now part of a failure, joins a proven chain. The start keeps its state key: it is no outcome of the root.
     """
     first: dict[str, Judged] = {}
     for item in judged:
@@ -156,7 +153,7 @@ def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Proble
 
 
 def _rollout(start: Start, tokens: IntArray, verdict: Verdict) -> Judged:
-    """A continuation that no engine generated; it is valued, never trained on."""
+    """A continuation that no engine generated, to be valued and never trained on."""
     logprobs = np.zeros(tokens.size, np.float32)
     return Judged(Trajectory(start, 0, tokens, logprobs, np.zeros(tokens.size, np.int32), Finish.STOP), verdict)
 

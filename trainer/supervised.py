@@ -53,7 +53,7 @@ MakeJob = Callable[[Config], SupervisedJob]
 def begin_supervised(config: Config, make_job: MakeJob, recipe: str) -> int:
     """Train from the beginning."""
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
-    with run.hold():
+    with run.lock():
         job = make_job(config)  # bad input is found before anything is written
         run.clear()
         write_atomically(run.config, dump_config(config))
@@ -65,7 +65,7 @@ def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> 
     if options:
         raise ConfigError(f"--resume takes the run's own configuration; leave out {options[0]}")
     run = RunDirectory.open(path)
-    with run.hold():
+    with run.lock():
         config = load_config(run.config)
         return _supervise(config, make_job(config), run, checkpoint.latest(run))
 

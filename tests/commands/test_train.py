@@ -1,10 +1,12 @@
 """Which model and configuration a command works with, found without any engine."""
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import launch
@@ -12,11 +14,11 @@ from commands import evaluate as evaluation
 from commands import train as commands
 from commands.options import DEFAULT
 from core.config import Config
-from core.errors import CheckpointError, ConfigError, DivergenceError
+from core.errors import CheckpointError, ConfigError
 from core.load import dump_config, load_config, override
-from core.records import Problem
 from core.run_directory import RunDirectory
-from trainer import targets
+from trainer.checkpoint import RunProgress
+from trainer.model_files import model_of, run_of
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def run(tmp_path: Path) -> RunDirectory:
     policy = run.checkpoints / "000010" / "policy"
     policy.mkdir(parents=True)
     (policy / "config.json").write_text("{}")
-    (policy.parent / "progress.json").write_text("{}")
+    (policy.parent / "progress.json").write_text('{"iteration": 10, "cursor": {}, "total_tokens": 0}')
     (run.checkpoints / "latest").write_text("000010")
     return run
 
@@ -51,18 +53,18 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_the_run_of_a_checkpoint_and_its_policy(run: RunDirectory, tmp_path: Path) -> None:
     folder = run.checkpoints / "000010"
     for target in (run.path, folder, folder / "policy"):
-        assert targets.run_of(target) == run
-        assert targets.model_of(target) == str(folder / "policy")
-    assert targets.run_of(tmp_path) is None
-    assert targets.run_of(Path("someone/model")) is None
-    assert targets.model_of(Path("someone/model")) == "someone/model"
+        assert getattr(run_of(target), "path", None) == run.path
+        assert model_of(target) == str(folder / "policy")
+    assert run_of(tmp_path) is None
+    assert run_of(Path("someone/model")) is None
+    assert model_of(Path("someone/model")) == "someone/model"
     with pytest.raises(CheckpointError, match="neither a run"):
-        targets.model_of(run.checkpoints)
+        model_of(run.checkpoints)
     run.policy.mkdir()
-    assert targets.model_of(run.path) == str(folder / "policy")  # of a run that was extended policy/ is older
+    assert model_of(run.path) == str(folder / "policy")  # of a run that was extended policy/ is older
     (folder / "policy" / "config.json").unlink()
     (folder / "policy").rmdir()  # as in a run of sft
-    assert targets.model_of(run.path) == str(run.policy)
+    assert model_of(run.path) == str(run.policy)
 
 
 def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
@@ -97,13 +99,14 @@ def test_a_resumed_run_keeps_changed_fields(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, form: list[str]
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(commands, "session", recorder(calls))
+    monkeypatch.setattr(commands, "_open_session", lambda config, *_: nullcontext(config))
+    monkeypatch.setattr(commands, "run_session", recorder(calls))
+    monkeypatch.setattr(commands, "print_report", lambda _: None)
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
     assert launch.main(["train", *arguments, "--local"]) == 0
-    config, plan, where, resumed, local = calls.pop()
+    config, resumed = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 9
-    assert plan.total_steps == 9 * plan.steps_per_iteration
-    assert (where, resumed, local) == (run, run.checkpoints / "000010", True)
+    assert resumed == run.checkpoints / "000010"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,8 @@ def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
 
 def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> None:
     folder = run.checkpoints / "000010"
-    (folder / "progress.json").write_text('{"pipeline": {"fed": 12, "in_flight": [{}, {}]}}')
+    progress = RunProgress(10, {}, 0, {"fed": 12, "in_flight": [{}, {}]})
+    (folder / "progress.json").write_text(json.dumps(asdict(progress)))
     with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
         commands.resume(run.path, [], local=True)
 
@@ -154,19 +158,3 @@ def test_only_training_can_be_resumed(
     monkeypatch.setattr(f"commands.{function}", stop)
     assert launch.main([command]) == launch.INTERRUPTED
     assert ("--resume RUN" in capsys.readouterr().err) == hint
-
-
-def test_canonical_replay_needs_a_canonical_solution() -> None:
-    tokens = np.array([1], np.int32)
-    without, solved = Problem("a", tokens, "gold"), Problem("b", tokens, "gold", solution_ids=tokens)
-    config = override(Config(), ["--replay.canonical", "true"])
-    with pytest.raises(ConfigError, match=r"replay\.canonical is true, but no training problem has"):
-        commands.check_canonical(config, [without])
-    commands.check_canonical(config, [without, solved])
-    commands.check_canonical(Config(), [without])
-
-
-def test_the_problems_of_a_diverged_run_are_saved(run: RunDirectory) -> None:
-    with pytest.raises(DivergenceError), commands.spoilt_saved(run):
-        raise DivergenceError("8 optimizer steps in a row were skipped", ("gsm8k-1", "gsm8k-7"))
-    assert run.spoilt.read_text() == "gsm8k-1\ngsm8k-7\n"

@@ -42,7 +42,7 @@ def test_a_run_is_not_written_over(tmp_path: Path) -> None:
     write_atomically(run.metrics, "{}\n")
     with pytest.raises(ConfigError, match=r"run\.name: .*mine already holds a run; continue it with --resume .*mine"):
         RunDirectory.create(tmp_path, "mine", "demo")
-    assert RunDirectory.open(run.path) == run
+    assert RunDirectory.open(run.path).path == run.path
 
 
 @pytest.mark.parametrize("result", ["checkpoints/latest", "metrics.jsonl"])
@@ -52,7 +52,7 @@ def test_a_failed_start_does_not_burn_the_name(tmp_path: Path, result: str) -> N
     write_atomically(run.evaluations, "{}\n")
     write_atomically(run.replay / "store.json", "{}")
     run.metrics.touch()
-    assert RunDirectory.create(tmp_path, "mine", "demo") == run
+    assert RunDirectory.create(tmp_path, "mine", "demo").path == run.path
     run.clear()  # nothing of the failed start gets into the new run
     assert not run.evaluations.exists()
     assert list(run.replay.iterdir()) == []
@@ -66,16 +66,16 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", str(tmp_path))
     run = RunDirectory.create(Path("runs"), "mine", "demo")
     assert run.path == tmp_path / "runs" / "mine"
-    assert RunDirectory.create(Path("~/runs"), "mine", "demo") == run
+    assert RunDirectory.create(Path("~/runs"), "mine", "demo").path == run.path
     write_atomically(run.config, "run: {}\n")
-    assert RunDirectory.open(Path("runs/mine")) == run
+    assert RunDirectory.open(Path("runs/mine")).path == run.path
 
 
 def test_one_driver_at_a_time(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    with run.hold(), pytest.raises(ConfigError, match=r"another process is training into .*mine"), run.hold():
+    with run.lock(), pytest.raises(ConfigError, match=r"another process is training into .*mine"), run.lock():
         pass
-    with run.hold():  # free again
+    with run.lock():  # free again
         pass
 
 
@@ -189,13 +189,13 @@ def test_what_programs_say_can_be_written_down(tmp_path: Path) -> None:
 def test_quarantined_starts_of_one_id_have_a_file_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     greedy = judged(3, replayed=True, correct=False).trajectory.start
-    sampled = replace(greedy, samples=4)
+    sampled = replace(greedy, samples=4, seed=5)
     for start in (greedy, sampled, greedy, sampled):  # evaluated twice
         quarantine(run, start, "IndexError: no such row")
     files = {path.name: json.loads(path.read_text()) for path in run.quarantine.iterdir()}
-    assert {name: record["samples"] for name, record in files.items()} == {"s3.json": 1, "s3-2.json": 4}
-    assert (files["s3.json"]["prefix_ids"], files["s3.json"]["error"]) == ([66, 67], "IndexError: no such row")
-    assert f"start s3 (IndexError: no such row); left out, saved to {run.quarantine / 's3-2.json'}" in caplog.text
+    assert {name: record["samples"] for name, record in files.items()} == {"s3-0.json": 1, "s3-5.json": 4}
+    assert (files["s3-0.json"]["prefix_ids"], files["s3-0.json"]["error"]) == ([66, 67], "IndexError: no such row")
+    assert f"start s3 (IndexError: no such row); left out, saved to {run.quarantine / 's3-5.json'}" in caplog.text
 
 
 def test_a_quarantine_that_cannot_be_written_does_not_end_the_run(

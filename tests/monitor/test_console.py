@@ -1,6 +1,7 @@
 """What a person sees: the table on a terminal of 100 columns, one line per iteration elsewhere."""
 
 import io
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,7 @@ class Terminal(io.StringIO):
 
 def test_a_file_gets_one_line_per_iteration() -> None:
     stream = io.StringIO()
-    with open_console("mine", 10, hints=["dashboard http://127.0.0.1:8265"], stream=stream) as console:
+    with closing(open_console("mine", 10, hints=["dashboard http://127.0.0.1:8265"], stream=stream)) as console:
         assert isinstance(console, PlainConsole)
         console.phase("generate")
         console.write(iteration(1))
@@ -78,7 +79,7 @@ def test_a_terminal_gets_a_table_with_the_first_and_the_newest_iterations() -> N
     stream = Terminal()
     drawn = Console(file=stream, width=100, height=40, force_terminal=True)
     console = LiveConsole("mine", 40, earlier=[], hints=["tensorboard --logdir x"], console=drawn)
-    with console:
+    with closing(console):
         for number in range(1, 13):
             console.write(iteration(number))
         console.note("checkpoint 12")
@@ -98,7 +99,9 @@ def test_a_terminal_gets_a_table_with_the_first_and_the_newest_iterations() -> N
 @pytest.mark.parametrize(("width", "iterations"), [(60, 3), (80, 5), (100, 7), (160, 7)])
 def test_a_narrow_terminal_shows_fewer_iterations(width: int, iterations: int) -> None:
     drawn = Console(file=Terminal(), width=width, height=40, force_terminal=True)
-    with LiveConsole("mine", 40, earlier=[iteration(n) for n in range(1, 21)], hints=[], console=drawn) as console:
+    with closing(
+        LiveConsole("mine", 40, earlier=[iteration(n) for n in range(1, 21)], hints=[], console=drawn)
+    ) as console:
         shown = io.StringIO()
         Console(file=shown, width=width).print(console.render())
     (head,) = [line for line in shown.getvalue().splitlines() if line.startswith("iteration  ")]
@@ -107,14 +110,14 @@ def test_a_narrow_terminal_shows_fewer_iterations(width: int, iterations: int) -
 
 
 def test_a_terminal_is_recognised() -> None:
-    with open_console("mine", 2, stream=Terminal()) as console:
+    with closing(open_console("mine", 2, stream=Terminal())) as console:
         assert isinstance(console, LiveConsole)
         console.write(iteration(1))
 
 
 def test_a_resumed_run_goes_on_with_its_numbers() -> None:
     stream = io.StringIO()
-    with open_console("mine", 10, earlier=[lasting(1, 2.0), lasting(2, 4.0)], stream=stream) as console:
+    with closing(open_console("mine", 10, earlier=[lasting(1, 2.0), lasting(2, 4.0)], stream=stream)) as console:
         console.write(lasting(3, 6.0))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run mine: 10 iterations, resumed after iteration 2"
@@ -125,7 +128,7 @@ def test_a_resumed_run_goes_on_with_its_numbers() -> None:
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_the_log_keeps_what_was_shown(stream: type[io.StringIO], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "retrospect.console")
-    with open_console("mine", 10, stream=stream()) as console:
+    with closing(open_console("mine", 10, stream=stream())) as console:
         console.write(iteration(2))
         console.note("checkpoint written")
     assert caplog.messages[-2].startswith("iteration 2/10: root 27.0 %")

@@ -9,8 +9,7 @@ from matplotlib.image import imread
 
 from core.errors import CheckpointError
 from core.run_directory import RunDirectory
-from monitor.report import changes, curves, load, success_before, summary
-from monitor.sinks import JsonlSink
+from monitor.report import changes, curves, print_report, success_before, summary
 from tests.trainer.examples import iteration
 
 
@@ -28,7 +27,7 @@ def test_held_out_success_counts_from_before_the_training(tmp_path: Path) -> Non
     run = RunDirectory.create(tmp_path, "mine", "demo")
     run.evaluations.write_text('{"iter\n{"iteration": 0, "success": 0.125}\n{"iteration": 2, "success": 0.29}\n')
     assert success_before(run) == 0.125
-    text = summary(run, [iteration(1), iteration(2)])
+    text = summary(run, [iteration(1), iteration(2)], 2, success_before(run))
     assert "success, held-out problems      0.125 ->  0.290  (+0.165)" in text
 
 
@@ -69,7 +68,4 @@ def test_the_picture_is_drawn_for_any_length(tmp_path: Path, length: int) -> Non
 def test_a_run_without_iterations_is_one_clear_line(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     with pytest.raises(CheckpointError, match="has no finished iteration yet"):
-        load(run)
-    with JsonlSink(run.metrics) as sink:
-        sink.write(iteration(1))
-    assert load(run)[0].iteration == 1
+        print_report(run)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from trainer.metrics import describe
 
 
 def write(path: Path, numbers: range, *, last: int = 0) -> None:
-    with JsonlSink(path, last=last) as sink:
+    with closing(JsonlSink(path, last=last)) as sink:
         for number in numbers:
             sink.write(iteration(number))
 

@@ -44,6 +44,7 @@ def iteration(number: int) -> IterationMetrics:
         evaluation_success=0.25 + number / 50 if number % 2 == 0 else math.nan,
         reward=0.25 + number / 100,
         replay_share=0.5 if number > 1 else 0.0,
+        erroneous_share=math.nan,
         judge_failures=0,
         policy_loss=-0.015625,
         value_loss=0.0625,

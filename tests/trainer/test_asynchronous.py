@@ -11,36 +11,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.stream import RolloutStream
-from commands.train import prepare
 from core.config import Config
 from core.errors import ConfigError, WeightError
 from core.load import load_config, override
-from core.plan import batch_plan
 from core.run_directory import RunDirectory
-from trainer import asynchronous, build, checkpoint
-from trainer.asynchronous import batch
-from trainer.checkpoint import Progress
-from trainer.loop import Iteration, Parts
+from trainer import build, checkpoint
+from trainer.asynchronous import next_batch
+from trainer.checkpoint import RunProgress
+from trainer.loop import iterate
 from trainer.metrics import PhaseClock
-from trainer.session import flow_of
+from trainer.records import Components, IterationResult
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "tiny.yaml"
 
 
 def test_the_oldest_complete_starts_are_taken() -> None:
-    births = {"a": 0, "b": 0, "c": 1, "d": 1}
-    assert batch(births, ["c", "b", "a"], count=2, version=1, max_staleness=2) == ["b", "a"]
-    assert batch(births, ["c", "b"], count=2, version=1, max_staleness=2) == ["b", "c"]  # a is due at version 2
-    assert batch(births, ["c", "b"], count=2, version=1, max_staleness=1) is None  # a is due now
-    assert batch(births, ["c"], count=2, version=1, max_staleness=2) is None  # too few
+    submitted_at = {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert next_batch(submitted_at, ["c", "b", "a"], count=2, version=1, max_staleness=2) == ["b", "a"]
+    assert next_batch(submitted_at, ["c", "b"], count=2, version=1, max_staleness=2) == [
+        "b",
+        "c",
+    ]  # a is due at version 2
+    assert next_batch(submitted_at, ["c", "b"], count=2, version=1, max_staleness=1) is None  # a is due now
+    assert next_batch(submitted_at, ["c"], count=2, version=1, max_staleness=2) is None  # too few
 
 
 def test_a_batch_waits_when_the_rest_could_not_be_trained_on_in_time() -> None:
-    births = {"a": 0, "b": 0, "c": 0}  # one start per version, due at 2 at the latest
-    assert batch(births, ["c"], count=1, version=0, max_staleness=2) == ["c"]
-    births = {"a": 0, "b": 0, "d": 1}
-    assert batch(births, ["d"], count=1, version=1, max_staleness=2) is None  # a and b would both be due at 2
-    assert batch(births, ["d", "b"], count=1, version=1, max_staleness=2) == ["b"]
+    submitted_at = {"a": 0, "b": 0, "c": 0}  # one start per version, due at 2 at the latest
+    assert next_batch(submitted_at, ["c"], count=1, version=0, max_staleness=2) == ["c"]
+    submitted_at = {"a": 0, "b": 0, "d": 1}
+    assert (
+        next_batch(submitted_at, ["d"], count=1, version=1, max_staleness=2) is None
+    )  # a and b would both be due at 2
+    assert next_batch(submitted_at, ["d", "b"], count=1, version=1, max_staleness=2) == ["b"]
 
 
 @given(
@@ -51,21 +54,21 @@ def test_a_batch_waits_when_the_rest_could_not_be_trained_on_in_time() -> None:
 def test_whatever_order_they_complete_in_none_is_late_and_none_is_left(
     count: int, staleness: int, random: object
 ) -> None:
-    births: dict[str, int] = {}
+    submitted_at: dict[str, int] = {}
     complete: list[str] = []
     fed, iterations = 0, 12
     for version in range(iterations):
         while fed < min(version + 1 + staleness, iterations):
             fed += 1
-            births |= {f"{fed}.{index}": version for index in range(count)}
-        while (chosen := batch(births, complete, count, version, staleness)) is None:
-            waiting = [start for start in births if start not in complete]
+            submitted_at |= {f"{fed}.{index}": version for index in range(count)}
+        while (chosen := next_batch(submitted_at, complete, count, version, staleness)) is None:
+            waiting = [start for start in submitted_at if start not in complete]
             assert waiting, "all are complete and there is no batch"
             complete.append(random.choice(waiting))  # type: ignore[attr-defined]
         assert len(chosen) == count
-        assert all(version - births.pop(start) <= staleness for start in chosen)
+        assert all(version - submitted_at.pop(start) <= staleness for start in chosen)
         complete = [start for start in complete if start not in chosen]
-    assert births == {}
+    assert submitted_at == {}
 
 
 STALENESS = 2
@@ -73,13 +76,13 @@ STARTS, SAMPLES, ITERATIONS = 8, 2, 6
 
 
 @pytest.fixture(scope="module")
-def parts(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+def parts(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Components]:
     """All parts of an asynchronous run on two engines."""
     config = recipe(tmp_path_factory.mktemp("starters"))
     run = RunDirectory.create(tmp_path_factory.mktemp("runs"), "asynchronous", "test")
     with (
-        prepare(config) as ready,
-        build.parts(config, batch_plan(config), run, ready.task, ready.model, "cpu") as parts,
+        build.open_model_and_task(config) as ready,
+        build.components(config, run, ready, "cpu") as parts,
     ):
         yield parts
 
@@ -103,14 +106,12 @@ def recipe(starters: Path) -> Config:
     )
 
 
-def run_iterations(parts: Parts, numbers: range) -> list[Iteration]:
-    assert parts.pipeline is not None
-    config = recipe(Path("/"))
-    settings = build.settings(config, batch_plan(config))
-    return [asynchronous.iterate(parts.pipeline, parts, settings, number, PhaseClock()) for number in numbers]
+def run_iterations(parts: Components, numbers: range) -> list[IterationResult]:
+    settings = build.iteration_settings(recipe(Path("/")))
+    return [iterate(parts, settings, number, PhaseClock()) for number in numbers]
 
 
-def check_batches(iterations: list[Iteration]) -> None:
+def check_batches(iterations: list[IterationResult]) -> None:
     """Whole starts, none older than allowed."""
     for iteration in iterations:
         trained_at = iteration.number - 1
@@ -125,7 +126,7 @@ def check_batches(iterations: list[Iteration]) -> None:
 
 
 def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_run_loses_none(
-    parts: Parts, tmp_path: Path
+    parts: Components, tmp_path: Path
 ) -> None:
     run = RunDirectory.create(tmp_path, "run", "test")
     assert parts.pipeline is not None
@@ -134,15 +135,15 @@ def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_
     assert any(
         (item.trajectory.versions < iteration.number - 1).any() for iteration in first for item in iteration.scored
     )
-    flow, _ = flow_of(parts, 0.0)
-    assert (flow.actors, flow.busy > 0) == (2, True)
+    queues = parts.actors.queues()
+    assert (queues.actors, queues.busy > 0) == (2, True)
     state = parts.pipeline.state()
     assert len(state["in_flight"]) == STALENESS * STARTS  # submitted for the iterations to come
-    saved = checkpoint.save(run, parts, Progress(3, parts.problems.state(), 0, state), keep=1)
+    saved = checkpoint.save(run, parts, RunProgress(3, parts.problems.state(), 0, state), keep=1)
 
     lost = run_iterations(parts, range(4, 6))  # what a crash undoes
     check_batches(lost)
-    assert checkpoint.go_on(saved, parts).iteration == 3
+    assert checkpoint.continue_from(saved, parts).iteration == 3
     rest = run_iterations(parts, range(4, ITERATIONS + 1))
     check_batches(rest)
     assert rest[0].broadcast.logprob_gap < 1e-3
@@ -154,7 +155,7 @@ def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_
     assert parts.pipeline.state() == {"fed": ITERATIONS, "in_flight": []}
 
 
-def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_settings(parts: Parts) -> None:
+def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_settings(parts: Components) -> None:
     """As many starts as the settings' would do for three iterations, for two of twice and of half as many starts."""
     assert parts.pipeline is not None
     record = {"prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None, "problem_id": "p"}
@@ -176,7 +177,7 @@ def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_setti
             parts.pipeline.restore({"fed": 8 + iterations, "in_flight": many}, 8, 8)
 
 
-def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Parts) -> None:
+def test_an_engine_that_acknowledges_other_weights_is_named_and_stops_the_run(parts: Components) -> None:
     actor = cast(RolloutStream, parts.actors)._pool._actors[1]
     ray.get(actor._actor.__ray_call__.remote(receive_badly))
     with pytest.raises(WeightError, match=r"^rollout-1 acknowledged version \d+ \(0+\), the learner sent"):

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +11,8 @@ import pytest
 from core.errors import CheckpointError
 from core.run_directory import RunDirectory, write_atomically
 from trainer import checkpoint
-from trainer.checkpoint import Progress
-from trainer.loop import Parts
+from trainer.checkpoint import RunProgress
+from trainer.records import Components
 
 
 @dataclass
@@ -22,7 +22,6 @@ class Writer:
     names: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
     fail: bool = False
-    restored: list[str] = field(default_factory=list)
 
     def save(self, path: Path | str) -> tuple[str, ...]:
         if self.fail:
@@ -36,9 +35,6 @@ class Writer:
         path.mkdir()
         (path / "config.json").write_text("{}")
 
-    def restore(self, path: Any) -> None:
-        self.restored.append(str(path))
-
 
 @dataclass
 class Files:
@@ -46,11 +42,10 @@ class Files:
 
     learner: Writer
     replay: Writer
-    problems: Writer
 
 
-def progress(iteration: int) -> Progress:
-    return Progress(iteration, {"epoch": 0, "position": iteration}, 10 * iteration)
+def progress(iteration: int) -> RunProgress:
+    return RunProgress(iteration, {"epoch": 0, "position": iteration}, 10 * iteration)
 
 
 @pytest.fixture
@@ -62,13 +57,11 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def files() -> Files:
-    return Files(
-        Writer(("learner.json", "policy", "value"), said=("policy", "value")), Writer(("store.json",)), Writer()
-    )
+    return Files(Writer(("learner.json", "policy", "value"), said=("policy", "value")), Writer(("store.json",)))
 
 
 def save(run: RunDirectory, files: Files, iteration: int, keep: int = 2, success: float | None = None) -> Path:
-    return checkpoint.save(run, cast(Parts, files), progress(iteration), keep, success)
+    return checkpoint.save(run, cast(Components, files), progress(iteration), keep, success)
 
 
 def test_the_newest_are_kept_and_latest_names_the_last(run: RunDirectory, files: Files) -> None:
@@ -76,7 +69,7 @@ def test_the_newest_are_kept_and_latest_names_the_last(run: RunDirectory, files:
         save(run, files, iteration)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000004", "000006", "latest"]
     assert checkpoint.latest(run).name == "000006"
-    assert checkpoint.restore(checkpoint.latest(run), cast(Parts, files)) == progress(6)
+    assert checkpoint.progress_of(checkpoint.latest(run)) == progress(6)
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(run: RunDirectory, files: Files) -> None:
@@ -160,7 +153,7 @@ def test_nothing_is_saved_before_the_first(run: RunDirectory) -> None:
     assert checkpoint.saved(run) is None
 
 
-def test_the_best_is_kept_beside_the_newest(run: RunDirectory, files: Files) -> None:
+def test_the_best_is_kept_as_well_as_the_newest(run: RunDirectory, files: Files) -> None:
     for iteration, success in ((2, 0.25), (4, 0.5), (6, None), (8, 0.5), (10, 0.125)):
         save(run, files, iteration, keep=1, success=success)
     assert checkpoint.best(run) == checkpoint.Best(4, 0.5)  # 8 is no better
@@ -170,7 +163,7 @@ def test_the_best_is_kept_beside_the_newest(run: RunDirectory, files: Files) -> 
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000012", "best", "latest"]
 
 
-def test_a_best_checkpoint_that_is_written_anew_is_best_by_its_new_success(run: RunDirectory, files: Files) -> None:
+def test_a_best_checkpoint_that_is_written_again_is_best_by_its_new_success(run: RunDirectory, files: Files) -> None:
     save(run, files, 2, success=0.5)
     save(run, files, 4, success=0.75)
     write_atomically(run.checkpoints / "latest", "000002")  # the user goes back; iteration 4 is repeated

@@ -64,7 +64,7 @@ def test_an_error_without_text_is_still_one_line(monkeypatch: pytest.MonkeyPatch
         cluster.start(ClusterConfig(address="10.0.0.1:6379"), namespace="n")
 
 
-def test_a_local_ray_that_does_not_come_up_is_started_anew_and_another_is_not(
+def test_a_local_ray_that_does_not_come_up_is_started_again_and_another_is_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []

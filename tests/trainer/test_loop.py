@@ -12,12 +12,12 @@ import pytest
 from core.config import Config
 from core.errors import ActorError, LearnerError, WeightError
 from core.load import override
-from core.plan import batch_plan
 from core.records import FloatArray, Problem, Provenance, ReplayedState
 from trainer import build
-from trainer.loop import Parts, Settings, begin_refresh, broadcast, finish_refresh, iterate, learn
+from trainer.loop import begin_refresh, broadcast, finish_refresh, iterate
 from trainer.metrics import PhaseClock
-from trainer.session import RESCUABLE
+from trainer.records import Components, IterationSettings
+from trainer.session import BEFORE_UPDATE
 
 PROBLEM = Problem("p", np.array([1], np.int32), "gold")
 STALE = [ReplayedState(key, "p", np.array([key], np.int32), 0.5, Provenance.OWN_FAILED, 0) for key in (7, 8)]
@@ -60,12 +60,14 @@ class Run:
         self.note("generate")
         return []
 
-    def parts(self) -> Parts:
-        return cast(Parts, SimpleNamespace(replay=self, learner=self, actors=self, by_id={"p": PROBLEM}))
+    def parts(self) -> Components:
+        return cast(
+            Components, SimpleNamespace(replay=self, learner=self, actors=self, by_id={"p": PROBLEM}, pipeline=None)
+        )
 
 
-def renewing(count: int, *fields: str) -> Settings:
-    return build.settings(override(Config(), ["--replay.refresh", str(count), *fields]), batch_plan(Config()))
+def renewing(count: int, *fields: str) -> IterationSettings:
+    return build.iteration_settings(override(Config(), ["--replay.refresh", str(count), *fields]))
 
 
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
@@ -111,23 +113,24 @@ class Learner:
 
 
 def test_engines_lost_in_a_broadcast_do_not_undo_the_update_but_a_lost_learner_does() -> None:
-    def parts(error: Exception) -> Parts:
-        return cast(Parts, SimpleNamespace(learner=Learner(error), actors=None))
+    def parts(error: Exception) -> Components:
+        return cast(Components, SimpleNamespace(learner=Learner(error), actors=None))
 
     for error in (ActorError("rollout-0 died"), WeightError("rollout-0 acknowledged version 3")):
-        report, failure = broadcast(parts(error), [], PhaseClock())
+        report, failure = broadcast(parts(error), [])
         assert (report.version, math.isnan(report.logprob_gap), failure) == (5, True, error)
     with pytest.raises(LearnerError):
-        broadcast(parts(LearnerError("rank 0 died")), [], PhaseClock())
+        broadcast(parts(LearnerError("rank 0 died")), [])
 
 
-def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_saved() -> None:
-    clock = PhaseClock()
-    with clock.phase("generate"):
-        pass
+def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(PhaseClock())
+    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match=r"^no engine could generate any start of iteration 7: see quarantine/"):
-        learn(cast(Parts, None), cast(Settings, None), 7, [], None, clock)
-    assert clock.current in RESCUABLE
+        iterate(run.parts(), renewing(0), 7, run.clock)
+    assert run.clock.current in BEFORE_UPDATE
 
 
 @pytest.mark.parametrize(
@@ -135,4 +138,4 @@ def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_s
 )
 def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:
     config = override(Config(), ["--replay.ranking", ranking, "--replay.refresh", "64"])
-    assert build.settings(config, batch_plan(config)).refresh == renewed
+    assert build.iteration_settings(config).refresh_states == renewed

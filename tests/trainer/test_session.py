@@ -1,6 +1,8 @@
 """What a session saves when something dies: stand-ins for the parts, real files for the checkpoints."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,55 +11,68 @@ from typing import Any, cast
 import pytest
 
 from actors.ledger import Queues
-from commands import train as commands
-from core.config import Config
-from core.errors import ActorError, LearnerError, RetrospectError, WeightError
-from core.load import override
-from core.plan import batch_plan
+from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
 from core.run_directory import RunDirectory, write_atomically
 from core.sampling import Sampling
-from trainer import asynchronous, checkpoint, session
-from trainer.checkpoint import Progress
-from trainer.evaluation import EvaluationPlan
-from trainer.loop import Parts, Settings
+from trainer import asynchronous, checkpoint, loop, session
+from trainer.checkpoint import RunProgress
+from trainer.held_out_scores import EvaluationPlan
 from trainer.metrics import PhaseClock
-from trainer.session import Outputs, Schedule
+from trainer.records import Components, IterationSettings
+from trainer.session import Outputs, Schedule, Session, run_session
 
 GREEDY = Sampling(0.0, 1.0, 8)
 SCHEDULE = Schedule(
-    4, checkpoint_every=2, keep_checkpoints=2, evaluate_every=3, evaluation=EvaluationPlan(GREEDY, GREEDY, 0)
+    4,
+    checkpoint_every=2,
+    keep_checkpoints=2,
+    evaluate_every=3,
+    evaluation=EvaluationPlan(GREEDY, GREEDY, 0, seed=0),
+    learner_restarts=0,
 )
 
 
+class Engines:
+    """Engines and learner in one: nothing is generated; counts restarts of the learner, for each of which there must be room."""
+
+    restarts = quarantined = rooms = learner_restarts = 0
+
+    def queues(self) -> Queues:
+        return Queues(0, 0, 0.0, 1)
+
+    def make_room(self) -> None:
+        self.rooms += 1
+
+    def restart(self) -> None:
+        self.learner_restarts += 1
+        assert self.rooms == self.learner_restarts
+
+    def export(self, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+
+
+def components(engines: Engines) -> Components:
+    """What a session asks of the components itself."""
+    problems = SimpleNamespace(state=lambda: {"position": 7})
+    task = SimpleNamespace(decode=str)
+    return cast(
+        Components, SimpleNamespace(pipeline=None, actors=engines, learner=engines, problems=problems, task=task)
+    )
+
+
 @dataclass
-class Console:
-    """Keeps what it is told."""
-
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def phase(self, name: str) -> None:
-        pass
-
-
-def parts_without_engines() -> Parts:
-    """What a session asks of the parts itself."""
-    actors = SimpleNamespace(queues=lambda: Queues(0, 0, 0.0, 1), restarts=0, quarantined=0)
-    return cast(Parts, SimpleNamespace(pipeline=None, actors=actors))
-
-
-@dataclass
-class Session:
-    """A run whose iteration `dies` fails in `phase`; `saves` lists the checkpoints written."""
+class Run:
+    """A run whose iteration `dies` fails in `phase`; keeps what is saved, reported and said."""
 
     run: RunDirectory
-    dies: int
-    phase: Any
-    saves: list[int] = field(default_factory=list)
+    dies: int = 0
+    phase: Any = ""
+    schedule: Schedule = SCHEDULE
+    engines: Engines = field(default_factory=Engines)
+    saves: list[tuple[int, float | None]] = field(default_factory=list)
     reports: list[int] = field(default_factory=list)
-    console: Console = field(default_factory=Console)
+    notes: list[str] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
 
     def iterate(self, _parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
         failure = ActorError(f"died in {self.phase}") if number == self.dies else None
@@ -65,29 +80,48 @@ class Session:
             with clock.phase(self.phase):
                 raise LearnerError(str(failure)) if self.phase in ("score", "update") else failure
         lost = failure if self.phase == "broadcast" else None
-        return SimpleNamespace(iteration=number, failure=lost)
+        return SimpleNamespace(number=number, failure=lost, scored=[])
 
-    def held_out(self, *_: Any) -> Any:
+    def evaluate(self, *_: Any) -> Any:
         raise ActorError("died in evaluate")
 
-    def save(self, run: RunDirectory, _parts: Any, progress: Progress, _keep: int, _success: float | None) -> Path:
-        self.saves.append(progress.iteration)
+    def save(self, run: RunDirectory, _parts: Any, progress: RunProgress, _keep: int, success: float | None) -> Path:
+        self.saves.append((progress.iteration, success))
         path = run.checkpoints / f"{progress.iteration:06d}"
-        path.mkdir()
+        path.mkdir(exist_ok=True)
         (path / "progress.json").write_text(json.dumps({}))
+        checkpoint.name_best(run, progress.iteration, success)
         write_atomically(run.checkpoints / "latest", path.name)
         return path
 
-    def report(self, _parts: Any, _outputs: Any, _progress: Progress, done: Any, *_: Any) -> Progress:
-        self.reports.append(done.iteration)
-        return Progress(done.iteration, {}, 0)
+    def write(self, metrics: Any) -> None:
+        self.reports.append(metrics.iteration)
 
-    def train(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("iterate", "held_out", "report"):
-            patch.setattr(session, name, getattr(self, name))
+    @contextmanager
+    def open_outputs(self, last: int) -> Iterator[Outputs]:
+        self.opened.append(last)
+        yield Outputs(lambda _: None, self.notes.append, [cast(Any, self)])
+
+    def start(self, patch: pytest.MonkeyPatch, iterate: Callable[..., Any] | None = None, **replaced: Any) -> None:
+        """`replaced`: functions of the session module by name."""
+        functions = {"iterate": iterate or self.iterate, "_evaluate": self.evaluate} | replaced
+        after = functions["_evaluate"]
+        before = SimpleNamespace(success=0.0)
+        functions["_evaluate"] = lambda session, number, clock: after(session, number, clock) if number else before
+        functions["describe_evaluation"] = lambda _: "success 0"
+        functions["write_samples"] = lambda *_: None
+        functions["collect_metrics"] = lambda _parts, result, *_, **__: SimpleNamespace(
+            iteration=result.number, total_tokens=0
+        )
+        for name, function in functions.items():
+            patch.setattr(session, name, function)
         patch.setattr(checkpoint, "save", self.save)
-        outputs = Outputs(self.run, cast(Any, self.console), [])
-        session.train(parts_without_engines(), cast(Settings, None), SCHEDULE, outputs, Progress(0, {}, 0))
+        settings = cast(IterationSettings, None)
+        run_session(Session(components(self.engines), settings, self.schedule, self.run, self.open_outputs), None)
+
+    @property
+    def saved(self) -> list[int]:
+        return [iteration for iteration, _ in self.saves]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +144,14 @@ class Session:
 def test_what_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: int, phase: str, saves: list[int]
 ) -> None:
-    broken = Session(RunDirectory.create(tmp_path, "r", "test"), dies, phase)
+    broken = Run(RunDirectory.create(tmp_path, "r", "test"), dies, phase)
     with pytest.raises(ActorError, match=f"died in {phase}"):
-        broken.train(monkeypatch)
-    assert broken.saves == saves
+        broken.start(monkeypatch)
+    assert broken.saved == saves
     assert broken.reports == list(
         range(1, dies + (phase in ("broadcast", "evaluate")))
     )  # metrics before the checkpoint
-    assert any("stopped" in note for note in broken.console.notes) == (saves != [])
+    assert any("stopped" in note for note in broken.notes) == (saves != [])
 
 
 @pytest.mark.parametrize("phase", ["generate", "broadcast", "evaluate"])
@@ -127,24 +161,23 @@ def test_an_engine_with_other_weights_costs_no_iteration(
     """Found in a broadcast, or (an engine that came late) while generating, for training or for the evaluation after iteration 3."""
     run, wrong = RunDirectory.create(tmp_path, "r", "test"), WeightError("rollout-1 acknowledged version 3")
 
-    def unfit(self: Session, _parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
+    def unfit(_parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
         if number == 4 and phase == "generate":
             with clock.phase("generate"):
                 raise wrong
-        return SimpleNamespace(iteration=number, failure=wrong if number == 3 and phase == "broadcast" else None)
+        failure = wrong if number == 3 and phase == "broadcast" else None
+        return SimpleNamespace(number=number, failure=failure, scored=[])
 
     def evaluated(*_: Any) -> Any:
         if phase == "evaluate":
             raise wrong
         return SimpleNamespace(success=0.0)
 
-    monkeypatch.setattr(Session, "iterate", unfit)
-    monkeypatch.setattr(session, "evaluated", evaluated)
     monkeypatch.setattr(checkpoint, "is_best", lambda *_: False)
-    broken = Session(run, dies=0, phase=phase)
+    broken = Run(run)
     with pytest.raises(WeightError, match="rollout-1 acknowledged"):
-        broken.train(monkeypatch)
-    assert broken.saves == [2, 3]
+        broken.start(monkeypatch, unfit, _evaluate=evaluated)
+    assert broken.saved == [2, 3]
 
 
 @pytest.mark.parametrize("breaks", ["submit", "finished"])
@@ -157,83 +190,66 @@ def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_sa
 
     stream = SimpleNamespace(**{"submit": lambda *_: None, "finished": lambda: [], breaks: lost})
     pipeline = asynchronous.Pipeline(cast(Any, stream), GREEDY, starts=1, max_staleness=1, iterations=4)
-    monkeypatch.setattr(asynchronous, "choose_starts", lambda *_: [])
-    parts, clock = cast(Parts, SimpleNamespace(learner=SimpleNamespace(version=0))), PhaseClock()
+    monkeypatch.setattr(loop, "choose_starts", lambda *_: [])
+    parts = SimpleNamespace(learner=SimpleNamespace(version=0), pipeline=pipeline, replay=None)
+    settings, clock = SimpleNamespace(refresh_states=0), PhaseClock()
     with pytest.raises(error, match="is used up"):
-        asynchronous.iterate(pipeline, parts, cast(Settings, SimpleNamespace(refresh=0)), 1, clock)
-    assert clock.current in session.RESCUABLE
+        loop.iterate(cast(Components, parts), cast(IterationSettings, settings), 1, clock)
+    assert clock.current in session.BEFORE_UPDATE
 
 
 def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterations 1 to 4, each evaluated, checkpoints due after 2 and 4; success 0.5, 0.2, 0.7, 0.7."""
     run = RunDirectory.create(tmp_path, "r", "test")
-    successes, saved = iter((0.5, 0.2, 0.7, 0.7)), []
-
-    def save(_run: Any, _parts: Any, progress: Progress, _keep: int, success: float | None) -> Path:
-        saved.append((progress.iteration, success))
-        if success is not None and checkpoint.is_best(run, success):
-            (run.checkpoints / f"{progress.iteration:06d}").mkdir()
-            (run.checkpoints / "best").write_text(f"{progress.iteration:06d} {success}")
-        return run.checkpoints
-
-    fake = Session(run, dies=0, phase="")
-    for name in ("iterate", "report"):
-        monkeypatch.setattr(session, name, getattr(fake, name))
-    monkeypatch.setattr(session, "evaluated", lambda *_: SimpleNamespace(success=next(successes)))
-    monkeypatch.setattr(checkpoint, "save", save)
-    schedule = replace(SCHEDULE, evaluate_every=1)
-    outputs = Outputs(run, cast(Any, fake.console), [])
-    session.train(parts_without_engines(), cast(Settings, None), schedule, outputs, Progress(0, {}, 0))
-    assert saved == [(1, 0.5), (2, 0.2), (3, 0.7), (4, 0.7)]  # 1 and 3 are best, 2 and 4 due
+    successes = iter((0.5, 0.2, 0.7, 0.7))
+    good = Run(run, schedule=replace(SCHEDULE, evaluate_every=1))
+    good.start(monkeypatch, _evaluate=lambda *_: SimpleNamespace(success=next(successes)))
+    assert good.saves == [(1, 0.5), (2, 0.2), (3, 0.7), (4, 0.7)]  # 1 and 3 are best, 2 and 4 due
     assert checkpoint.best(run) == checkpoint.Best(3, 0.7)
+    assert (run.policy / "config.json").exists()
 
 
-@dataclass
-class Learner:
-    """Counts its restarts, for each of which the engines have made room before."""
-
-    restarts: int = 0
-    rooms: int = 0
-
-    def make_room(self) -> None:
-        self.rooms += 1
-
-    def restart(self) -> None:
-        assert self.rooms == self.restarts + 1
-        self.restarts += 1
-
-
-@pytest.mark.parametrize(("saved", "where"), [(None, "begins again"), ("000002", "goes on after iteration 2")])
-def test_a_lost_learner_is_started_anew_from_the_last_checkpoint_or_the_beginning_but_not_for_ever(
+@pytest.mark.parametrize("error", [LearnerError, LostShardError])
+@pytest.mark.parametrize(("saved", "where"), [(0, "begins again"), (2, "continues after iteration 2")])
+def test_a_lost_learner_or_shard_is_started_again_from_the_last_checkpoint_or_the_beginning_a_few_times(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    saved: str | None,
+    saved: int,
     where: str,
+    error: type[RetrospectError],
 ) -> None:
-    run = RunDirectory.create(tmp_path, "r", "test")
-    if saved:
-        (run.checkpoints / saved).mkdir()
-        (run.checkpoints / saved / "progress.json").write_text("{}")
-        write_atomically(run.checkpoints / "latest", saved)
+    """Every attempt reaches the iteration after `saved`."""
+
+    def die(_parts: Any, _settings: Any, number: int, _clock: PhaseClock) -> Any:
+        if number > saved:
+            raise error("learner-rank-0 died during update")
+        return SimpleNamespace(number=number, failure=None, scored=[])
+
     begun: list[Any] = []
 
-    def attempt(_config: Any, _plan: Any, _run: Any, _parts: Any, begin: Any, _local: bool) -> None:
-        begun.append(begin())
-        raise LearnerError("learner-rank-0 died during update")
+    def begin(place: Any, _parts: Any) -> RunProgress:
+        begun.append(place)
+        return RunProgress(saved, {}, 0)
 
-    monkeypatch.setattr(commands, "attempt", attempt)
-    monkeypatch.setattr(checkpoint, "go_on", lambda path, _parts: ("goes on", path))
-    monkeypatch.setattr(checkpoint, "start_over", lambda cursor, _parts: ("begins again", cursor))
-    config = override(Config(), ["--learner.max_restarts", "2"])
-    learner = Learner()
-    problems = SimpleNamespace(state=lambda: {"position": 7})
-    parts = cast(Parts, SimpleNamespace(learner=learner, actors=learner, problems=problems))
-    with pytest.raises(LearnerError):
-        commands.run_session(config, batch_plan(config), run, parts, None, local=False)
-    assert learner.restarts == 2
-    again = ("goes on", run.checkpoints / saved) if saved else ("begins again", {"position": 7})
-    assert begun == [Progress(0, {"position": 7}, 0), again, again]
+    monkeypatch.setattr(checkpoint, "continue_from", begin)
+    monkeypatch.setattr(checkpoint, "start_over", begin)
+    lossy = Run(RunDirectory.create(tmp_path, "r", "test"), schedule=replace(SCHEDULE, learner_restarts=2))
+    with pytest.raises(error):
+        lossy.start(monkeypatch, die)
+    assert lossy.engines.learner_restarts == 2
+    assert begun == [lossy.run.checkpoints / "000002" if saved else {"position": 7}] * 2
+    assert lossy.opened == [0, saved, saved]
     assert capsys.readouterr().out.splitlines() == [
         f"learner-rank-0 died during update: restart {number} of the learner, the run {where}" for number in (1, 2)
     ]
+
+
+def test_the_problems_of_a_diverged_run_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: Any) -> Any:
+        raise DivergenceError("8 optimizer steps in a row were skipped", ("gsm8k-1", "gsm8k-7"))
+
+    run = RunDirectory.create(tmp_path, "r", "test")
+    with pytest.raises(DivergenceError):
+        Run(run).start(monkeypatch, diverge)
+    assert run.diverged.read_text() == "gsm8k-1\ngsm8k-7\n"

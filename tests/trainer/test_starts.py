@@ -150,5 +150,5 @@ def test_what_is_not_finite_is_not_offered() -> None:
     # The state of length 1 has the value before token 1, which is NaN; the one of length 2 has 0.3.
     assert found.lengths.tolist() == [2]
     assert found.values.tolist() == [np.float32(0.3)]
-    spoilt = Judged(item.trajectory, Verdict(math.nan, False))
-    assert candidates([spoilt], [values], lambda _: ids(2), version=1) == []
+    unrewarded = Judged(item.trajectory, Verdict(math.nan, False))
+    assert candidates([unrewarded], [values], lambda _: ids(2), version=1) == []

@@ -1,15 +1,19 @@
-"""Checks of model, tokenizer and data before anything expensive starts. Called by `launch.py` check, train and evaluate."""
+"""Finds the model that a path names, and checks model, tokenizer and data before anything expensive starts.
 
-import json
+Called by `commands/` and `trainer/build.py`.
+"""
+
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.config import Config, RewardModelConfig
-from core.errors import ModelError, first_line
+from core.errors import CheckpointError, ModelError, first_line
 from core.plan import check_context
+from core.run_directory import RunDirectory
 from core.seeds import derive
-from trainer.targets import model_of
+from trainer import checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +31,35 @@ class ModelInfo:
     context: int  # tokens
     vocabulary: int  # rows of the embedding
     parameters: int | None  # None when the weights were not read
+
+
+def run_of(target: Path) -> RunDirectory | None:
+    """The run that `target` is or lies in: a run, or a checkpoint or policy of it."""
+    place = target.expanduser().resolve()
+    for folder in (place, *place.parents[:3]):  # RUN/checkpoints/NNNNNN/policy is the deepest
+        if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+            return RunDirectory(folder)
+    return None
+
+
+def model_of(target: Path) -> str:
+    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is taken for a hub model.
+
+    A run's model is that of its newest checkpoint: RUN/policy is the same at the end, and older while the run is extended. Runs
+    of `sft` and `reward-model` have no policy in their checkpoints. Raises CheckpointError when the path exists and is none of them.
+    """
+    place = target.expanduser().resolve()
+    if (place / "config.yaml").is_file():
+        run = RunDirectory(place)
+        newest = run.checkpoints / f"{checkpoint.saved(run) or 0:06d}" / "policy"
+        if newest.is_dir() or not run.policy.is_dir():
+            return str(checkpoint.latest(run) / "policy")
+        return str(run.policy)
+    if (place / "progress.json").is_file():
+        return str(place / "policy")
+    if place.exists() and not (place / "config.json").is_file():
+        raise CheckpointError(f"{target} is neither a run, nor a checkpoint, nor a model directory")
+    return str(place) if place.exists() else str(target)
 
 
 def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
@@ -59,7 +92,7 @@ def describe_data(task: "Task") -> str:
 
 
 def check_judging_model(config: Config) -> None:
-    """Raises ModelError when the task is judged by a reward model that is none, or whose context holds no longest dialogue."""
+    """Raises ModelError when the task's reward model is none, or its context is shorter than prompt and response."""
     from tasks.dialogue.reward_model import check_reward_context
     from tasks.kinds import judged_by_model
 
@@ -69,7 +102,7 @@ def check_judging_model(config: Config) -> None:
 
 
 def located(reward_model: RewardModelConfig) -> RewardModelConfig:
-    """The section with the model's directory in place of a run's."""
+    """The section with the directory of the model that its path names."""
     path = model_of(Path(reward_model.path).expanduser()) if reward_model.path else ""
     return reward_model.model_copy(update={"path": path})
 
@@ -82,15 +115,20 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     if folder.exists() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         # AutoTokenizer would make an empty tokenizer of the architecture's default kind
         raise ModelError(f"model.path = {path}: no tokenizer in it; save one there with tokenizer.save_pretrained")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.path = {path}: no tokenizer can be loaded: {first_line(error)}") from error
+    tokenizer = _read(AutoTokenizer, path, "model.path", "no tokenizer can be loaded")
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"model.path = {path}: the tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
         )
     return tokenizer
+
+
+def _read(kind: Any, path: str, field: str, failure: str = "cannot read the model") -> Any:
+    """What transformers' class `kind` loads from `path`. Raises ModelError that names the `field`."""
+    try:
+        return kind.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}") from error
 
 
 def inspect_model(path: str) -> ModelInfo:
@@ -102,10 +140,7 @@ def inspect_model(path: str) -> ModelInfo:
         raise ModelError(
             f"model.path = {path}: no config.json in it; name a directory saved with save_pretrained, or 'starter'"
         )
-    try:
-        config: Any = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        raise ModelError(f"model.path = {path}: cannot read the model: {first_line(error)}") from error
+    config = _read(AutoConfig, path, "model.path")
     architecture = (getattr(config, "architectures", None) or [""])[0]
     if "CausalLM" not in architecture:
         raise ModelError(
@@ -127,11 +162,8 @@ def weights_size(folder: Path) -> int | None:
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "np") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
-                    size = 1
-                    for extent in tensors.get_slice(name).get_shape():
-                        size *= extent
-                    total += size
+                names = tensors.keys()  # a safetensors handle is no mapping
+                total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"{file}: unreadable weights: {first_line(error)}; copy or download the file again"
@@ -140,15 +172,12 @@ def weights_size(folder: Path) -> int | None:
 
 
 def check_value_model(path: str, policy: str) -> None:
-    """Raises ModelError when the critic would start from a model of another family or vocabulary than the policy's."""
+    """Raises ModelError when the critic's model (`path`) has another family or vocabulary than the policy's."""
     if not path:
         return
     from transformers import AutoConfig
 
-    try:
-        critic, own = (AutoConfig.from_pretrained(name) for name in (path, policy))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"learner.value_path = {path}: cannot read the model: {first_line(error)}") from error
+    critic, own = _read(AutoConfig, path, "learner.value_path"), AutoConfig.from_pretrained(policy)
     if critic.model_type != own.model_type:
         raise ModelError(
             f"learner.value_path = {path}: a {critic.model_type} model, but the policy is {own.model_type}; name one of the "

@@ -8,11 +8,12 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from commands.check import check_model_and_data, check_supervised
-from commands.train import prepare
 from core.config import Config
-from core.errors import DataError, ModelError
+from core.errors import ConfigError, DataError, ModelError
+from core.load import override
 from tasks.corpus import character_tokenizer
-from trainer.preflight import check_value_model, check_vocabulary, inspect_model, load_tokenizer
+from trainer.build import open_model_and_task
+from trainer.model_files import check_value_model, check_vocabulary, inspect_model, load_tokenizer
 
 
 def save_model(folder: Path, vocabulary: int = 8) -> Path:
@@ -128,8 +129,15 @@ def test_what_is_left_out_is_said_by_check_and_by_every_run(tmp_path: Path, caps
         "1 canonical solutions over rollout.max_response_tokens not used"
     )
     assert f"data: 9 {told}" in check_model_and_data(config)
-    with prepare(config):
+    with open_model_and_task(config):
         assert capsys.readouterr().out == f"data: 9 {told}\n"
+
+
+def test_canonical_replay_needs_a_canonical_solution(tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + 0?", "answer": f"{'so ' * 8}\n#### {i}"} for i in range(4)]  # over 20 tokens
+    config = override(text_recipe(tmp_path, rows), ["--replay.canonical", "true"])
+    with pytest.raises(ConfigError, match=r"replay\.canonical is true, but no"), open_model_and_task(config):
+        pass
 
 
 def test_check_reads_what_supervised_training_learns_from(tmp_path: Path) -> None:

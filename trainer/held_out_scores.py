@@ -1,31 +1,29 @@
 """Evaluation on held-out problems, from the root only, through the same rollout pool as training.
 
-Called inside training (`trainer/session.py`) and by `launch.py evaluate` (`commands/evaluate.py`). One greedy response per
-problem gives the accuracy; with `evaluation.samples` sampled ones besides, pass@k and maj@k. Invariant: every number is a mean
-over problems of a number per problem, and its interval resamples problems.
+Called inside training (`trainer/session.py`) and by `commands/evaluate.py`. One greedy response per problem gives the accuracy;
+`evaluation.samples` sampled ones give pass@k and maj@k. Invariant: every number is a mean over problems of a number per problem,
+and its interval resamples problems.
 """
 
-import json
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from core.errors import ActorError
 from core.records import Judged, Problem, Trajectory
-from core.run_directory import write_atomically
 from core.sampling import Sampling
 from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap, majority, pass_at_k
 from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
-    from tasks.kinds import Answer
     from tasks.task import Task
-    from trainer.loop import Rollouts
+    from trainer.records import Rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class EvaluationPlan:
     greedy: Sampling
     sampled: Sampling
     samples: int  # sampled responses per problem besides the greedy one
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,7 @@ class Scores:
     success: Estimate  # greedy responses that are correct
     reward: Estimate  # of the greedy responses
     passes: tuple[PassAt, ...]  # k = 1, 2, 4, ... and all samples; none without samples
-    majority: (
-        Estimate | None
-    )  # whether the most frequent answer is right; None without samples or without short answers
+    majority: Estimate | None  # the most frequent answer is right; None without samples or without short answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +62,8 @@ class Evaluation:
     overall: Scores
     levels: dict[str, Scores]  # by difficulty
     truncated: float  # share of greedy responses that used up their token budget
-    left_out: int  # problems that no engine could generate: not part of any number here
-    judge_failures: int  # verdicts, of greedy and sampled responses, that the judge failed to give: they count as wrong
+    left_out: int  # problems that no engine could generate: they are in no number here
+    judge_failures: int  # greedy and sampled responses whose judge failed: they count as wrong
     greedy: list[Judged]  # one per problem
     sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
 
@@ -86,35 +83,29 @@ class _Row:
     majority: float | None
 
 
-def evaluate(
-    actors: "Rollouts", task: "Task", problems: Sequence[Problem], plan: EvaluationPlan, seed: int
-) -> Evaluation:
-    """Generate, judge and summarise. A problem that no engine can generate (see `RolloutPool`) is left out.
+def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evaluation:
+    """Generate, judge and summarise. A problem that no engine can generate is left out.
 
     Raises ActorError when none is left.
     """
-    greedy = actors.generate(fresh_starts(problems, 1, seed, iteration=0), plan.greedy)
+    problems = task.evaluation
+    greedy = actors.generate(fresh_starts(problems, 1, plan.seed, iteration=0), plan.greedy)
+    answered = {item.start.problem_id for item in greedy}
     sampled: list[Trajectory] = []
     if plan.samples:
-        starts = fresh_starts(problems, plan.samples, derive(seed, "sampled"), iteration=0)
+        starts = fresh_starts(problems, plan.samples, derive(plan.seed, "sampled"), iteration=0)
         sampled = actors.generate(starts, plan.sampled)
-    parts = (greedy, sampled) if plan.samples else (greedy,)
-    answered = set.intersection(*({item.start.problem_id for item in part} for part in parts))
+        answered &= {item.start.problem_id for item in sampled}
     if not answered:
         raise ActorError(
             f"evaluation: no engine could generate any of the {len(problems)} held-out problems; why is printed above"
         )
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)
-    answers = None if task.answer is None else answers_of(judged_samples, task, task.answer)
+    answers = task.answer and [task.answer(task.decode(item.trajectory.response_ids)) for item in judged_samples]
     kept_problems = [problem for problem in problems if problem.id in answered]
     left_out = len(problems) - len(kept_problems)
-    return summarise(kept_problems, judged, judged_samples, answers, seed, left_out=left_out)
-
-
-def answers_of(judged: Sequence[Judged], task: "Task", answer: "Answer") -> list[str | None]:
-    """The final answers, for the vote."""
-    return [answer(task.decode(item.trajectory.response_ids)) for item in judged]
+    return summarise(kept_problems, judged, judged_samples, answers, plan.seed, left_out=left_out)
 
 
 def summarise(
@@ -184,7 +175,7 @@ def percent(estimate: Estimate) -> str:
     return f"{100 * estimate.mean:.1f} % (95 % interval {100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
 
 
-def describe(result: Evaluation) -> str:
+def describe_evaluation(result: Evaluation) -> str:
     """The result in one line."""
     line = f"success {percent(result.overall.success)} on {result.overall.success.problems} held-out problems"
     parts = [f"pass@{one.k} {100 * one.estimate.mean:.1f} %" for one in result.overall.passes]
@@ -195,48 +186,3 @@ def describe(result: Evaluation) -> str:
     if result.judge_failures:
         parts.append(f"{result.judge_failures} verdicts counted as wrong: the judge failed")
     return ", ".join([line, *parts])
-
-
-def record(result: Evaluation) -> dict[str, object]:
-    """The numbers as plain data, for JSON."""
-    levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
-    counts = {
-        "truncated": result.truncated,
-        "left_out": result.left_out,
-        "judge_failures": result.judge_failures,
-    }
-    return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels}
-
-
-def _plain(scores: Scores) -> dict[str, object]:
-    success = scores.success
-    return {
-        "problems": success.problems,
-        "success": success.mean,
-        "low": success.low,
-        "high": success.high,
-        "reward": asdict(scores.reward),
-        "pass": {str(one.k): asdict(one.estimate) for one in scores.passes},
-        "majority": None if scores.majority is None else asdict(scores.majority),
-    }
-
-
-def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
-    """Add a line to evaluations.jsonl: success, interval and levels after `iteration` (0: before training)."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"iteration": iteration, **record(result)}) + "\n")
-
-
-def drop_evaluations(path: Path, last: int) -> None:
-    """Keep the lines of evaluations.jsonl up to iteration `last`: what a resumed run repeats is written again; torn lines go."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            number = json.loads(line)["iteration"]
-        except json.JSONDecodeError:
-            continue
-        if number <= last:
-            kept.append(line + "\n")
-    write_atomically(path, "".join(kept))

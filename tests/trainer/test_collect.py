@@ -2,17 +2,20 @@
 
 import math
 from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from actors.ledger import Queues
 from core.records import Finish, Judged, Problem, Scored, Start, Trajectory, Verdict
 from learner.stats import BroadcastReport, UpdateStats
 from replay.stats import combine
 from tests.trainer.examples import SECONDS
-from trainer.loop import Iteration
-from trainer.measure import Flow, measure
+from trainer.collect import collect_metrics
 from trainer.metrics import IterationMetrics
+from trainer.records import Components, IterationResult
 from trainer.starts import fresh_starts
 
 START = fresh_starts([Problem("p", np.array([1, 2], np.int32), "gold")], 2, seed=0, iteration=1)[0]
@@ -29,14 +32,26 @@ def scored(start: Start, length: int, correct: bool) -> Scored:
     return Scored(Judged(trajectory, Verdict(float(correct), correct, judge_failed=not correct)), zeros, zeros, None)
 
 
-FLOW = Flow(restarts=0, quarantined=0, actors=2, busy=3.25, waiting=4, running=8, finished=1)
+def collected(result: IterationResult, tokens_before: int = 0) -> IterationMetrics:
+    """With two engines that have worked for 3.25 seconds in this iteration."""
+    queues = Queues(waiting=4, running=8, busy=13.25, actors=2)
+    parts = SimpleNamespace(
+        actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0),
+        replay=SimpleNamespace(stats=lambda: EMPTY),
+        pipeline=SimpleNamespace(finished=1),
+        task=SimpleNamespace(prefix_correct=None, decode=str),
+        by_id={},
+    )
+    return collect_metrics(
+        cast(Components, parts), result, SECONDS, tokens_before=tokens_before, busy_before=10.0, evaluation=None
+    )
 
 
 def measured(stats: UpdateStats) -> IterationMetrics:
-    iteration = Iteration(
+    iteration = IterationResult(
         1, [START], [scored(START, 3, True), scored(START, 10, False)], stats, BroadcastReport(1, "", 1e-6, 0.1)
     )
-    return measure(iteration, SECONDS, EMPTY, erroneous=math.nan, flow=FLOW, tokens_before=7, evaluation=None)
+    return collected(iteration, tokens_before=7)
 
 
 def test_shares_and_sums_by_hand() -> None:
@@ -54,8 +69,10 @@ def test_staleness_and_idle_shares_by_hand() -> None:
     versions = np.array([4, 5, 5, 6, 6], np.int32)
     old = replace(old, judged=replace(old.judged, trajectory=replace(old.trajectory, versions=versions)))
     new = replace(new, judged=replace(new.judged, trajectory=replace(new.trajectory, versions=np.full(3, 6, np.int32))))
-    iteration = Iteration(7, [START], [new, old], STATS, BroadcastReport(7, "", 1e-6, 0.1))  # trained at version 6
-    metrics = measure(iteration, SECONDS, EMPTY, erroneous=math.nan, flow=FLOW, tokens_before=0, evaluation=None)
+    iteration = IterationResult(
+        7, [START], [new, old], STATS, BroadcastReport(7, "", 1e-6, 0.1)
+    )  # trained at version 6
+    metrics = collected(iteration)
     assert metrics.stale_tokens == 3 / 8  # 4, 5, 5 of eight tokens
     assert metrics.mean_staleness == (2 + 1 + 1) / 8
     assert metrics.max_staleness == 2

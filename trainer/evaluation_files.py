@@ -1,26 +1,29 @@
-"""The responses of an evaluation with their verdicts, as JSONL or Parquet, for a person or a notebook.
+"""What evaluations write: a line of numbers each, and every response with its verdict (JSONL or Parquet).
 
 Called by `commands/evaluate.py` and, inside training, by `trainer/session.py`.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
 from core.records import Judged, Problem
-from core.run_directory import write_atomically
+from core.run_directory import read_jsonl, write_atomically
+from trainer.held_out_scores import Evaluation, Scores
 
 if TYPE_CHECKING:
     from tasks.task import Task
-    from trainer.evaluation import Evaluation
 
 SUFFIXES = (".jsonl", ".parquet")
 
 
-def check_place(path: Path) -> None:
-    """Make the folder and find out, before there is anything to lose, whether the file can be written.
+def check_responses_path(path: Path) -> None:
+    """Make the folder and check, before anything is generated, that the file can be written.
 
     Raises ConfigError where it cannot, and for a file that is neither JSONL nor Parquet.
     """
@@ -28,15 +31,15 @@ def check_place(path: Path) -> None:
         raise ConfigError(f"--responses {path}: write to a file that ends with {' or '.join(SUFFIXES)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        there = path.exists()
+        existed = path.exists()
         path.open("ab").close()
-        if not there:
+        if not existed:
             path.unlink()
     except OSError as error:
         raise _unwritable(path, error) from None
 
 
-def response_rows(result: "Evaluation", task: "Task", model: str) -> Iterator[dict[str, object]]:
+def response_rows(result: Evaluation, task: Task, model: str) -> Iterator[dict[str, object]]:
     """All responses as plain rows."""
     problems = {problem.id: problem for problem in task.evaluation}
     for kind, judged in (("greedy", result.greedy), ("sampled", result.sampled)):
@@ -44,7 +47,7 @@ def response_rows(result: "Evaluation", task: "Task", model: str) -> Iterator[di
             yield {"model": model, "kind": kind, **_row(item, problems[item.trajectory.start.problem_id], task)}
 
 
-def _row(item: Judged, problem: Problem, task: "Task") -> dict[str, object]:
+def _row(item: Judged, problem: Problem, task: Task) -> dict[str, object]:
     return {
         "problem": problem.id,
         "level": problem.level,
@@ -60,7 +63,7 @@ def _row(item: Judged, problem: Problem, task: "Task") -> dict[str, object]:
     }
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
+def write_responses(path: Path, rows: Sequence[dict[str, object]]) -> None:
     """Write rows as .jsonl or .parquet. Raises ConfigError when the place cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +71,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
             import pyarrow
             import pyarrow.parquet
 
-            plain = [{name: _whole(value) for name, value in row.items()} for row in rows]
+            plain = [{name: _encodable(value) for name, value in row.items()} for row in rows]
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(plain), path)
         else:
             write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -80,6 +83,39 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"--responses {path}: {error.strerror or error}; name a file that can be written")
 
 
-def _whole(value: object) -> object:
-    """The value; of a text with half characters (lone surrogates), which Parquet cannot hold, one with their escapes."""
+def _encodable(value: object) -> object:
+    """The value, with lone surrogates escaped: Parquet cannot hold them."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+def evaluation_record(result: Evaluation) -> dict[str, object]:
+    """The numbers as plain data, for JSON."""
+    levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
+    counts = {name: getattr(result, name) for name in ("truncated", "left_out", "judge_failures")}
+    return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels}
+
+
+def _plain(scores: Scores) -> dict[str, object]:
+    success = scores.success
+    return {
+        "problems": success.problems,
+        "success": success.mean,
+        "low": success.low,
+        "high": success.high,
+        "reward": asdict(scores.reward),
+        "pass": {str(one.k): asdict(one.estimate) for one in scores.passes},
+        "majority": None if scores.majority is None else asdict(scores.majority),
+    }
+
+
+def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
+    """Add a line to evaluations.jsonl: success, interval and levels after `iteration` (0: before training)."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"iteration": iteration, **evaluation_record(result)}) + "\n")
+
+
+def drop_evaluations(path: Path, last: int) -> None:
+    """Keep the lines of evaluations.jsonl up to iteration `last`. A resumed run writes the later ones again."""
+    if path.exists():
+        kept = [line for line in read_jsonl(path) if line["iteration"] <= last]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))

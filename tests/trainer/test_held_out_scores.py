@@ -13,7 +13,6 @@ import pyarrow.parquet
 import pytest
 
 from commands import evaluate as evaluation
-from commands import train as commands
 from commands.evaluate import check_rival, check_unseen, compare
 from core.config import Config, TaskConfig
 from core.errors import ActorError, ConfigError
@@ -23,26 +22,35 @@ from core.run_directory import RunDirectory
 from core.sampling import Sampling
 from tasks.kinds import KINDS
 from tasks.task import Task
-from tests.trainer.test_preflight import save_model, save_tokenizer
+from tests.trainer.test_model_files import save_model, save_tokenizer
 from trainer import build
-from trainer.evaluation import (
+from trainer.evaluation_files import (
+    append_evaluation,
+    check_responses_path,
+    drop_evaluations,
+    evaluation_record,
+    response_rows,
+    write_responses,
+)
+from trainer.held_out_scores import (
     Evaluation,
     EvaluationPlan,
-    append_evaluation,
-    describe,
-    drop_evaluations,
-    evaluate,
+    describe_evaluation,
+    evaluate_policy,
     powers,
-    record,
     summarise,
 )
-from trainer.responses import check_place, response_rows, write_rows
 from trainer.starts import fresh_starts
 
 PROBLEMS = [
     Problem("a", np.array([1], np.int32), "3", level="easy"),
     Problem("b", np.array([2], np.int32), "4", level="hard"),
 ]
+
+
+def plan(samples: int) -> EvaluationPlan:
+    greedy = Sampling(0.0, 1.0, 8)
+    return EvaluationPlan(greedy, greedy, samples, seed=0)
 
 
 def judged(rewards: list[list[float]]) -> list[Judged]:
@@ -76,10 +84,10 @@ def test_greedy_success_pass_at_k_and_majority(result: Evaluation) -> None:
     assert result.overall.majority is not None
     assert result.overall.majority.mean == 0.5  # easy: 5 has two votes and is wrong; hard: 4 has two and is right
     assert {level: scores.success.mean for level, scores in result.levels.items()} == {"easy": 1.0, "hard": 0.0}
-    assert describe(result).startswith(
+    assert describe_evaluation(result).startswith(
         "success 50.0 % (95 % interval 0.0 to 100.0) on 2 held-out problems, pass@1 37.5 %"
     )
-    assert describe(result).endswith("maj@4 50.0 %")
+    assert describe_evaluation(result).endswith("maj@4 50.0 %")
 
 
 def test_without_samples_there_is_greedy_accuracy_alone() -> None:
@@ -101,6 +109,9 @@ def test_a_win_is_a_higher_reward_and_a_tie_half_of_one() -> None:
 class Engines:
     """Answers all problems but those it is told to leave out, as a pool does that quarantines them."""
 
+    def close(self) -> None:
+        pass
+
     def __init__(self, *left_out: str) -> None:
         self._left_out = left_out
 
@@ -121,22 +132,20 @@ def task_of(rewards: dict[str, float]) -> Task:
         found = [(item, rewards[item.start.problem_id]) for item in trajectories]
         return [Judged(item, Verdict(reward, reward == 1)) for item, reward in found]
 
-    return cast(Task, SimpleNamespace(judge=judge, answer=None))
+    return cast(Task, SimpleNamespace(judge=judge, answer=None, evaluation=PROBLEMS, decode=str))
 
 
 def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:
     task = cast(Any, task_of({"a": 1.0}))
     failed = Verdict(0.0, False, "judge timed out", judge_failed=True)
     task.judge = lambda items: [Judged(item, failed if item.sample else Verdict(1.0, True)) for item in items]
-    greedy = Sampling(0.0, 1.0, 8)
-    result = evaluate(cast(Any, Engines("b")), task, PROBLEMS, EvaluationPlan(greedy, greedy, 3), seed=0)
+    result = evaluate_policy(cast(Any, Engines("b")), task, plan(3))
     assert (result.left_out, result.judge_failures, result.success) == (1, 2, 1.0)  # samples 1 and 2 of problem a
-    assert describe(result).endswith(
+    assert describe_evaluation(result).endswith(
         "1 problems left out: no engine could generate them, 2 verdicts counted as wrong: the judge failed"
     )
-    kept = record(result)
+    kept = evaluation_record(result)
     assert (kept["problems"], kept["left_out"], kept["judge_failures"]) == (1, 1, 2)
-    task.evaluation, task.decode = PROBLEMS, str
     assert [row["judge_failed"] for row in response_rows(result, task, "m")] == [False, False, True, True]
 
 
@@ -144,9 +153,7 @@ def test_a_response_that_was_cut_for_repeating_itself_is_truncated_in_its_row() 
     task = cast(Any, task_of({"a": 1.0}))
     judge = task.judge
     task.judge = lambda items: judge([replace(item, finish=Finish.REPETITION) for item in items])
-    greedy = Sampling(0.0, 1.0, 8)
-    result = evaluate(cast(Any, Engines("b")), task, PROBLEMS, EvaluationPlan(greedy, greedy, 0), seed=0)
-    task.evaluation, task.decode = PROBLEMS, str
+    result = evaluate_policy(cast(Any, Engines("b")), task, plan(0))
     assert [row["truncated"] for row in response_rows(result, task, "m")] == [True] * len(result.greedy)
 
 
@@ -156,17 +163,15 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_starts(
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder.jsonl").mkdir()
-    monkeypatch.setattr(commands, "prepare", None)  # nothing is read or started
+    monkeypatch.setattr(build, "open_model_and_task", None)  # nothing is read or started
     with pytest.raises(ConfigError, match=rf"--responses .*{place}: .*; name a file that can be written"):
         evaluation.evaluate_models(Config(), "", "", tmp_path / place)
-    check_place(tmp_path / "deep" / "r.jsonl")
+    check_responses_path(tmp_path / "deep" / "r.jsonl")
     assert not list((tmp_path / "deep").iterdir())
 
 
 def answered(*left_out: str, samples: int = 0, **rewards: float) -> Evaluation:
-    greedy = Sampling(0.0, 1.0, 8)
-    plan = EvaluationPlan(greedy, greedy, samples)
-    return evaluate(cast(Any, Engines(*left_out)), task_of(rewards), PROBLEMS, plan, seed=0)
+    return evaluate_policy(cast(Any, Engines(*left_out)), task_of(rewards), plan(samples))
 
 
 def test_models_are_compared_on_the_problems_that_both_answered() -> None:
@@ -195,13 +200,12 @@ def test_responses_are_written_before_models_are_compared(
 ) -> None:
     """The command with stand-ins for engines and models: only what it does when one of them fails is looked at."""
     task = task_of({"a": 1.0, "b": 0.0})
-    task.evaluation, task.decode = PROBLEMS, lambda ids: str(ids.tolist())  # type: ignore[method-assign]
     engines = {"first": Engines("a"), "other": Engines(*left_out)}
-    monkeypatch.setattr(commands, "prepare", lambda _: nullcontext(SimpleNamespace(task=task, model="first")))
-    monkeypatch.setattr(commands, "connected", lambda *_: nullcontext("cpu"))
+    monkeypatch.setattr(build, "open_model_and_task", lambda _: nullcontext(SimpleNamespace(task=task, model="first")))
+    monkeypatch.setattr(build, "connected", lambda *_: nullcontext("cpu"))
     monkeypatch.setattr(evaluation, "check_rival", lambda *_: None)
     monkeypatch.setattr(evaluation, "model_of", lambda path: path.name)
-    monkeypatch.setattr(build, "rollout_pool", lambda _config, model, *_: nullcontext(engines[model]))
+    monkeypatch.setattr(build, "engine_pool", lambda _config, model, *_: engines[model])
     file = tmp_path / "r.jsonl"
     with pytest.raises(ActorError):
         evaluation.evaluate_models(Config(), "first", "other", file)
@@ -225,7 +229,7 @@ def test_answers_are_compared_by_value() -> None:
 def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suffix: str) -> None:
     task = cast(Task, SimpleNamespace(evaluation=PROBLEMS, decode=lambda ids: " ".join(map(str, ids.tolist()))))
     path = tmp_path / f"deep/r{suffix}"
-    write_rows(path, list(response_rows(result, task, "m")))
+    write_responses(path, list(response_rows(result, task, "m")))
     rows: list[dict[str, Any]] = (
         pyarrow.parquet.read_table(path).to_pylist()
         if suffix == ".parquet"
@@ -234,18 +238,18 @@ def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suff
     assert [row["kind"] for row in rows] == ["greedy"] * 2 + ["sampled"] * 8
     assert [row["reward"] for row in rows] == [1, 0, 1, 0, 0, 0, 1, 1, 0, 0]
     assert (rows[1]["problem"], rows[1]["prompt"], rows[1]["response"], rows[1]["reference"]) == ("b", "2", "9", "4")
-    write_rows(path, [{"response": "\ud800é"}])  # half a character has no UTF-8
+    write_responses(path, [{"response": "\ud800é"}])  # half a character has no UTF-8
     read = pyarrow.parquet.read_table(path).to_pylist() if suffix == ".parquet" else [json.loads(path.read_text())]
     assert read == [{"response": "\\ud800é" if suffix == ".parquet" else "\ud800é"}]
     with pytest.raises(ConfigError, match=r"--responses x\.csv: write to a file that ends with \.jsonl or \.parquet"):
-        check_place(Path("x.csv"))
+        check_responses_path(Path("x.csv"))
 
 
 def test_the_record_of_an_iteration(tmp_path: Path, result: Evaluation) -> None:
     path = tmp_path / "evaluations.jsonl"
     append_evaluation(path, 3, result)
     line = json.loads(path.read_text())
-    assert line == json.loads(json.dumps({"iteration": 3, **record(result)}))
+    assert line == json.loads(json.dumps({"iteration": 3, **evaluation_record(result)}))
     assert (line["success"], line["low"], line["high"], line["problems"]) == (0.5, 0.0, 1.0, 2)
     assert line["pass"]["4"]["mean"] == 1.0
     assert [level["level"] for level in line["levels"]] == ["easy", "hard"]

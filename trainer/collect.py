@@ -1,0 +1,111 @@
+"""Collects the numbers of an iteration that are reported. Called by `trainer/session.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from core.records import Scored
+from trainer.held_out_scores import Evaluation
+from trainer.metrics import IterationMetrics, PhaseSeconds
+from trainer.records import Components, IterationResult
+from trainer.starts import erroneous_share
+
+if TYPE_CHECKING:
+    from learner.stats import UpdateStats
+    from replay.stats import StoreStats
+
+OF_POLICY = ("policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm")
+"""Numbers of the update that are missing while only the critic learns."""
+
+
+def collect_metrics(
+    parts: Components,
+    result: IterationResult,
+    seconds: PhaseSeconds,
+    *,
+    tokens_before: int,
+    busy_before: float,
+    evaluation: Evaluation | None,
+) -> IterationMetrics:
+    """The metrics of an iteration.
+
+    `tokens_before`: generated in earlier iterations; `busy_before`: seconds that the engines had worked when this one began.
+    """
+    scored = result.scored
+    tokens = sum(item.trajectory.tokens.size for item in scored)
+    return IterationMetrics(
+        iteration=result.number,
+        weight_version=result.broadcast.version,
+        restarts=parts.actors.restarts,
+        quarantined=parts.actors.quarantined,
+        root_success=_success([item for item in scored if not item.trajectory.start.replayed]),
+        replay_success=_success([item for item in scored if item.trajectory.start.replayed]),
+        **_of_evaluation(evaluation),
+        reward=sum(item.judged.verdict.reward for item in scored) / len(scored),
+        replay_share=sum(start.replayed for start in result.starts) / len(result.starts),
+        erroneous_share=erroneous_share(result.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
+        judge_failures=sum(item.judged.verdict.judge_failed for item in scored),
+        **_of_update(result.stats),
+        logprob_gap=result.broadcast.logprob_gap,
+        generated_tokens=tokens,
+        total_tokens=tokens_before + tokens,
+        truncated_share=sum(item.trajectory.finish.truncated for item in scored) / len(scored),
+        tokens_per_second=tokens / (seconds.total - seconds.evaluate),
+        **_of_flow(parts, result, seconds, busy_before),
+        **_of_store(parts.replay.stats()),
+        seconds=seconds,
+    )
+
+
+def _success(scored: Sequence[Scored]) -> float:
+    """Share of correct continuations; NaN of none."""
+    return sum(item.judged.verdict.correct for item in scored) / len(scored) if scored else math.nan
+
+
+def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
+    if evaluation is None:
+        return {}
+    scores = evaluation.overall
+    return {
+        "evaluation_success": scores.success.mean,
+        "evaluation_pass": scores.passes[-1].estimate.mean if scores.passes else math.nan,
+        "evaluation_majority": scores.majority.mean if scores.majority is not None else math.nan,
+    }
+
+
+def _of_update(stats: UpdateStats) -> dict[str, Any]:
+    """The numbers that both records have under one name, and three with others."""
+    names = {entry.name for entry in fields(stats)} & {entry.name for entry in fields(IterationMetrics)} - {"seconds"}
+    found = {name: getattr(stats, name) for name in names} | {"kl": stats.policy_kl}
+    found |= {"behaviour_gap_mean": stats.engine_gap_mean, "behaviour_gap_max": stats.engine_gap_max}
+    return found if stats.policy_trained else found | dict.fromkeys(OF_POLICY, math.nan)
+
+
+def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:
+    """How old the tokens were, and who waited for whom."""
+    queues = parts.actors.queues()
+    trained_at = result.broadcast.version - 1
+    staleness = trained_at - np.concatenate([item.trajectory.versions for item in result.scored])
+    busy = queues.busy - busy_before
+    return {
+        "rollout_actors": queues.actors,
+        "stale_tokens": float((staleness > 0).mean()),
+        "mean_staleness": float(staleness.mean()),
+        "max_staleness": int(staleness.max()),
+        "actor_idle": max(0.0, 1.0 - busy / (max(queues.actors, 1) * seconds.total)),
+        "learner_idle": 1.0 - (seconds.score + seconds.update + seconds.broadcast) / seconds.total,
+        "waiting_samples": queues.waiting,
+        "running_samples": queues.running,
+        "finished_starts": 0 if parts.pipeline is None else parts.pipeline.finished,
+    }
+
+
+def _of_store(store: StoreStats) -> dict[str, Any]:
+    names = ("states", "replayable", "hit_rate", "mean_age", "max_age", "mean_depth", "mean_value")
+    counts = {"store_bytes": store.memory_bytes, "store_evictions": store.evicted, "lost_outcomes": store.lost_outcomes}
+    return counts | {f"store_{name}": getattr(store, name) for name in names}

@@ -1,0 +1,97 @@
+"""The records of an iteration: what it works with, its settings, and what it produced.
+
+Filled by `trainer/build.py`, used by `trainer/loop.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from core.errors import ActorError, WeightError
+from core.records import FloatArray, IntArray, Problem, ReplayedState, Scored, Start, Trajectory
+from core.sampling import Sampling
+from core.weights import WeightReceiver
+
+if TYPE_CHECKING:
+    from actors.ledger import Queues
+    from learner.group import LearnerGroup
+    from learner.stats import BroadcastReport, UpdateStats
+    from replay.store import ReplayStore
+    from tasks.sampling import ProblemSampler
+    from tasks.task import Task
+    from trainer.asynchronous import Pipeline
+
+
+class Rollouts(WeightReceiver, Protocol):
+    """The engines: a pool of Ray actors, such a pool on a thread of its own, or one engine in this process."""
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of rollout actors since the run began."""
+
+    @property
+    def quarantined(self) -> int:
+        """Starts that no engine could generate since the run began."""
+
+    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
+        """All samples of all starts, ordered by start and sample. Starts that no engine can generate are left out."""
+
+    def make_room(self) -> None:
+        """End the optional engines until the next weights come."""
+
+    def queues(self) -> Queues:
+        """How many samples wait and run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """What an iteration works with."""
+
+    task: Task
+    problems: ProblemSampler
+    by_id: Mapping[str, Problem]  # the training problems
+    replay: ReplayStore
+    actors: Rollouts
+    learner: LearnerGroup
+    boundaries: Callable[[IntArray], IntArray]  # response tokens [T] -> ascending lengths at which a step ends
+    pipeline: Pipeline | None = None  # in asynchronous mode
+
+
+@dataclass(frozen=True, slots=True)
+class IterationSettings:
+    """The numbers an iteration works with."""
+
+    seed: int
+    starts: int  # per iteration
+    replayed: int  # of these, once the store holds `start_states`
+    start_states: int
+    samples: int  # continuations per start
+    sampling: Sampling
+    canonical: bool  # canonical solutions are a source of states
+    chains: bool  # the ranking follows chains (`replay.ranking.Ranking`)
+    refresh_states: int  # states per iteration whose stale values are renewed
+    refresh_while_generating: bool  # False where engines and critic take turns on one GPU
+    probe_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRefresh:
+    """States that get new values from the critic. The values depend on when they were asked for, not on when they arrive."""
+
+    states: list[ReplayedState]
+    version: int  # of the critic
+    values: Callable[[], list[FloatArray]]  # waits; one array per state, its first number is the state's value
+
+
+@dataclass(frozen=True, slots=True)
+class IterationResult:
+    """What one iteration produced; `trainer/collect.py` makes metrics of it."""
+
+    number: int
+    starts: list[Start]  # those with trajectories
+    scored: list[Scored]
+    stats: UpdateStats
+    broadcast: BroadcastReport
+    failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete
