@@ -72,20 +72,20 @@ def candidates(size: Size, made: list[IntArray], lengths: list[IntArray], seed: 
 def iteration(store: ReplayStore, size: Size, number: int, seconds: Seconds) -> None:
     """One iteration's work of the store, timed by kind."""
 
-    def timed(kind: str, action: Callable[[], Any]) -> Any:
+    def _timed(kind: str, action: Callable[[], Any]) -> Any:
         start = time.perf_counter()
         found = action()
         seconds.setdefault(kind, []).append(time.perf_counter() - start)
         return found
 
     made = responses(size, number)
-    drawn = timed("draw", partial(store.sample, size.replayed, number))
-    stale = timed("stale states", partial(store.top, 256, older_than=number))
-    lengths = timed("boundaries", lambda: [boundaries(tokens, TABLE, "line", 0) for tokens in made])
+    drawn = _timed("draw", partial(store.sample, size.replayed, number))
+    stale = _timed("stale states", partial(store.top, 256, older_than=number))
+    lengths = _timed("boundaries", lambda: [boundaries(tokens, TABLE, "line", 0) for tokens in made])
     outcomes = [Outcome(s.key, s.problem_id, i % 3 == 0, number) for s in drawn for i in range(CONTINUATIONS)]
-    timed("record", partial(store.record, outcomes))
-    timed("revalue", partial(store.revalue, stale, np.full(len(stale), 0.5, np.float32), number))
-    timed("add", partial(store.add, candidates(size, made, lengths, number, number)))
+    _timed("record", partial(store.record, outcomes))
+    _timed("revalue", partial(store.revalue, stale, np.full(len(stale), 0.5, np.float32), number))
+    _timed("add", partial(store.add, candidates(size, made, lengths, number, number)))
 
 
 def totals(seconds: Seconds) -> list[float]:

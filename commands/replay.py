@@ -37,7 +37,7 @@ def show_states(options: Namespace) -> int:
         return 0
     best = inspection.first_problems(inspection.select(found, per_problem=options.top), options.problems)
     print(inspection.states_text(inspection.with_prefixes(best, shards, _decode), table))
-    print(inspection.store_summary(combine([shard_stats(shard) for shard in shards], requested=0, sampled=0)))
+    print(inspection.store_summary(combine([shard_stats(shard) for shard in shards])))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0
 

@@ -193,13 +193,13 @@ def write_samples(
     """
     seen: Counter[tuple[bool, bool]] = Counter()
 
-    def place(item: Judged) -> tuple[int, bool, bool]:
+    def _place(item: Judged) -> tuple[int, bool, bool]:
         kind = (not item.trajectory.start.replayed, not item.verdict.correct)
         seen[kind] += 1
         return seen[kind], *kind
 
     path = run.samples / f"{iteration:06d}.jsonl"
-    chosen = sorted(judged, key=place)[:count]
+    chosen = sorted(judged, key=_place)[:count]
     write_atomically(path, "".join(json.dumps(_sample(item, decode), ensure_ascii=False) + "\n" for item in chosen))
     return path
 

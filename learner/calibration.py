@@ -40,13 +40,13 @@ def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tupl
         lengths, prefix = boundaries(s.trajectory.response_ids), s.trajectory.start.prefix_ids.size
         depths.append(lengths[lengths > prefix] - prefix)
 
-    def states(read: Sequence[IntArray]) -> tuple[FloatArray, Flags]:
+    def _states(read: Sequence[IntArray]) -> tuple[FloatArray, Flags]:
         values = np.concatenate([s.values[at] for s, at in zip(scored, read, strict=True)])
         return values, np.repeat(correct, [at.size for at in read])
 
-    values, succeed = states([np.append(0, own) for own in depths])
+    values, succeed = _states([np.append(0, own) for own in depths])
     read, groups = comparable_states([s.trajectory.start.id for s in scored], [len(s.values) for s in scored], depths)
-    return auc(values, succeed), auc(*states(read), groups), brier(values, succeed)
+    return auc(values, succeed), auc(*_states(read), groups), brier(values, succeed)
 
 
 def comparable_states(

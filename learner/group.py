@@ -72,7 +72,7 @@ class LearnerGroup:
         self._has_reference = algorithm.kl_coefficient > 0
         self._ranks: RankCalls
 
-        def launch() -> None:
+        def _launch() -> None:
             self._ranks = LocalRanks() if local else Ranks(config, device=device, cpus=cpus, gpus=gpus)
             self._ranks.join(device, config.deadline)
             arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
@@ -82,8 +82,8 @@ class LearnerGroup:
             kl = algorithm.kl_coefficient
             self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
 
-        self._launch = launch
-        launch()
+        self._launch = _launch
+        _launch()
 
     @property
     def version(self) -> int:
@@ -92,6 +92,7 @@ class LearnerGroup:
 
     @version.setter
     def version(self, version: int) -> None:
+        """Set it where a checkpoint or a lost broadcast asks for it."""
         self._state.version = version
 
     def score(self, judged: Sequence[Judged]) -> list[Scored]:

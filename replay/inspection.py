@@ -198,7 +198,7 @@ def states_text(table: pa.Table, whole: pa.Table) -> str:
 def store_summary(stats: StoreStats) -> str:
     """The store in a few lines: what it holds, and what became of it since it was created."""
 
-    def solved(correct: int, of: int) -> str:
+    def _solved(correct: int, of: int) -> str:
         return f"{correct / of:.1%} of {of:,}" if of else "none"
 
     return "\n".join(
@@ -207,8 +207,8 @@ def store_summary(stats: StoreStats) -> str:
             f" {stats.replayable:,} may be drawn; {stats.memory_bytes / 2**20:.1f} MiB, {stats.token_bytes / 2**20:.1f} of tokens",
             f"offered {stats.offered:,}: {stats.merged:,} were there, {stats.rejected:,} below their problem's quota;"
             f" evicted {stats.evicted:,}",
-            f"solved: of continuations {solved(stats.solved, stats.outcomes)}, of rollouts from the root"
-            f" {solved(stats.root_solved, stats.root_outcomes)}; {stats.lost_outcomes:,} outcomes of evicted states",
+            f"solved: of continuations {_solved(stats.solved, stats.outcomes)}, of rollouts from the root"
+            f" {_solved(stats.root_solved, stats.root_outcomes)}; {stats.lost_outcomes:,} outcomes of evicted states",
         )
     )
 

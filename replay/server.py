@@ -20,7 +20,7 @@ from replay.keys import Keys, shard_of
 from replay.records import Counters, Drawn
 from replay.shard import Shard
 from replay.snapshot import load_snapshot, write_snapshot
-from replay.stats import ShardStats, shard_stats
+from replay.stats import StoreStats, shard_stats
 
 JOURNAL = "shard-{}.journal"
 
@@ -84,7 +84,7 @@ class ShardServer:
         self.require(sequence)
         return self._shard.least(count)
 
-    def stats(self, sequence: int) -> ShardStats:
+    def stats(self, sequence: int) -> StoreStats:
         """Counts of this shard."""
         self.require(sequence)
         return shard_stats(self._shard)

@@ -58,7 +58,7 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
     A verifier may return a Verdict, a bool or a number (correct when above 0).
     """
 
-    def failed(detail: str) -> Verdict:
+    def _failed(detail: str) -> Verdict:
         return Verdict(failed_reward, False, printable(detail), judge_failed=True)
 
     try:
@@ -66,16 +66,18 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
         if isinstance(result, bool | int | float):
             result = Verdict(float(result), result > 0)
         if not isinstance(result, Verdict):
-            return failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
+            return _failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
         if not isinstance(result.reward, bool | int | float):
-            return failed(f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number")
+            return _failed(
+                f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number"
+            )
         if not math.isfinite(result.reward):
-            return failed(f"judge returned a reward of {result.reward}")
+            return _failed(f"judge returned a reward of {result.reward}")
         # what a verifier of the user's own put into the record may be anything, and raise when it is looked at
         detail = printable(str(result.detail))
         return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed))
     except (Exception, SystemExit) as error:
-        return failed(f"judge raised {said(error)}")
+        return _failed(f"judge raised {said(error)}")
 
 
 def said(error: BaseException) -> str:

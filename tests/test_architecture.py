@@ -95,3 +95,51 @@ def test_functions_fit_a_screen_and_files_a_sitting(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= 60, f"{path.name}:{node.lineno} {node.name} has {size} lines"
+
+
+CROWDED = 15
+"""Python files of one folder: more is a hall without rooms."""
+
+
+def module_of(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def dependencies() -> dict[str, set[str]]:
+    """Module -> the modules of the project that it imports anywhere, for type checking and inside functions too."""
+    paths = [*sources(*ALLOWED, "bench"), ROOT / "launch.py"]
+    modules = {module_of(path): path for path in paths}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = set[str]()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {name.name for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                below = {f"{node.module}.{name.name}" for name in node.names} & modules.keys()
+                names |= below or {node.module}
+        found[module] = names & modules.keys() - {module}
+    return found
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    left = dependencies()
+    while free := [module for module, needs in left.items() if not needs & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, f"these import each other in a circle: {sorted(left)}"
+
+
+def test_no_folder_is_crowded() -> None:
+    for folder in {path.parent for path in sources(*ALLOWED, "bench")}:
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= CROWDED, f"{folder.relative_to(ROOT)} holds {len(files)} files: group them"
+
+
+@pytest.mark.parametrize("path", sources(*ALLOWED, "bench"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_public_functions_have_a_docstring_and_a_return_type(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path.name}:{node.lineno} {node.name} has no docstring"
+            assert node.returns is not None, f"{path.name}:{node.lineno} {node.name} has no return type"

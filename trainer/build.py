@@ -161,14 +161,14 @@ def _start_both(
     so later.
     """
 
-    def start(one: Callable[[], Any]) -> Any:
+    def _start(one: Callable[[], Any]) -> Any:
         return stack.enter_context(closing(one()))
 
     if one_process:
-        started = start(learner)
-        return start(engines), started
+        started = _start(learner)
+        return _start(engines), started
     with ThreadPoolExecutor(2) as threads:
-        pool, group = threads.submit(start, engines), threads.submit(start, learner)
+        pool, group = threads.submit(_start, engines), threads.submit(_start, learner)
     return pool.result(), group.result()
 
 

@@ -95,12 +95,12 @@ class SeparateModels(ActorCritic):
         for batch in plan.batches:
             sums = sums + self._policy_pass(batch, plan.kl_coefficient)
 
-        def critic_has_stepped() -> bool:
+        def _critic_has_stepped() -> bool:
             nonlocal critic
             critic = self._critic_step(plan)
             return critic[2]
 
-        policy_norm, policy_applied = self.policy.step([plan.policy_lr], critic_has_stepped)
+        policy_norm, policy_applied = self.policy.step([plan.policy_lr], _critic_has_stepped)
         value_loss, value_norm, value_applied = critic
         return StepSums(sums, value_loss, policy_norm, value_norm, policy_applied, value_applied)
 

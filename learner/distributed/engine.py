@@ -167,12 +167,12 @@ class TrainEngine:
             group["lr"] = rate or 0.0
         answers: list[bool] = []
 
-        def once() -> bool:
+        def _once() -> bool:
             if not answers:
                 answers.append(consent())
             return answers[0]
 
-        self._optimizer.consent = once
+        self._optimizer.consent = _once
         self._engine.step()
         self._optimizer.consent = _always
         for state in self._idle_states(rates):

@@ -27,12 +27,12 @@ def train_batches(
     rows = [batch.rows[i] for i in members]
     targets = batch.weighted(members, how)
 
-    def train_batch(group: IntArray) -> TrainBatch:
+    def _train_batch(group: IntArray) -> TrainBatch:
         index = batch.token_index([members[i] for i in group])
         own = targets.map(lambda column: column[index] if len(group) else np.zeros(1, np.float32))
         return TrainBatch(_micro_batch(group, rows, packed), own)
 
-    return [[train_batch(group) for group in groups] for groups in assignment]
+    return [[_train_batch(group) for group in groups] for groups in assignment]
 
 
 def results_by_row(

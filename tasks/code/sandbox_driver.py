@@ -116,7 +116,7 @@ def reason(error: BaseException) -> str:
 def run_job(job: dict[str, Any], output: int) -> None:
     """Compile and run the program, run the setup, evaluate every expression; a line for each."""
 
-    def say(*items: Any) -> None:
+    def _say(*items: Any) -> None:
         text = json.dumps(items)
         if len(text) > LARGEST_VALUE:
             text = json.dumps([items[0], "large"])
@@ -130,13 +130,13 @@ def run_job(job: dict[str, Any], output: int) -> None:
     try:
         code = compile(job["program"], "<program>", "exec", dont_inherit=True)
     except BaseException as error:
-        return say("syntax", reason(error))
-    say("compiled")
+        return _say("syntax", reason(error))
+    _say("compiled")
     try:
         exec(code, names)
         exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
     except BaseException as error:
-        return say("failed", reason(error))
+        return _say("failed", reason(error))
     for name, value in job["values"].items():
         try:
             names[name] = decode_value(value)
@@ -144,9 +144,9 @@ def run_job(job: dict[str, Any], output: int) -> None:
             continue
     for index, expression in enumerate(job["expressions"]):
         try:
-            say(index, "value", encode_value(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))
+            _say(index, "value", encode_value(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))
         except BaseException as error:
-            say(index, "raised", reason(error))
+            _say(index, "raised", reason(error))
     return None
 
 

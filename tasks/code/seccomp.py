@@ -55,17 +55,17 @@ def denied_calls() -> bytes | None:
         return None
     architecture, clone, denied = known
 
-    def step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("=HBBI", code, if_true, if_false, value)
 
-    refuse = step(_RETURN, _ERRNO | errno.EPERM)
-    allow = step(_RETURN, _ALLOW)
+    refuse = _step(_RETURN, _ERRNO | errno.EPERM)
+    allow = _step(_RETURN, _ALLOW)
     program = [
-        step(_LOAD, _ARCHITECTURE) + step(_EQUAL, architecture, 1, 0) + step(_RETURN, _KILL),
-        step(_LOAD, _NUMBER) + step(_AT_LEAST, _X32, 0, 1) + step(_RETURN, _KILL),
-        step(_EQUAL, _CLONE3, 0, 1) + step(_RETURN, _ERRNO | errno.ENOSYS),
-        *(step(_EQUAL, number, 0, 1) + refuse for number in sorted({*denied.values(), *_COMMON})),
-        step(_EQUAL, clone, 1, 0) + allow,
-        step(_LOAD, _ARGUMENT_0) + step(_ANY_BIT, _CLONE_THREAD, 0, 1) + allow + refuse,
+        _step(_LOAD, _ARCHITECTURE) + _step(_EQUAL, architecture, 1, 0) + _step(_RETURN, _KILL),
+        _step(_LOAD, _NUMBER) + _step(_AT_LEAST, _X32, 0, 1) + _step(_RETURN, _KILL),
+        _step(_EQUAL, _CLONE3, 0, 1) + _step(_RETURN, _ERRNO | errno.ENOSYS),
+        *(_step(_EQUAL, number, 0, 1) + refuse for number in sorted({*denied.values(), *_COMMON})),
+        _step(_EQUAL, clone, 1, 0) + allow,
+        _step(_LOAD, _ARGUMENT_0) + _step(_ANY_BIT, _CLONE_THREAD, 0, 1) + allow + refuse,
     ]
     return b"".join(program)

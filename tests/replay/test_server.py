@@ -43,7 +43,7 @@ def test_a_repeated_write_counts_once(tmp_path: Path) -> None:
     before = content(shard)
     fill(shard, 2, 2)
     assert content(shard) == before
-    assert shard.stats(2).counters.offered == 4
+    assert shard.stats(2).offered == 4
 
 
 @pytest.mark.parametrize("saved", [None, 0, 3, 5])
