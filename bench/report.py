@@ -1,4 +1,4 @@
-"""What every benchmark writes: bench/results/NAME.json, the same as a table in NAME.md, and the overview of all in README.md.
+"""What every benchmark writes: bench/results/NAME.json, the same as a table in NAME.md, and an overview of all in README.md.
 
 Invariant: a check that misses its goal is written as it is, with `ok: false`.
 """
@@ -75,8 +75,8 @@ def overview() -> str:
     lines = [
         "# Measured",
         "",
-        "The last measurement of everything that has a goal. A benchmark's name leads to all its figures. Every full run of",
-        "`python -m bench.NAME` writes this file.",
+        "The last measurement of every check that has a goal. A benchmark's name links to all its numbers. Every full run of",
+        "`python -m bench.NAME` rewrites this file.",
         "",
         "| benchmark | what | measured | goal | met | date |",
         "|---|---|---|---|---|---|",
