@@ -95,7 +95,7 @@ class ActorHandle:
         self.serving = False  # its engine is loaded
         self.process: Process | None = None  # the present or last one
         self.acknowledged: tuple[int, str] | None = None  # version and digest of its weights
-        self.failed_starts = 0  # in a row
+        self._losses: list[float] = []  # when its process died
         self.requests: deque[Request] = deque()
         self._recipe = recipe
         self._actor: Any = None
@@ -110,6 +110,12 @@ class ActorHandle:
         self._actor = self._named_actor()
         self.ask(lambda actor: actor.process.remote(), START_SECONDS, _placed, "start")
         self.ask(self._recipe.start, START_SECONDS, ready, "start")
+
+    def losses_within(self, seconds: float) -> int:
+        """Note that the process died, and say how often it did within so many seconds."""
+        now = time.monotonic()
+        self._losses = [*(moment for moment in self._losses if now - moment < seconds), now]
+        return len(self._losses)
 
     def ask(
         self, call: Callable[[Any], Any], seconds: float, accept: Callable[[Any], None], kind: Kind = "ask"

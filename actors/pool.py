@@ -34,7 +34,7 @@ from actors.budget import RestartBudget
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, describe, weights_lost
 from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, share
 from core.config import Device, RolloutConfig
-from core.errors import ActorError, RetrospectError, WeightError
+from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Start, Trajectory
 from core.sampling import Sampling
 from core.weights import Acknowledgement, WeightHandle
@@ -94,15 +94,15 @@ class RolloutPool:
         return self._weights_lost or not (self._ledger.open or any(actor.requests for actor in self._actors))
 
     def check(self) -> None:
-        """Raises ActorError when no engine can generate before it gets new weights."""
+        """Raises LearnerError when no engine can generate before it gets new weights: the learner that published them is lost."""
         if self._weights_lost:
-            raise ActorError("the weights of the rollout actors were lost with the process that had published them")
+            raise LearnerError("the weights of the rollout actors were lost with the process that had published them")
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
         """All samples of all starts, ordered by start and sample; before all that was submitted.
 
         Those of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError after more restarts than
-        `max_restarts`, and when the weights are lost (see `check`).
+        `max_restarts`; LearnerError when the weights are lost (see `check`).
         """
         self._add(starts, sampling, urgent=True)
         while not self._ledger.finished(starts):
@@ -200,7 +200,7 @@ class RolloutPool:
         """Start an actor. Its engine gets the current weights before any work."""
 
         def _serve(_: Any) -> None:
-            actor.serving, actor.failed_starts = True, 0
+            actor.serving = True
             if self._weights is not None and not self._weights_lost:
                 load = lambda remote, weights=self._weights: remote.load_weights.remote(weights)  # noqa: E731
                 actor.ask(load, self._config.deadline, lambda _: None, "load")
@@ -306,7 +306,8 @@ class RolloutPool:
         """An actor has failed: queue its samples again and start another process.
 
         An engine that raises while it generates may do so because of a start. That start is found and quarantined (`Ledger.give_back`) at
-        the cost of one restart in the budget. The process of an elastic actor that dies costs none: nodes come and go.
+        the cost of one restart in the budget. The process of an elastic actor that dies costs none, because nodes come and go; after
+        JOIN_TRIES deaths within `restart_window` it is given up.
 
         Raises `error` if it is a WeightError, because the weights would be as unfit again; ActorError when the budget is used up.
         """
@@ -323,14 +324,15 @@ class RolloutPool:
             raise error
         if cause is not None:
             self._quarantine(cause, describe(error))  # charged when its first engine raised
-        elif actor.elastic and not served:
-            actor.failed_starts += 1
-            if raised or actor.failed_starts >= JOIN_TRIES:
+        elif actor.elastic and not (served and raised):
+            if raised or actor.losses_within(self._config.restart_window) >= JOIN_TRIES:
                 self._actors.remove(actor)
                 self._size -= 1
-                logger.warning("%s cannot join and is given up: %s", actor.name, reason)
+                logger.warning(
+                    "%s %s and is given up: %s", actor.name, "keeps dying" if served else "cannot join", reason
+                )
                 return
-        elif raised or not actor.elastic:
+        else:
             self._budget.charge(actor.name, reason)
         self.restarts += 1
         logger.warning("%s: %s; restart %d", actor.name, reason, self.restarts)

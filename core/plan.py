@@ -115,8 +115,6 @@ def batch_plan(config: Config) -> BatchPlan:
             f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
         )
     check_algorithm(config, trajectories)
-    if config.replay.ranking == "canonical" and not config.replay.canonical:
-        raise ConfigError("replay.ranking = 'canonical' replays canonical solutions only; set replay.canonical true")
     steps = learner.epochs * learner.minibatches
     return BatchPlan(
         starts=rollout.starts,

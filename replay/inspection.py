@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,14 +27,15 @@ ATTEMPTS = 10
 
 
 def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> list[Shard]:
-    """The shards of a run: from their journals in `live`, or else from the store in a checkpoint (`--local` has no journals).
+    """The shards of a run: from their journals in `live`, or from a checkpoint where these are empty or missing (`--local`).
 
     StoreError when there is neither.
     """
-    journals = sorted(live.glob(JOURNAL.format("*")))
-    if journals:
-        return [_read_live(path, config) for path in journals]
-    if checkpoint is None or not (checkpoint / MANIFEST).is_file():
+    shards = [_read_live(path, config) for path in sorted(live.glob(JOURNAL.format("*")))]
+    saved = checkpoint is not None and (checkpoint / MANIFEST).is_file()
+    if any(len(shard.states) for shard in shards) or (shards and not saved):
+        return shards
+    if checkpoint is None or not saved:
         raise StoreError(f"{live}: no replay store here and none in a checkpoint; name a run that has begun to train")
     manifest = read_manifest(checkpoint)
     shard = Shard(config, manifest["vocabulary"])
@@ -82,7 +82,7 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
         {
             "problem": pa.array([shard.names[i] for i in states["problem"].tolist()], pa.string()),
             "key": states["key"],
-            "parent": _parents(shard),
+            "parent": states["parent"],  # 0: the root; no nulls, for which pandas would make floats of the keys
             "depth": states["length"],
             "response_tokens": shard.trajectories["size"][chain],
             "value": states["value"],
@@ -99,27 +99,6 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
             "age": newest - states["version"],
         }
     )
-
-
-def _parents(shard: Shard) -> npt.NDArray[np.uint64]:
-    """[S] key of the state that each state descends from, 0: the root; no nulls, for which pandas would make floats of the keys.
-
-    It is the state that the trajectory was started from, where that is shallower. A trajectory that was found by exploring also
-    has states above it: they descend from what that state descends from, as far as the store still has it.
-    """
-    states, chain = shard.states, shard.states["trajectory"]
-    parents = shard.trajectories["parent"][chain]
-    depths = shard.trajectories["parent_length"][chain]
-    row_of = {int(key): row for row, key in enumerate(states["key"].tolist())}
-    for row in np.flatnonzero((parents != 0) & (depths >= states["length"])).tolist():
-        parent, depth, seen = int(parents[row]), int(depths[row]), set[int]()
-        while parent and depth >= states["length"][row] and parent not in seen:
-            seen.add(parent)
-            above = row_of.get(parent)
-            parent = 0 if above is None else int(shard.trajectories["parent"][chain[above]])
-            depth = 0 if above is None else int(shard.trajectories["parent_length"][chain[above]])
-        parents[row] = 0 if parent in seen else parent
-    return parents
 
 
 def select(

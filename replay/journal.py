@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from core.errors import StoreError
+from core.errors import StoreError, first_line
 
 _LENGTH = 8
 """Bytes of an entry's length."""
@@ -35,6 +35,7 @@ class Journal:
             self._write(_entry(pa.record_batch({}).replace_schema_metadata(dict(header))))
             os.replace(fresh, self.path)
         except OSError as error:
+            self.close()
             raise unwritable(self.path, error) from error
 
     def reopen(self, size: int) -> None:
@@ -67,17 +68,21 @@ class Journal:
 
 
 def read_journal(path: Path) -> tuple[dict[str, str], list[pa.RecordBatch], int]:
-    """Header, writes, and the bytes up to the end of the last complete entry. FileNotFoundError when there is none."""
-    content = path.read_bytes()
+    """Header, writes, and the bytes up to the end of the last complete entry. StoreError names a file that cannot be read."""
     entries, at = list[pa.RecordBatch](), 0
-    while at + _LENGTH <= len(content):
-        size = int.from_bytes(content[at : at + _LENGTH], "little")
-        if size == 0 or at + _LENGTH + size > len(content):
-            break
-        entries.append(pa.ipc.open_stream(pa.py_buffer(content)[at + _LENGTH : at + _LENGTH + size]).read_next_batch())
-        at += _LENGTH + size
+    try:
+        content = path.read_bytes()
+        while at + _LENGTH <= len(content):
+            size = int.from_bytes(content[at : at + _LENGTH], "little")
+            if size == 0 or at + _LENGTH + size > len(content):
+                break
+            entry = pa.py_buffer(content)[at + _LENGTH : at + _LENGTH + size]
+            entries.append(pa.ipc.open_stream(entry).read_next_batch())
+            at += _LENGTH + size
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StoreError(f"{path}: cannot be read ({first_line(error)}); resume the run from its checkpoint") from error
     if not entries:
-        raise StoreError(f"{path}: holds no header; remove it and resume the run from its checkpoint")
+        raise StoreError(f"{path}: has no complete entry; resume the run from its checkpoint")
     header = {key.decode(): value.decode() for key, value in (entries[0].schema.metadata or {}).items()}
     return header, entries[1:], at
 

@@ -5,6 +5,7 @@ Invariants: a write is applied once however often it is sent; a shard that Ray s
 raises `LostShardError` when its files are gone.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from core.config import ReplayConfig
-from core.errors import LostShardError
+from core.errors import LostShardError, StoreError
 from replay.journal import Journal, read_journal, unwritable
 from replay.keys import Keys, shard_of
 from replay.records import Counters, Drawn
@@ -23,6 +24,7 @@ from replay.snapshot import load_snapshot, write_snapshot
 from replay.stats import StoreStats, shard_stats
 
 JOURNAL = "shard-{}.journal"
+logger = logging.getLogger("retrospect.replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,32 @@ class ShardServer:
         self._sequence = 0  # of the last write
         self._shard = Shard(config, vocabulary)
         self._journal = None if directory is None else Journal(directory / JOURNAL.format(index))
+        self._unusable: StoreError | None = (
+            None  # raised at the first call: Ray does not report what a constructor raised
+        )
         if self._journal is None:
             return
-        if self._journal.path.exists():
-            recovered = recover(self._journal.path, config)
-            if recovered.store_id == store_id:
-                self._shard, self._sequence = recovered.shard, recovered.sequence
-                self._journal.reopen(recovered.size)
-                return
-        self._begin_journal(snapshot="")
+        try:
+            if not self._recover():
+                self._begin_journal(snapshot="")
+        except StoreError as error:
+            self._unusable = error
+
+    def _recover(self) -> bool:
+        """Continue with the files of this store's shard, if they are there. What cannot be read is lost, see `require`."""
+        assert self._journal is not None
+        if not self._journal.path.exists():
+            return False
+        try:
+            found = recover(self._journal.path, self._config)
+        except StoreError as error:
+            logger.warning("%s", error)
+            return False
+        if found.store_id != self._store_id:
+            return False
+        self._shard, self._sequence = found.shard, found.sequence
+        self._journal.reopen(found.size)
+        return True
 
     def write(self, sequence: int, write: pa.RecordBatch) -> ShardSize:
         """Apply write number `sequence`; one that was applied already is only acknowledged again."""
@@ -101,6 +120,7 @@ class ShardServer:
 
     def restore(self, sequence: int, paths: Sequence[Path], shards: int) -> ShardSize:
         """Replace the content by what this shard owns of snapshots of any number of shards; the next write is `sequence` + 1."""
+        self.require(0)
         self._shard = Shard(self._config, self._vocabulary)
         found = [load_snapshot(self._shard, path, lambda name: shard_of(name, shards) == self._index) for path in paths]
         if self._index == 0 and found:  # counters are of the whole store, whoever has them
@@ -115,17 +135,20 @@ class ShardServer:
         return ShardSize(len(self._shard.states), self._shard.nbytes)
 
     def require(self, sequence: int) -> None:
-        """LostShardError when this shard does not have write number `sequence`."""
+        """LostShardError when this shard does not have write number `sequence`; StoreError when its folder cannot be written."""
+        if self._unusable is not None:
+            raise self._unusable
         if self._sequence < sequence:
             raise LostShardError(
                 f"replay-shard-{self._index}: died, and its files are gone (it has {self._sequence} of {sequence} writes)"
             )
 
     def _snapshot(self) -> Path:
-        """Write what the shard holds beside its journal."""
+        """Write a snapshot into the folder of the journal."""
         assert self._journal is not None
         path = self._journal.path.with_name(f"shard-{self._index}.{self._store_id}.{self._sequence}.parquet")
-        write_snapshot(self._shard, path)
+        write_snapshot(self._shard, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)  # a checkpoint may share the file of this name: it keeps its content
         return path
 
     def _begin_journal(self, snapshot: str) -> None:
@@ -133,8 +156,8 @@ class ShardServer:
         assert self._journal is not None
         header = {"store": self._store_id, "sequence": str(self._sequence), "snapshot": snapshot}
         self._journal.begin(header | {"vocabulary": str(self._vocabulary)})
-        for path in self._journal.path.parent.glob(f"shard-{self._index}.*.parquet"):
-            if path.name != snapshot:
+        for path in self._journal.path.parent.glob(f"shard-{self._index}.*"):
+            if path.suffix in (".parquet", ".new") and path.name != snapshot:
                 path.unlink()
 
 

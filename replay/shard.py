@@ -20,7 +20,7 @@ from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash
 from replay.rankings import RANKINGS
 from replay.rankings.base import Flags, StateColumns, rank_settings
 from replay.records import Counters, Drawn
-from replay.table import PROBLEM, STATE, TRAJECTORY, Column, Table
+from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _HANDED_OUT = ("key", "value", "provenance", "version", "wins", "losses")
 _ARRAY_BYTES = 120  # of a numpy array besides its elements, and of the list entry that refers to it
@@ -78,7 +78,7 @@ class Shard:
         provenance, parent = writes.column(write, "provenance"), writes.column(write, "parent")
         self._age(problems, version)
         self._count_roots(problems, parent, provenance)
-        first = self._store_trajectories(write, problems, parent)
+        first = self._store_trajectories(write)
         before = len(self.states)
         self._merge(write, problems, first)
         touched = np.unique(problems)
@@ -116,6 +116,7 @@ class Shard:
     def _revalue(self, write: pa.RecordBatch) -> None:
         """Take new values where they are not older than the stored ones; states that were evicted are passed over."""
         problems, version = self.number(write.column("problem").to_pylist()), writes.column(write, "version")
+        self.version = max(self.version, int(version.max(initial=0)))
         rows = self._find(problems, writes.column(write, "key"))
         known = np.flatnonzero(rows >= 0)
         newer = known[version[known] >= self.states["version"][rows[known]]]
@@ -254,17 +255,28 @@ class Shard:
         self.counters.root_outcomes += int(root.sum())
         self.counters.root_solved += int(solved.sum())
 
-    def _store_trajectories(self, write: pa.RecordBatch, problems: Rows, parent: Keys) -> int:
+    def _store_trajectories(self, write: pa.RecordBatch) -> int:
         """Append the trajectories of a write; the number of the first."""
         tokens, sizes = writes.ragged_column(write, "tokens")
-        rows, parent_length = self._find(problems, parent), np.zeros(len(sizes), np.int32)
-        known = rows >= 0  # not for the root: 0 is no state's key
-        parent_length[known] = self.states["length"][rows[known]]
         columns = {name: writes.column(write, name) for name in ("version", "reward", "provenance")}
         ends = np.cumsum(sizes).tolist()
         self.tokens += [tokens[end - size : end].copy() for end, size in zip(ends, sizes.tolist(), strict=True)]
-        own: dict[str, Column] = {"parent": parent, "parent_length": parent_length, "size": sizes}
-        return self.trajectories.append(len(sizes), columns | own)
+        return self.trajectories.append(len(sizes), columns | {"size": sizes})
+
+    def _parents(self, problems: Rows, starts: Keys, lengths: npt.NDArray[np.int32]) -> Keys:
+        """[S] the state that each new state descends from, 0: the root; `starts` [S] of their trajectories.
+
+        That is the start, where it is shallower. The chain of a discovery begins at the root: its states at or above the start
+        descend from what the start descends from.
+        """
+        parents = starts.copy()
+        while True:
+            rows = self._find(problems, parents)
+            above = rows >= 0  # never for the root: 0 is no state's key
+            above[above] = self.states["length"][rows[above]] >= lengths[above]
+            if not above.any():
+                return parents
+            parents[above] = self.states["parent"][rows[above]]
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> None:
         """Enter the states of trajectories `first`, first + 1, ...; equal prefixes become one state.
@@ -299,6 +311,8 @@ class Shard:
         fresh = np.flatnonzero(~known)
         fresh = fresh[np.argsort(leader[fresh])]
         made = {name: column[name][leader[fresh]] for name in ("key", "problem", "length")}
+        starts = writes.column(write, "parent")[owner[leader[fresh] - len(old)]]
+        made["parent"] = self._parents(made["problem"], starts, made["length"])
         self.states.append(len(fresh), made | {name: column[name][source[fresh]] for name, source in sources})
         self.counters.offered += len(keys)
         self.counters.merged += len(keys) - len(fresh)

@@ -1,8 +1,7 @@
 """A shard as one Parquet file: written for checkpoints and under the journal, read back, looked into.
 
 One row per problem with its root outcomes, its trajectories and its states as nested columns, so any split of the problems over
-other shards is a choice of rows. Invariants: a shard that was loaded draws, ranks and evicts exactly as the one that was
-written; the file does not show whether its shard was itself loaded.
+other shards is a choice of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as the one that was written.
 """
 
 import itertools
@@ -28,6 +27,7 @@ _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
+FORMAT = 2
 PART = 4096
 """Problems written at once."""
 
@@ -69,6 +69,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What `ReplayStore.save` wrote of the whole store. StoreError when there is none."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest.get("format") != FORMAT:
+            raise ValueError(f"its format is {manifest.get('format')}, not {FORMAT}")
     except (OSError, ValueError) as error:
         raise StoreError(
             f"{folder / MANIFEST}: cannot be read ({first_line(error)}); resume from another checkpoint"

@@ -68,7 +68,7 @@ def shard_stats(shard: Shard) -> StoreStats:
         value_sum=float(states["value"].sum(dtype=np.float64)),
         depth_sum=int(states["length"].sum(dtype=np.int64)),
         newest=shard.version,
-        oldest=int(states["version"].min(initial=shard.version)),
+        oldest=int(states["version"].min()) if len(states) else shard.version,
     )
 
 

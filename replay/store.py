@@ -30,7 +30,7 @@ from replay.rankings import RANKINGS
 from replay.rankings.calibration import critic_gate
 from replay.records import joined
 from replay.server import ShardServer, ShardSize
-from replay.snapshot import MANIFEST, read_manifest
+from replay.snapshot import FORMAT, MANIFEST, read_manifest
 from replay.stats import StoreStats, combine
 
 WINDOW = 2048
@@ -70,6 +70,7 @@ class ReplayStore:
         else:
             start = partial(_start, config, vocabulary, Path(os.path.abspath(directory)), secrets.token_hex(8))
             self._actors = [start(index) for index in range(config.shards)]
+        self.stats()  # a folder that cannot be written is found here
 
     def __len__(self) -> int:
         """States in the store."""
@@ -108,7 +109,7 @@ class ReplayStore:
         drawn = joined([proven for proven, _ in found], wanted - len(exploring.keys))
         if ranking.choose is not None:
             chosen = ranking.choose(drawn.keys, drawn.wins, drawn.losses, drawn.values, self._gate, seed)
-            drawn = drawn.take(chosen[:n])
+            drawn = drawn.take(chosen[: n - len(exploring.keys)])
         states = drawn.states() + exploring.states()
         self._sampled += len(states)
         if ranking.uses_gate:
@@ -145,6 +146,7 @@ class ReplayStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._call(ShardServer.save, {i: (self._sequence[i], folder / name) for i, name in enumerate(names)})
         manifest = {
+            "format": FORMAT,
             "snapshots": names,
             "fingerprint": self._fingerprint,
             "vocabulary": self._vocabulary,

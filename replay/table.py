@@ -15,6 +15,7 @@ Schema = Mapping[str, type[np.generic]]
 
 STATE: Schema = {
     "key": np.uint64,
+    "parent": np.uint64,  # state that it descends from, 0: the root
     "problem": np.int32,
     "trajectory": np.int32,
     "length": np.int32,  # tokens of the prefix
@@ -29,8 +30,6 @@ STATE: Schema = {
     "provenance": np.uint8,
 }
 TRAJECTORY: Schema = {
-    "parent": np.uint64,  # state it was started from, 0: the root
-    "parent_length": np.int32,  # tokens of that state's prefix
     "size": np.int32,  # tokens
     "version": np.int32,
     "reward": np.float32,
@@ -47,7 +46,7 @@ PROBLEM: Schema = {
 
 
 class Table:
-    """StateColumns of one length."""
+    """Columns of one length."""
 
     def __init__(self, schema: Schema) -> None:
         self._columns: dict[str, Column] = {name: np.zeros(0, dtype) for name, dtype in schema.items()}

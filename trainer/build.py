@@ -81,6 +81,16 @@ def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
     )
 
 
+def check_ranking(config: Config) -> None:
+    """Raises ConfigError when the ranking needs canonical solutions that the store is not given."""
+    from replay.rankings import RANKINGS
+
+    if RANKINGS[config.replay.ranking].needs_canonical and not config.replay.canonical:
+        raise ConfigError(
+            f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
+        )
+
+
 @contextmanager
 def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
     """Find or build the model, check it, and load the task. Raises ModelError, DataError, ConfigError."""
@@ -88,6 +98,7 @@ def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
     from tasks.starter import resolve_model
 
     check_options(config.rollout, config.cluster.device)
+    check_ranking(config)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
     with uncollected():
         task, _ = load_task(config, model)

@@ -70,7 +70,7 @@ class IterationSettings:
     samples: int  # continuations per start
     sampling: Sampling
     canonical: bool  # canonical solutions are a source of states
-    chains: bool  # the ranking follows chains (`replay.ranking.Ranking`)
+    chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration whose stale values are renewed
     refresh_while_generating: bool  # False where engines and critic take turns on one GPU
     probe_sequences: int

@@ -91,7 +91,7 @@ def candidates(
     offered: those inside the prefix are states already. A trajectory without a state is offered too, for its outcome counts for its
     problem. States without a finite value and trajectories without a finite reward are left out.
 
-    `chains`: the ranking follows chains (`replay.ranking.Ranking`). Then a success that continues a state is left out. From a proven
+    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then a success that continues a state is left out. From a proven
     chain it is an outcome of that chain, and a chain of its end alone would only compete with it; a success found by exploring is
     offered whole (`discoveries`).
     """

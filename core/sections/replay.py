@@ -21,13 +21,13 @@ class ReplayConfig(Section):
         1, ge=1, description="Shard actors; problems are hashed to them. More than one only spreads memory over nodes."
     )
     capacity: int = Field(
-        200_000, ge=1, description="States over all shards; those of the lowest priority are evicted."
+        200_000, ge=1, description="States over all shards; those of the lowest retention are evicted."
     )
     per_problem: int = Field(32, ge=1, description="States kept per problem.")
     max_gib: float = Field(
         4.0,
         gt=0,
-        description="Memory of the states and tokens over all shards, in GiB; those of the lowest priority are evicted.",
+        description="Memory of the states and tokens over all shards, in GiB; those of the lowest retention are evicted.",
     )
     boundary: Literal["line", "sentence", "code", "stride"] = Field(
         "line", description="Where a step ends: states begin only there."

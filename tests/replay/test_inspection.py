@@ -95,15 +95,24 @@ def test_the_export_is_read_by_pandas_and_duckdb(store: ReplayStore, tmp_path: P
     assert counted.fetchall() == [("p", 3), ("q", 2)]
 
 
-def test_a_state_of_a_discovery_descends_from_a_shallower_state(store: ReplayStore, tmp_path: Path) -> None:
-    """Exploring from (0, 1, 2) succeeds, so the whole trajectory becomes a chain: its first state lies above that start."""
+def test_states_of_a_discovery_descend_from_shallower_states(store: ReplayStore, tmp_path: Path) -> None:
+    """From (0, 1, 2) a failure reached (0, 1, 2, 9, 9), and from there a success was found, whose trajectory becomes a chain."""
     start = next(s for s in store.top(10, NEWEST) if s.problem_id == "p" and s.prefix_ids.tolist() == [0, 1, 2])
-    store.add([child(start.key, [2, 4])])
+    deeper = next(s for s in store.top(10, NEWEST) if s.prefix_ids.size == 5)
+    found = np.array([0, 1, 2, 9, 9, 4, 4], np.int32), np.array([2, 4, 6], np.int32), np.full(3, 0.5, np.float32)
+    store.add([Candidate("p", *found, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=deeper.key)])
     store.save(tmp_path / "checkpoint")
-    table = whole(tmp_path)
-    rows = {row["prefix"]: row for row in table.to_pylist() if row["problem"] == "p"}
-    assert rows["abcj"]["parent"] == start.key
-    assert rows["ab"]["parent"] == 0
+    rows = {row["prefix"]: row["parent"] for row in whole(tmp_path).to_pylist() if row["problem"] == "p"}
+    assert rows["abcjje"] == deeper.key  # below its start
+    assert rows["abcj"] == start.key  # between the two starts
+    assert rows["ab"] == 0  # above both
+
+
+def test_empty_journals_of_a_run_that_starts_again_do_not_hide_its_checkpoint(
+    store: ReplayStore, tmp_path: Path
+) -> None:
+    ShardServer(0, CONFIG, 26, tmp_path / "live", "id")
+    assert whole(tmp_path).num_rows == 5
 
 
 def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:

@@ -233,6 +233,16 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("shards", [1, 4])
+def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int) -> None:
+    store = opened(tmp_path, shards, local=True)
+    store.add(candidates(8))  # version 1
+    for version in (5, 9):
+        stale = store.top(3, older_than=version)
+        store.revalue(stale, np.full(len(stale), 0.5, np.float32), version)
+    assert (store.stats().max_age, store.stats().newest) == (8, 9)
+
+
 def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:
     with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
         store.record([Outcome(1, "nowhere", True, 1)])
@@ -331,54 +341,6 @@ def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path, mon
     store.add(candidates(20, seed=2))
     stored = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000, NEWEST)}
     assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= stored
-
-
-def forty(directory: Path) -> ReplayStore:
-    """40 problems of one state each over 4 shards, values 0 to 0.39, temperature 0.2."""
-    store = opened(directory, 4, local=True)
-    tokens, lengths = np.arange(8, dtype=np.int32), np.array([4], np.int32)
-    made = [
-        Candidate(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)
-        for i in range(40)
-    ]
-    store.add(made)
-    return store
-
-
-WEIGHTS = np.exp(np.arange(40) / 100 / 0.2)
-
-
-def test_the_shares_over_four_shards_are_those_of_the_weights(tmp_path: Path) -> None:
-    """Chi-square of 3,000 samples of one state."""
-    store = forty(tmp_path)
-    drawn = np.zeros(40)
-    for seed in range(3000):
-        (state,) = store.sample(1, seed)
-        drawn[int(state.problem_id[1:])] += 1
-    expected = 3000 * WEIGHTS / WEIGHTS.sum()
-    assert ((drawn - expected) ** 2 / expected).sum() < 72.1  # 99.9 % quantile of chi-square with 39 degrees of freedom
-    store.close()
-
-
-def test_the_states_of_a_batch_are_those_of_successive_draws_without_replacement(tmp_path: Path) -> None:
-    """How often each state is among 3 of 40, by the exact chances of successive draws."""
-    store = forty(tmp_path)
-    drawn, expected = np.zeros(40), np.zeros(40)
-    for seed in range(2000):
-        for state in store.sample(3, seed):
-            drawn[int(state.problem_id[1:])] += 1
-    first = WEIGHTS / WEIGHTS.sum()
-    for i in range(40):  # exactly: i first, second or third
-        without_i = np.delete(WEIGHTS, i)
-        second = without_i / WEIGHTS.sum() * WEIGHTS[i] / (WEIGHTS.sum() - without_i)
-        pairs = without_i[:, None] + without_i[None, :]
-        chance = without_i[:, None] / WEIGHTS.sum() * without_i[None, :] / (WEIGHTS.sum() - without_i[:, None])
-        third = chance * WEIGHTS[i] / (WEIGHTS.sum() - pairs)
-        np.fill_diagonal(third, 0.0)
-        expected[i] = 2000 * (first[i] + second.sum() + third.sum())
-    assert expected.sum() == pytest.approx(6000)
-    assert ((drawn - expected) ** 2 / expected).sum() < 72.1
-    store.close()
 
 
 def test_thompson_takes_the_most_learnable_of_its_draws(tmp_path: Path) -> None:
