@@ -15,13 +15,13 @@ TOGETHER = 60.0
 class RestartBudget:
     """At most `allowed` incidents within any `window` seconds.
 
-    Losses of different actors within TOGETHER seconds are one incident. Another loss of the same actor is a new one, so that actors
-    that die after every start use the budget up.
+    Losses of different actors within TOGETHER seconds are one incident. A second loss of the same actor is a new incident, so that
+    actors that die after every start use the budget up.
     """
 
     def __init__(self, allowed: int, window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._allowed, self._window, self._clock = allowed, window, clock
-        self._incidents: list[tuple[float, set[str]]] = []  # when it began, and the actors that it took
+        self._incidents: list[tuple[float, set[str]]] = []  # when it began, and which actors were lost
 
     @property
     def spent(self) -> int:
