@@ -1,4 +1,4 @@
-"""The learning rate of an optimizer step, as a pure function of its number: nothing to save, nothing to drift on resume.
+"""The learning rate of an optimizer step, as a pure function of its number. So a checkpoint needs no scheduler state.
 
 Called by `learner.group` before every optimizer step.
 """
