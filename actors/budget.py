@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from core.errors import ActorError
 
-TOGETHER = 60.0
+INCIDENT_SECONDS = 60.0
 """Seconds within which losses of different actors are one incident: a node is lost, or memory runs out."""
 
 
 class RestartBudget:
     """At most `allowed` incidents within any `window` seconds.
 
-    Losses of different actors within TOGETHER seconds are one incident. A second loss of the same actor is a new incident, so that
+    Losses of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new incident, so that
     actors that die after every start use the budget up.
     """
 
@@ -32,7 +32,7 @@ class RestartBudget:
     def charge(self, name: str, reason: str) -> None:
         """Count the loss of actor `name`. Raises ActorError, with the one-line `reason`, when it is one incident too many."""
         spent, now = self.spent, self._clock()
-        if self._incidents and now - self._incidents[-1][0] < TOGETHER and name not in self._incidents[-1][1]:
+        if self._incidents and now - self._incidents[-1][0] < INCIDENT_SECONDS and name not in self._incidents[-1][1]:
             self._incidents[-1][1].add(name)
         elif spent < self._allowed:
             self._incidents.append((now, {name}))

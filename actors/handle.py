@@ -157,7 +157,7 @@ class ActorHandle:
         return (DIED if dead else describe(error)) + self.log_end()
 
     def log_end(self) -> str:
-        """The last lines of the actor's log, or its path if it is on another node; made to follow another sentence."""
+        """The last lines of the actor's log, or its path if it is on another node; begins with a semicolon."""
         if self.process is None:
             return ""
         if not _here(self.process):

@@ -214,7 +214,7 @@ class Ledger:
             del self._keys_of[engine][key]
 
 
-def share(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
+def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
     """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it decodes at once.
 
     It may have AHEAD more only while that many wait for each of the `engines`: samples inside one engine cannot go to an idle one.

@@ -14,8 +14,8 @@ Invariants:
 - Every wait has a deadline.
 
 An engine gets at most its share of the open samples, at most 1.25 x `rollout.max_running` samples, and at most `rollout.tokens_in_flight`
-tokens. The other samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. New
-weights and probes are loaded between two requests to generate.
+tokens. The other samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. An
+engine handles new weights and probes between two requests to generate.
 
 `rollout.actors` actors are required. Further ones, up to `rollout.max_actors` in total, are elastic. Which ones are elastic may change: the
 actors that are furthest in starting count as required.
@@ -32,7 +32,7 @@ import ray
 from actors.actor import StepResult
 from actors.budget import RestartBudget
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, describe, weights_lost
-from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, share
+from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Start, Trajectory
@@ -50,7 +50,7 @@ logger = logging.getLogger("retrospect.actors")
 class RolloutPool:
     """`config.actors` rollout actors, and up to `config.max_actors` in total when the cluster has room.
 
-    The constructor returns when all `config.actors` serve. It calls `quarantine` with every start that makes engines raise, and the reason.
+    The constructor returns when all `config.actors` serve. Every start that makes engines raise is passed to `quarantine`, with the reason.
     Raises ModelError when the model cannot be loaded and ActorError when an actor does not start.
     """
 
@@ -253,7 +253,7 @@ class RolloutPool:
             return
         ledger, config, seconds = self._ledger, self._config, self._seconds
         before = ledger.in_flight(actor.name)
-        room = share(before, ledger, serving, config.max_running) - before
+        room = sample_limit(before, ledger, serving, config.max_running) - before
         jobs = ledger.take(actor.name, room, config.tokens_in_flight or UNBOUNDED)
         if samples := ledger.in_flight(actor.name):
             refill = refill_at(samples, config.max_running) if ledger.waiting else 0

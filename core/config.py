@@ -24,7 +24,7 @@ class RunConfig(Section):
     """The run as a whole."""
 
     name: str = Field("", description="Name of the run directory; empty: recipe name and date.")
-    root: Path = Field(Path("runs"), description="Folder that holds the run directories.")
+    root: Path = Field(Path("runs"), description="Folder of the run directories.")
     seed: int = Field(0, ge=0, description="The one seed that all randomness is derived from.")
     iterations: int = Field(
         40, ge=1, description="Iterations to train: rollout, reward, score, replay, update, broadcast."

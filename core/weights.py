@@ -65,7 +65,7 @@ class Member:
     seconds: float  # longest wait for another process
 
 
-class Direct(Protocol):
+class DirectTransfer(Protocol):
     """How engines receive one broadcast directly from the sender; see `core.transport`."""
 
     def receive(self, manifest: Manifest, member: Member) -> list[Received]:
@@ -80,7 +80,7 @@ class Sender(Protocol):
     def stage(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep a copy of a bucket to send."""
 
-    def offer(self) -> Direct:
+    def offer(self) -> DirectTransfer:
         """What the engines need to receive the staged buckets."""
 
     def close(self) -> None:
@@ -93,7 +93,9 @@ class Weights:
 
     manifest: Manifest
     buckets: tuple[Any, ...]  # of `Bucket`, or of what `publish` returned for it: Ray object references
-    direct: Direct | None = None  # faster access to the same bytes, for the engines that serve during the broadcast
+    direct: DirectTransfer | None = (
+        None  # faster access to the same bytes, for the engines that serve during the broadcast
+    )
 
 
 WeightHandle = Weights | Any

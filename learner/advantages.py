@@ -1,8 +1,7 @@
 """Advantages and returns: generalised advantage estimation, group estimators and whitening, in plain torch.
 
-Called by `learner.targets` on the whole global batch. Invariant: only positions with mask 1 (tokens that
-the policy generated in this trajectory) take part; prompt, replayed prefix and tool output change nothing. Shapes: B
-sequences, T tokens.
+Called by `learner.targets` on the whole global batch. Invariant: only positions with mask 1 (tokens that the policy generated
+in this trajectory) count; prompt, replayed prefix and tool output change nothing. Shapes: B sequences, T tokens.
 """
 
 from dataclasses import dataclass
@@ -91,8 +90,8 @@ def policy_advantages(
 ) -> Tensor:
     """The policy's advantages [B, T] by one of the estimators.
 
-    REINFORCE++ (2501.03262): the discounted return of every token, without a critic, whitened. GRPO and RLOO are normalised by
-    their groups, whatever `how` says.
+    REINFORCE++ (2501.03262): the discounted return of every token, without a critic, whitened. GRPO and RLOO ignore `how`,
+    because their groups normalise them.
     """
     if estimator == "grpo":
         return group_baseline(episodes, leave_one_out=False, scale=True)

@@ -87,7 +87,7 @@ class LearnerGroup:
 
     @property
     def version(self) -> int:
-        """The weight version that the engines hold; grows with every broadcast."""
+        """The weight version that the engines have; grows by one with every broadcast."""
         return self._state.version
 
     @version.setter

@@ -221,7 +221,7 @@ class TrainEngine:
         if torch.distributed.get_rank() == 0:
             _to_universal(directory / tag, directory / universal)
         torch.distributed.barrier()
-        config = self._engine._config  # DeepSpeed has no argument for this option
+        config = self._engine._config  # `load_checkpoint` has no argument for this option
         config.load_universal_checkpoint = True
         try:
             return self.restore(directory, universal)

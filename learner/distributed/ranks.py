@@ -22,7 +22,7 @@ from learner.distributed.worker import RankWorker
 
 R = TypeVar("R")
 
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds to wait for more failures after the first: the death of a rank says more than its peers' lost connections."""
 
 
@@ -130,7 +130,7 @@ class Ranks(RankCalls):
                 try:
                     results[rank] = ray.get(reference)
                 except Exception as error:
-                    end = min(end, time.monotonic() + GRACE)
+                    end = min(end, time.monotonic() + GRACE_SECONDS)
                     failures[rank] = error
         if failures:
             self.close()
@@ -174,7 +174,7 @@ class LocalRanks(RankCalls):
         return 1
 
     def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
-        """Make the call at once: one process does nothing else meanwhile."""
+        """Make the call at once: nothing runs in parallel within one process."""
         results = [method(self._worker, *(arg[0] for arg in args))]
         return lambda: results
 

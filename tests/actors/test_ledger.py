@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.jobs import Continuation, Job
-from actors.ledger import Ledger, check_room, share
+from actors.ledger import Ledger, check_room, sample_limit
 from core.errors import ConfigError
 from core.records import Finish, Start
 from core.sampling import Sampling
@@ -243,10 +243,10 @@ def test_what_waits_in_an_engine_is_little_and_only_while_there_is_plenty() -> N
     ):
         ledger, found = ledger_of([start("a", samples=samples)]), []
         for engine in ("x", "y"):
-            room = share(0, ledger, engines=2, decoded=8)
+            room = sample_limit(0, ledger, engines=2, decoded=8)
             found.append(sum(len(job.samples) for job in ledger.take(engine, room)))
         assert found == shares
     assert ledger.running == 11
     ledger = ledger_of([start("a", samples=40)])
     ledger.take("x", 6)
-    assert share(6, ledger, engines=2, decoded=8) == 10  # 34 - (8 - 6) wait
+    assert sample_limit(6, ledger, engines=2, decoded=8) == 10  # 34 - (8 - 6) wait

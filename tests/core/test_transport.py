@@ -1,4 +1,4 @@
-"""Direct ways of weights: what comes out is what went in, for several receivers, again and again; a missing one ends the wait."""
+"""Direct transfer of weights: every receiver gets the same bytes, in every broadcast; a missing receiver ends the wait."""
 
 import pickle
 import subprocess
