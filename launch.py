@@ -2,14 +2,14 @@
 
     python launch.py train                                     the CPU default (configs/demo.yaml)
     python launch.py train --config FILE --replay.ratio 0.25   a recipe with changes
-    python launch.py train --resume RUN                        go on from RUN's last checkpoint (fields may be changed)
+    python launch.py train --resume RUN                        continue from RUN's last checkpoint (fields may be changed)
     python launch.py evaluate RUN|CHECKPOINT|MODEL             accuracy, pass@k, maj@k on held-out problems
     python launch.py evaluate A --against B                    win rate of one model against another
     python launch.py sft --config FILE                         supervised fine-tuning: a warm start
     python launch.py reward-model --config FILE                train a reward model on preference pairs
-    python launch.py check --config FILE [--offline]           everything that can be known before training
+    python launch.py check --config FILE [--offline]           all checks that are possible before training
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
-    python launch.py report RUN                                what a run has reached so far; draws its curves.png anew
+    python launch.py report RUN                                a run's results so far; redraws its curves.png
 
 Every field of the configuration is an option: `python launch.py COMMAND --help`.
 """
@@ -23,14 +23,14 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from core.errors import ConfigError, RetrospectError
-from core.startup import uncollected, waiting
+from core.startup import openmp_waiting, without_gc
 
 COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "report")
 INTERRUPTED = 130  # exit status of a program stopped by a signal
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command; returns the exit status: 0 done, 2 an error of the user's, 130 interrupted."""
+    """Run a command; returns the exit status: 0 done, 2 a user error, 130 interrupted."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if arguments else 2
@@ -42,23 +42,23 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigError(f"unknown command {name!r}; the nearest is {near!r} (of {', '.join(COMMANDS)})")
         from commands.options import read_options
 
-        options = read_options(name, rest)  # before the libraries are imported: a mistyped option is answered at once
+        options = read_options(name, rest)  # before libraries are imported, so that a typo is reported at once
         if options.local:
-            os.environ |= waiting()  # read with torch's import
-        with uncollected():
+            os.environ |= openmp_waiting()  # read when torch is imported
+        with without_gc():
             command = _command(name)
         return command(options)
     except RetrospectError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        hint = "; `python launch.py train --resume RUN` goes on from the last checkpoint" if name == "train" else ""
+        hint = "; `python launch.py train --resume RUN` continues from the last checkpoint" if name == "train" else ""
         print(f"interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature of a signal handler)
-    """A terminated run (`ray job stop`) closes its parts like one that was interrupted from the keyboard."""
+    """Handle termination (`ray job stop`) like an interrupt from the keyboard, so that a run closes its parts."""
     raise KeyboardInterrupt
 
 
@@ -88,7 +88,7 @@ def _train(options: Namespace) -> int:
     if options.resume and options.config:
         raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")
     config = None if options.resume else configuration(options)
-    with uncollected():
+    with without_gc():
         from commands.train import resume, train
     if config is None:
         return resume(options.resume, options.fields, local=options.local)

@@ -1,7 +1,7 @@
-"""The Ray actor around one engine: thin, so that what it does can be tested without Ray.
+"""The Ray actor around one engine: thin, so that its logic can be tested without Ray.
 
-Created by `actors/handle.py`. Invariant: one thread serves one call at a time, so a weight swap falls between engine steps, and a call
-that does not come back means that the process is dead or hung.
+Created by `actors/handle.py`. Invariant: one thread serves one call at a time. So weights are swapped between engine steps, and a call
+that does not return means that the process is dead or hung.
 """
 
 import os
@@ -17,8 +17,8 @@ from core.transport import synchronise
 from core.weights import Acknowledgement, Bucket, Member, Weights, resolved
 
 DIRECT_SECONDS = 60.0
-"""Longest wait for the sender or another engine on a direct way; at most a quarter of `rollout.deadline`, so that time is left for the
-object store's copy."""
+"""Longest wait for the sender or another engine in a direct transfer. At most a quarter of `rollout.deadline`: time must be left to read
+the object store's copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an engine has finished, and what it still has."""
+    """The samples that an engine has finished, and how many it still has."""
 
     finished: list[Continuation]
     unfinished: int  # samples in flight
 
 
 class RolloutActor:
-    """One engine in a process of its own; `ray.remote` is applied where it is created.
+    """One engine in its own process; `ray.remote` is applied where it is created.
 
-    The engine is built by a call and not by the constructor, so that its errors reach the caller as themselves.
+    `start` builds the engine, not the constructor, so that the caller gets its errors unwrapped.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,7 +52,7 @@ class RolloutActor:
         return self._name
 
     def process(self) -> Process:
-        """Answered as soon as there is a process, long before the engine."""
+        """Where this actor runs. It answers as soon as the process exists, long before the engine is loaded."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
@@ -64,7 +64,7 @@ class RolloutActor:
         self._engine = build_engine(model_path, config, dtype=dtype, device=device, seed=seed, name=self._name)
 
     def generate(self, jobs: list[Job], seconds: float, refill: int) -> StepResult:
-        """Take up `jobs` and step for about `seconds`, or until only `refill` samples are in flight."""
+        """Queue `jobs` and step for about `seconds`, or until only `refill` samples are in flight."""
         self._engine.add(jobs)
         finished = self._engine.run(seconds, refill)
         return StepResult(finished, self._engine.unfinished)
@@ -76,8 +76,8 @@ class RolloutActor:
     def load_weights(self, weights: Weights, members: Sequence[Process] = ()) -> Acknowledgement:
         """Swap the weights; see `Engine.load_weights`.
 
-        `members`: the actors that take the direct way, if the learner offers one. If it fails, the weights come from the object store and
-        the acknowledgement says why: a broadcast must not depend on the health of other engines.
+        `members`: the actors that take part in a direct transfer, if the learner offers one. If that fails, the weights come from the object
+        store and the acknowledgement says why: a broadcast must not depend on the health of other engines.
         """
         own = self.process()
         if weights.direct is None or own not in members:
@@ -86,15 +86,15 @@ class RolloutActor:
         try:
             received = replace(weights, buckets=tuple(weights.direct.receive(weights.manifest, member)), direct=None)
         except RuntimeError as error:
-            detour = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-            return replace(self._engine.load_weights(self._stored(weights)), detour=detour)
+            fallback = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            return replace(self._engine.load_weights(self._stored(weights)), fallback=fallback)
         acknowledgement = self._engine.load_weights(received)
         synchronise(self._device)  # the sender may free its memory once it has this answer
         return acknowledgement
 
     @staticmethod
     def _stored(weights: Weights) -> Weights:
-        """With the buckets of the object store, which are read in place: the node has one copy."""
+        """The weights with their buckets from the object store, read in place: a node has one copy."""
         import ray
 
         def _fetch(bucket: Any) -> Bucket:

@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 from core.errors import ActorError
 
-TOGETHER = 60.0
+INCIDENT_SECONDS = 60.0
 """Seconds within which losses of different actors are one incident: a node is lost, or memory runs out."""
 
 
 class RestartBudget:
     """At most `allowed` incidents within any `window` seconds.
 
-    Losses of different actors within TOGETHER seconds are one incident. Another loss of the same actor is a new one, so that actors
-    that die after every start use the budget up.
+    Losses of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new incident, so that
+    actors that die after every start use the budget up.
     """
 
     def __init__(self, allowed: int, window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._allowed, self._window, self._clock = allowed, window, clock
-        self._incidents: list[tuple[float, set[str]]] = []  # when it began, and the actors that it took
+        self._incidents: list[tuple[float, set[str]]] = []  # when it began, and which actors were lost
 
     @property
     def spent(self) -> int:
@@ -32,7 +32,7 @@ class RestartBudget:
     def charge(self, name: str, reason: str) -> None:
         """Count the loss of actor `name`. Raises ActorError, with the one-line `reason`, when it is one incident too many."""
         spent, now = self.spent, self._clock()
-        if self._incidents and now - self._incidents[-1][0] < TOGETHER and name not in self._incidents[-1][1]:
+        if self._incidents and now - self._incidents[-1][0] < INCIDENT_SECONDS and name not in self._incidents[-1][1]:
             self._incidents[-1][1].add(name)
         elif spent < self._allowed:
             self._incidents.append((now, {name}))

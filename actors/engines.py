@@ -4,8 +4,8 @@ Implemented by `actors/vllm_engine.py` and `actors/hf_engine.py`; made by `actor
 
 - Weights change between two steps only.
 - A token's log-probability is that of the distribution it was drawn from, and its version names the weights that drew it.
-- Sample i of a start is drawn with `derive(start.seed, i)` from its context and the weights. On CPU the other samples of a batch do not
-  matter to vLLM; elsewhere they change the order of sums, so that a near tie may go the other way.
+- Sample i of a start is drawn with `derive(start.seed, i)` from its context and the weights. With vLLM on CPU the other samples of a batch
+  do not change it. Elsewhere they change the order of sums, so that a near tie may be decided differently.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class Engine(Protocol):
         """Samples in flight."""
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Take up the samples of `jobs`. A replayed prefix uses part of the response's token budget.
+        """Queue the samples of `jobs`. A replayed prefix uses part of the response's token budget.
 
         Temperature 0 is greedy: the most likely tokens, with the model's log-probabilities at temperature 1.
         """
@@ -39,7 +39,7 @@ class Engine(Protocol):
         """Drop everything that is in flight."""
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps; samples in flight go on with the new ones.
+        """Swap the weights between two steps; samples in flight continue with the new ones.
 
         Raises WeightError when a parameter is missing.
         """
@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 def build_engine(model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str) -> Engine:
-    """Load a model. `seed`: of what an engine draws beyond the samples' own seeds. Raises ModelError."""
+    """Load a model. `seed`: for random numbers that do not come from a sample's own seed. Raises ModelError."""
     if config.engine == "hf":
         return HfEngine(model_path, config, dtype=dtype, device=device, name=name)
     return VllmEngine(model_path, config, dtype=dtype, device=device, seed=seed, name=name)

@@ -23,23 +23,23 @@ from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError
 
 NAME_TRIES, NAME_PAUSE = 300, 0.1
-"""How often Ray is asked for the name of a killed actor, every so many seconds, before the name counts as another pool's."""
+"""Tries, and seconds between them, until Ray frees the name of a killed actor. After that the name counts as another pool's."""
 START_SECONDS = 600.0
-"""How long a process may take to begin, and then an engine to load its model; large ones come from slow disks."""
+"""Deadline for a process to start, and again for its engine to load the model (large models on slow disks)."""
 EXIT_SECONDS = 1.0
-"""How long a process may take to end when Ray asks it to; a stopped one never does."""
+"""How long a process may take to exit when Ray asks it to. A suspended process never does."""
 LOG_LINES, LOG_BYTES = 3, 4096
 """How much of the end of an actor's log goes into the line about its failure."""
 DIED = "its process died"
-SLOW = 0.25
-"""Share of the deadline after which an actor that has not answered is named as slow."""
+SLOW_SHARE = 0.25
+"""Share of the deadline after which an actor that has not answered is reported as slow."""
 
 logger = logging.getLogger("retrospect.actors")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRecipe:
-    """All that is needed to start an engine, the first time and after every death."""
+    """The arguments to start an engine with, the first time and after every failure."""
 
     model_path: str
     config: RolloutConfig
@@ -49,7 +49,7 @@ class EngineRecipe:
     cpus: float
 
     def create(self, name: str) -> Any:
-        """A new actor process, without its engine yet. Raises ValueError while the name is taken."""
+        """Create an actor process; `start` adds its engine. Raises ValueError while the name is taken."""
         cuda = self.device == "cuda"
         options = ray.remote(RolloutActor).options(
             name=name,
@@ -62,7 +62,7 @@ class EngineRecipe:
         return options.remote(name)
 
     def start(self, actor: Any) -> Any:
-        """Let an actor load the model; returns the reference of its answer."""
+        """Ask an actor to load the model; returns the object reference of its answer."""
         return actor.start.remote(self.model_path, self.config, self.dtype, self.device, self.seed)
 
 
@@ -77,15 +77,15 @@ class Request:
     accept: Callable[[Any], None]  # what to do with the answer
     seconds: float  # deadline, counted from `begun`
     kind: Kind
-    begun: float  # when the actor got it, or had answered the one before
+    begun: float  # when it became the first of the actor's requests
     slow: bool = False  # whether it has been reported as slow
 
 
 class ActorHandle:
-    """The rollout actor of the name rollout-`index`, whatever process it has at the moment.
+    """The rollout actor named rollout-`index`. Its process may be replaced.
 
-    An `elastic` actor is one beyond `rollout.actors`: it waits for room in the cluster as long as it takes (a waiting actor is what makes
-    Ray's autoscaler add a node), and the run goes on without it.
+    An `elastic` actor is one beyond `rollout.actors`; the run continues without it. It waits for room in the cluster without a deadline: a
+    waiting actor makes Ray's autoscaler add a node.
     """
 
     def __init__(self, index: int, recipe: EngineRecipe, elastic: bool = False) -> None:
@@ -93,7 +93,7 @@ class ActorHandle:
         self.name = f"rollout-{index}"
         self.elastic = elastic
         self.serving = False  # its engine is loaded
-        self.process: Process | None = None  # the present or last one
+        self.process: Process | None = None  # the current or last one
         self.acknowledged: tuple[int, str] | None = None  # version and digest of its weights
         self._losses: list[float] = []  # when its process died
         self.requests: deque[Request] = deque()
@@ -101,7 +101,7 @@ class ActorHandle:
         self._actor: Any = None
 
     def launch(self, ready: Callable[[Any], None]) -> None:
-        """Create a new actor and let it load its model; `ready` is called when it can serve."""
+        """Create a process and ask it to load the model; `ready` is called when it can serve."""
 
         def _placed(process: Process) -> None:
             self.process = process
@@ -120,13 +120,13 @@ class ActorHandle:
     def ask(
         self, call: Callable[[Any], Any], seconds: float, accept: Callable[[Any], None], kind: Kind = "ask"
     ) -> Request:
-        """Send a request; the actor carries it out after those it has."""
+        """Send a request. The actor answers its requests in order."""
         request = Request(call(self._actor), accept, seconds, kind, begun=time.monotonic())
         self.requests.append(request)
         return request
 
     def answer(self) -> tuple[Request, Any]:
-        """Take the first request, which is done: its result, or the exception that it raised (one of ours as itself)."""
+        """Remove the first request, which is done; returns it with its result or exception (a RetrospectError unwrapped)."""
         request = self.requests.popleft()
         if self.requests:
             self.requests[0].begun = time.monotonic()
@@ -142,7 +142,7 @@ class ActorHandle:
         return self.requests[0].begun + self.requests[0].seconds - time.monotonic()
 
     def kill(self) -> None:
-        """End the process, also a stopped one that cannot react to Ray, and forget the requests."""
+        """End the process, even a suspended one that does not react to Ray, and drop its requests."""
         self.requests.clear()
         self.serving = False
         if self._actor is None:
@@ -153,9 +153,9 @@ class ActorHandle:
         self._actor = None
 
     def explain(self, error: BaseException) -> str:
-        """What has happened to the actor, with the end of its log, in one line.
+        """Why the actor failed, with the end of its log, in one line.
 
-        On a busy machine Ray may call an actor unreachable seconds before it notices that the process has died.
+        On a busy machine Ray may report an actor as unreachable seconds before it notices that the process has died.
         """
         process = self.process
         unreachable = isinstance(error, ray.exceptions.ActorUnavailableError)
@@ -163,7 +163,7 @@ class ActorHandle:
         return (DIED if dead else describe(error)) + self.log_end()
 
     def log_end(self) -> str:
-        """The last lines of the actor's log as the end of a sentence, or on another node where the log is."""
+        """The last lines of the actor's log, or its path if it is on another node; begins with a semicolon."""
         if self.process is None:
             return ""
         if not _here(self.process):
@@ -172,7 +172,7 @@ class ActorHandle:
         return f"; its log ends: {' | '.join(lines)}" if lines else ""
 
     def _named_actor(self) -> Any:
-        """A new actor under the handle's name, which Ray may still be freeing from the one before."""
+        """Create an actor under the handle's name; wait while Ray has not freed it. Raises ActorError if another pool has it."""
         taken: ValueError | None = None
         for _ in range(NAME_TRIES):
             try:
@@ -187,16 +187,16 @@ class ActorHandle:
 
 
 def answers(actors: Sequence[ActorHandle], seconds: float) -> Iterator[tuple[ActorHandle, Request, Any]]:
-    """Wait up to `seconds` for the next answer: (actor, request, result or exception) for each that is there.
+    """Wait up to `seconds` for an answer; yields (actor, request, result or exception) for every one that has arrived.
 
-    A request past its deadline is answered by a TimeoutError.
+    A request past its deadline yields a TimeoutError.
     """
     busy = [actor for actor in actors if actor.requests]
     if not busy:
         return
     first = [actor.requests[0].answer for actor in busy]
     ray.wait(first, num_returns=1, timeout=max(0.0, min(seconds, *(actor.seconds_left() for actor in busy))))
-    done, _ = ray.wait(first, num_returns=len(first), timeout=0)  # all that are there, not just the first
+    done, _ = ray.wait(first, num_returns=len(first), timeout=0)  # all that have arrived, not just the first
     arrived = set(done)
     for actor in busy:
         request = actor.requests[0]
@@ -204,9 +204,9 @@ def answers(actors: Sequence[ActorHandle], seconds: float) -> Iterator[tuple[Act
             yield actor, *actor.answer()
         elif actor.seconds_left() <= 0:
             yield actor, request, TimeoutError(f"it hangs: no answer within {request.seconds:g} s")
-        elif actor.serving and not request.slow and actor.seconds_left() < (1 - SLOW) * request.seconds:
+        elif actor.serving and not request.slow and actor.seconds_left() < (1 - SLOW_SHARE) * request.seconds:
             request.slow = True
-            limit = SLOW * request.seconds
+            limit = SLOW_SHARE * request.seconds
             logger.warning("%s is slow: no answer within %g s%s", actor.name, limit, actor.log_end())
 
 
@@ -224,14 +224,14 @@ def describe(error: BaseException) -> str:
 
 
 def weights_lost(error: BaseException) -> bool:
-    """Whether a request failed because the process that had published the weights, or its node, is gone."""
+    """Whether a request failed because the process that published the weights, or its node, has died."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
     lost, late = ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetchTimedOutError
     return isinstance(cause, lost) and not isinstance(cause, late)
 
 
 def _here(process: Process) -> bool:
-    """Whether it runs, or ran, on this node."""
+    """Whether the process runs, or ran, on this node."""
     return bool(process.node == ray.get_runtime_context().get_node_id())
 
 
@@ -247,7 +247,7 @@ def _tail(log: Path) -> list[str]:
 
 
 def _await_end(pid: int) -> None:
-    """Wait a moment for a process that Ray was told to end, then kill it. (To kill it first would make Ray print a crash.)"""
+    """Wait EXIT_SECONDS for a process that Ray was told to end, then kill it. (If it is killed at once, Ray prints a crash.)"""
     end = time.monotonic() + EXIT_SECONDS
     while _is_worker(pid):
         if time.monotonic() > end:
@@ -258,7 +258,7 @@ def _await_end(pid: int) -> None:
 
 
 def _is_worker(pid: int) -> bool:
-    """Whether `pid` is still a Ray worker, and not another process that got the number since."""
+    """Whether `pid` is still a Ray worker, and not another process that reuses the number."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"ray::" in file.read()

@@ -1,8 +1,8 @@
 """Generation by plain `transformers`, for machines that vLLM does not support and for breakpoints inside the model.
 
-Chosen by `rollout.engine: hf`; `actors/engines.py` says what every engine does. It decodes a wave of samples, one token per step. Samples of
-one start share the reading of their context. Those that wait begin when the wave has ended or the weights change. Invariant: the cache of a
-wave was computed by the weights in use.
+Chosen by `rollout.engine: hf`; `actors/engines.py` says what every engine does. It decodes a wave (a batch of samples), one token per step.
+Samples of one start share the prefill of their context. Waiting samples begin when the wave has ended or the weights change. Invariant: the
+KV cache of a wave was computed by the weights in use.
 """
 
 import time
@@ -27,7 +27,7 @@ from core.weights import Acknowledgement, Weights, digest, unpack
 
 @dataclass(slots=True)
 class Sample:
-    """One continuation under way."""
+    """One continuation that is being generated."""
 
     job: Job
     number: int
@@ -39,7 +39,7 @@ class Sample:
 
     @property
     def ids(self) -> list[int]:
-        """Context and what was generated."""
+        """Context and generated tokens."""
         return self.context + self.tokens
 
 
@@ -54,7 +54,7 @@ class Wave:
 
 
 class HfEngine:
-    """One `transformers` model and what is in flight in it.
+    """One `transformers` model and its samples in flight.
 
     Raises ModelError when the model directory cannot be used.
     """
@@ -84,7 +84,7 @@ class HfEngine:
         return len(self._waiting) + (len(self._wave.samples) if self._wave else 0)
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Take up the samples of `jobs`; see `Engine.add`."""
+        """Queue the samples of `jobs`; see `Engine.add`."""
         for job in jobs:
             context = job.start.context_ids.tolist()
             for number in job.samples:
@@ -105,7 +105,7 @@ class HfEngine:
 
     @torch.no_grad()
     def step(self) -> list[Continuation]:
-        """One token for every sample of the wave; returns those that ended by it."""
+        """Draw one token for every sample of the wave; returns the samples that end with it."""
         wave = self._wave or self._begin()
         done, going = list[Continuation](), list[int]()
         drawn = draw_tokens(wave.logits, wave.samples)
@@ -129,7 +129,7 @@ class HfEngine:
 
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps; the new ones read the samples in flight again. Raises WeightError when one is missing."""
+        """Swap the weights between two steps and prefill the samples in flight again. Raises WeightError when a parameter is missing."""
         parameters = dict(self._model.named_parameters())
         given = dict(unpack(weights))
         missing = sorted(parameters.keys() - given.keys())
@@ -165,7 +165,7 @@ class HfEngine:
         return Finish.REPETITION if repeats(sample.tokens, sample.job.sampling) else None
 
     def _begin(self) -> Wave:
-        """Read the contexts of the next samples, each different context once."""
+        """Prefill the next samples, each different context once."""
         from transformers import DynamicCache
 
         self._model.to(self._device)
@@ -181,7 +181,7 @@ class HfEngine:
         return Wave(samples, output.logits[index, -1].float(), mask[index], output.past_key_values)
 
     def _advance(self, wave: Wave, going: list[int]) -> Wave:
-        """Read the newest token of the samples that go on."""
+        """Read the newest token of the samples that continue."""
         samples = [wave.samples[row] for row in going]
         mask = wave.mask
         if len(going) < len(wave.samples):

@@ -16,7 +16,7 @@ class Job:
 
     @property
     def budget(self) -> int:
-        """Tokens that a continuation may have: what the prefix leaves of the response's."""
+        """Tokens that a continuation may have: the response's budget less the prefix."""
         return self.sampling.max_response_tokens - len(self.start.prefix_ids)
 
 

@@ -1,7 +1,7 @@
 """Which samples wait, which are in which engine, and which are done. Used by `actors/pool.py` and `actors/local.py`; no Ray, no engine.
 
-Invariant: every sample that was added is waiting, in flight, or done, and it is done once. A second result for it, from an engine that was
-given up, changes nothing.
+Invariant: every sample that was added is waiting, in flight, or done, and it is done once. A second result for it, from a lost engine, is
+ignored.
 """
 
 import heapq
@@ -21,17 +21,17 @@ from core.sampling import Sampling
 Key = tuple[str, int]
 """(start id, sample): a result counts once per key."""
 URGENT = -1
-"""Place in the queue of the calls that somebody waits for: before all others."""
+"""Place in the queue of calls whose caller waits for the result: before all others."""
 UNBOUNDED = sys.maxsize
 AHEAD = 0.25
-"""Samples that an engine gets beyond those it decodes at once, as a share of these: they begin when others finish."""
+"""Extra samples that an engine gets, as a share of those it decodes at once. They begin when others finish."""
 REFILL = 8
-"""With work waiting, an engine comes back for more when one of so many samples has finished."""
+"""While samples wait, an engine returns for more when 1 / REFILL of its samples have finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Where the samples are, and how much the engines have worked."""
+    """Where the samples are, and how long the engines have generated."""
 
     waiting: int  # samples that no engine has
     running: int  # samples in engines
@@ -113,10 +113,10 @@ class Ledger:
             heapq.heappush(self._queue, (place, start.id, tuple(range(start.samples))))
 
     def take(self, engine: str, samples: int, tokens: int = UNBOUNDED) -> list[Job]:
-        """Jobs for `engine`: as many as fit into `samples` more samples, and `tokens` tokens with what it has.
+        """Jobs for `engine`: at most `samples` samples, and at most `tokens` tokens including those of the samples it has.
 
-        A start with more samples than fit is divided. An engine without samples gets one however long it is. A suspect goes to an
-        engine without samples, alone and to one engine at a time: if that engine raises, the suspect is the cause.
+        A start with more samples than fit is split. An engine without samples gets one sample of any length. A suspect (see `requeue`)
+        goes only to an engine without samples, alone and to one engine at a time: if that engine raises, the suspect is the cause.
         """
         mine, jobs, kept = self._keys_of[engine], list[Job](), []
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):
@@ -127,7 +127,7 @@ class Ledger:
             entry = self._entries.get(start_id)
             left = () if entry is None or entry.dropped else tuple(n for n in numbers if n not in entry.done)
             if entry is None or not left:
-                continue  # done meanwhile, by an engine that was given up
+                continue  # done meanwhile, by an engine that counted as lost
             suspect = start_id in self._suspects
             if suspect and (mine or any(other == start_id for other, _ in self._engine_of)):
                 kept.append((place, start_id, left))
@@ -163,12 +163,12 @@ class Ledger:
                 if len(entry.done) == entry.start.samples:
                     self._complete[one.start_id] = None
 
-    def give_back(self, engine: str, raised: bool = False) -> Start | None:
+    def requeue(self, engine: str, raised: bool = False) -> Start | None:
         """Queue the samples of a lost `engine` again.
 
-        If the engine `raised` while it generated, one of its starts may be the cause: all of them become suspects and are tried one at a
-        time (see `take`). A suspect that makes an engine raise again is dropped and returned, and the others are cleared. A process that
-        died makes no suspects.
+        If the engine `raised` while it generated, one of its starts may be the cause. All of them become suspects and are tried one at a
+        time (see `take`). A suspect whose engine raises again is dropped and returned, and the others are cleared. The death of a process
+        makes no suspects.
         """
         lost = defaultdict[str, list[int]](list)
         for key in list(self._keys_of[engine]):
@@ -186,7 +186,7 @@ class Ledger:
         return None
 
     def drop(self, start_id: str) -> None:
-        """Complete a start without samples, wherever they are."""
+        """Complete a start without samples, whether they wait or are in flight."""
         entry = self._entries[start_id]
         for number in range(entry.start.samples):
             self._release((start_id, number))
@@ -202,7 +202,7 @@ class Ledger:
         return [] if entry.dropped else [entry.done[number] for number in range(entry.start.samples)]
 
     def clear(self) -> None:
-        """Forget everything; results that still come are ignored."""
+        """Drop everything; later results are ignored."""
         for collection in (self._entries, self._queue, self._engine_of, self._keys_of, self._complete, self._suspects):
             collection.clear()
         self.open = 0
@@ -214,10 +214,10 @@ class Ledger:
             del self._keys_of[engine][key]
 
 
-def share(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
-    """Samples that an engine with `in_flight` may have: its share of the open ones, and at most `decoded`, which it decodes at once.
+def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
+    """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it decodes at once.
 
-    AHEAD more while as much waits for each of the `engines`: what waits in one engine is not there for another that is idle.
+    It may have AHEAD more only while that many wait for each of the `engines`: samples inside one engine cannot go to an idle one.
     """
     ahead = math.ceil(decoded * AHEAD)
     plenty = ledger.waiting - max(0, decoded - in_flight) >= ahead * engines
@@ -225,12 +225,12 @@ def share(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
 
 
 def refill_at(in_flight: int, decoded: int) -> int:
-    """Samples in flight at which an engine with `in_flight` comes back for more, because others wait."""
+    """Samples in flight at which an engine that has `in_flight` returns for more; used while others wait."""
     return min(decoded, in_flight - math.ceil(in_flight / REFILL))
 
 
 def check_room(starts: Iterable[Start], sampling: Sampling, max_prompt_tokens: int, max_response_tokens: int) -> None:
-    """Every start must fit the engine and leave room for at least one token. Raises ConfigError naming the start."""
+    """Check that every start fits the engine and leaves room for at least one token. Raises ConfigError naming the start."""
     if sampling.max_response_tokens > max_response_tokens:
         raise ConfigError(
             f"rollout.max_response_tokens = {max_response_tokens}: responses of {sampling.max_response_tokens} tokens "

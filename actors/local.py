@@ -1,8 +1,8 @@
 """The pool of a run in one process without Ray (`launch.py train --local`): one engine, called directly.
 
 Made by `trainer/build.py`. Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of engines, in the
-same order (to the bit for vLLM on CPU, see `actors/engines.py`). An error of the engine reaches the caller as itself, so that a debugger
-stops where it arose.
+same order (bit for bit with vLLM on CPU, see `actors/engines.py`). The caller gets an engine's errors unwrapped, so that a debugger stops
+where they arise.
 """
 
 import time
@@ -22,7 +22,7 @@ class LocalPool:
     """One engine in this process."""
 
     def __init__(self, engine: Engine, config: RolloutConfig) -> None:
-        self.restarts = self.quarantined = 0  # an engine in this process cannot be lost without it
+        self.restarts = self.quarantined = 0  # always: the engine and the caller share a process
         self._engine = engine
         self._busy = 0.0  # seconds of generation
         self._room = (config.max_prompt_tokens, config.max_response_tokens)
@@ -43,7 +43,7 @@ class LocalPool:
         return Queues(waiting=0, running=0, busy=self._busy, actors=1)
 
     def load_weights(self, handle: Weights) -> list[Acknowledgement]:
-        """Swap the engine's weights. Raises WeightError for unfit ones."""
+        """Swap the engine's weights. Raises WeightError when a parameter is missing."""
         return [self._engine.load_weights(handle)]
 
     def make_room(self) -> None:

@@ -3,10 +3,10 @@
 Checked by `commands/train.py` and `launch.py check` before anything starts, used by `actors/vllm_engine.py`. The checks read vLLM's classes as
 text, because importing them takes ten seconds and changes the process. Invariant: an option that Retrospect sets itself cannot be set here.
 
-Options that leave tokens out (`top_k`, `allowed_token_ids`, `structured_outputs`, ...): let Z(s) be the probability that the model gives to the
-tokens that are left in state s. The engine reports log pi(a|s) - log Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s)
-instead of 0, and the off-policy weight of a token is Z(s) <= 1, which is exact: the policy without the option is trained, and a token that a
-grammar forced (Z near 0) counts for almost nothing. `algorithm.importance: mask` leaves such tokens out.
+Options that exclude tokens (`top_k`, `allowed_token_ids`, `structured_outputs`, ...): let Z(s) be the total probability that the model gives
+to the allowed tokens in state s. The engine reports log pi(a|s) - log Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s)
+instead of 0, and the off-policy weight of a token is Z(s) <= 1. This is exact: training improves the policy without the option. A token that
+a grammar forces (Z near 0) has almost no weight; `algorithm.importance: mask` leaves it out.
 """
 
 import ast
@@ -18,7 +18,7 @@ from pathlib import Path
 from core.config import Config, RolloutConfig
 from core.errors import ConfigError
 
-CONTRACT = "it is part of what an engine does for Retrospect"
+CONTRACT = "Retrospect needs its own value"
 ENGINE: Mapping[str, str] = {
     "model": "model.path sets it",
     "dtype": "model.dtype sets it",
@@ -35,13 +35,13 @@ ENGINE: Mapping[str, str] = {
     **dict.fromkeys(("logprobs_mode", "async_scheduling", "weight_transfer_config", "worker_extension_cls"), CONTRACT),
 }
 """Engine options that cannot be set, and why."""
-DRAFTS = "vLLM 0.32 gets the log-probabilities of sampled tokens wrong"  # by 10 nats, and cannot score one token
+DRAFTS = "vLLM 0.32 gets the log-probabilities of sampled tokens wrong"  # by 10 nats; it cannot score one token
 CHUNKS = "a context must be read in one step"  # see `actors/vllm_setup.py`
 ENGINE_GPU_ONLY: Mapping[str, str] = {
     **dict.fromkeys(("speculative_config", "spec_method", "spec_model", "spec_tokens"), DRAFTS),
     **dict.fromkeys(("enable_chunked_prefill", "max_num_batched_tokens"), CHUNKS),
     "kv_cache_memory_bytes": "rollout.kv_cache_gib sets it",
-    "block_size": "continuations share prefixes by it",
+    "block_size": "prefix sharing needs a small one",
     "enforce_eager": "vLLM compiles nothing",
 }
 """Engine options that can be set on GPUs only; why they cannot on CPU."""
@@ -83,7 +83,7 @@ def check_options(config: RolloutConfig, device: str) -> None:
 
 
 def _check_structured(given: object) -> None:
-    """Raises ConfigError unless it is a mapping of vLLM's names; which of them go together is left to vLLM."""
+    """Raises ConfigError unless it is a mapping of vLLM's names. vLLM itself checks which of them go together."""
     field = f"rollout.sampling_options.{STRUCTURED}"
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(f"{field} = {given!r}: give a mapping such as {{regex: '[0-9]+'}} or {{choice: [yes, no]}}")
@@ -104,8 +104,8 @@ def describe_options(config: RolloutConfig) -> list[str]:
     if STRUCTURED not in config.sampling_options:
         return []
     return [
-        f"rollout.sampling_options.{STRUCTURED}: the learner does not see the grammar; it weights every token by the mass that the model "
-        f"itself gives to what the grammar allows there, and behaviour_gap shows that mass instead of 0"
+        f"rollout.sampling_options.{STRUCTURED}: the learner does not see the grammar; it weights every token by Z, the probability that "
+        f"the model gives to the tokens that the grammar allows there; behaviour_gap shows -log Z instead of 0"
     ]
 
 

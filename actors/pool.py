@@ -1,7 +1,7 @@
-"""The driver's view of generation: starts in, trajectories out, whatever becomes of single rollout actors.
+"""The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail.
 
-Called by the trainer's loop and, as a `WeightReceiver`, by the learner's broadcast; in asynchronous mode by the thread of
-`actors/stream.py`.
+Called by the trainer's loop and, as a `WeightReceiver`, by the learner's broadcast. In asynchronous mode the thread of
+`actors/stream.py` calls it.
 
     ledger (waiting | in flight | done)  --jobs-->  rollout-0, rollout-1, ...   step for a moment
                  ^                                          |
@@ -10,15 +10,15 @@ Called by the trainer's loop and, as a `WeightReceiver`, by the learner's broadc
 Invariants:
 
 - Every start yields each of its samples exactly once, or is quarantined as a whole.
-- An engine only generates with the current weights, which it has acknowledged.
+- An engine generates only with the current weights, after it has acknowledged them.
 - Every wait has a deadline.
 
-An engine has at most its share of the open samples, a quarter more than it can decode at once, and `rollout.tokens_in_flight` tokens. The
-rest waits in the ledger for the engine that is free first. An engine comes back early when it has room and others wait. New weights and
-probes come between two requests to generate.
+An engine gets at most its share of the open samples, at most 1.25 x `rollout.max_running` samples, and at most `rollout.tokens_in_flight`
+tokens. The other samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. An
+engine handles new weights and probes between two requests to generate.
 
-`rollout.actors` actors are needed, and up to `rollout.max_actors` more are elastic. Which are elastic may change: those that are furthest in
-starting are the needed ones.
+`rollout.actors` actors are required. Further ones, up to `rollout.max_actors` in total, are elastic. Which ones are elastic may change: the
+actors that are furthest in starting count as required.
 """
 
 import logging
@@ -32,7 +32,7 @@ import ray
 from actors.actor import StepResult
 from actors.budget import RestartBudget
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, describe, weights_lost
-from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, share
+from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Start, Trajectory
@@ -40,19 +40,18 @@ from core.sampling import Sampling
 from core.weights import Acknowledgement, WeightHandle
 
 CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
-"""How long an engine steps before it answers: during a call of `generate`, when nothing else comes, and once starts were submitted, when new
-weights may have to wait for it."""
+"""How long an engine steps before it answers: CALL_SECONDS in `generate`; STREAM_SECONDS after `submit`, because new weights wait for it."""
 JOIN_TRIES = 3
-"""How often in a row the process of an elastic actor may fail before it serves. The run does not need it."""
+"""An elastic actor is given up after so many failed starts in a row."""
 
 logger = logging.getLogger("retrospect.actors")
 
 
 class RolloutPool:
-    """`config.actors` rollout actors, and up to `config.max_actors` as the cluster has room.
+    """`config.actors` rollout actors, and up to `config.max_actors` in total when the cluster has room.
 
-    The constructor returns when all `config.actors` serve. `quarantine` is told every start that makes engines raise, with the reason.
-    Raises ModelError when the model cannot be loaded and ActorError when an actor does not come up.
+    The constructor returns when all `config.actors` serve. Every start that makes engines raise is passed to `quarantine`, with the reason.
+    Raises ModelError when the model cannot be loaded and ActorError when an actor does not start.
     """
 
     def __init__(
@@ -72,10 +71,10 @@ class RolloutPool:
         self._budget = RestartBudget(config.max_restarts, config.restart_window)
         self._report = quarantine
         self._bad_contexts: set[bytes] = set()  # of quarantined starts
-        self._error: RetrospectError | None = None  # what has ended the pool
+        self._error: RetrospectError | None = None  # why the pool ended
         self._weights: WeightHandle | None = None
         self._current: tuple[int, str] | None = None  # version and digest of the weights; None while they are swapped
-        self._weights_lost = False  # the process that had published them is gone
+        self._weights_lost = False  # the process that published them has died
         self._growing = True  # whether elastic actors may join
         self._size = max(config.actors, config.max_actors)
         self._busy, self._seconds = 0.0, CALL_SECONDS
@@ -90,24 +89,24 @@ class RolloutPool:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to pump for."""
+        """Whether `pump` has nothing to do."""
         return self._weights_lost or not (self._ledger.open or any(actor.requests for actor in self._actors))
 
     def check(self) -> None:
-        """Raises LearnerError when no engine can generate before it gets new weights: the learner that published them is lost."""
+        """Raises LearnerError when engines must wait for new weights, because the current ones are lost with the learner."""
         if self._weights_lost:
-            raise LearnerError("the weights of the rollout actors were lost with the process that had published them")
+            raise LearnerError("the weights of the rollout actors were lost: the process that published them has died")
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
-        """All samples of all starts, ordered by start and sample; before all that was submitted.
+        """Generate all samples of all starts, before everything that was submitted; returns them ordered by start and sample.
 
-        Those of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError after more restarts than
+        Samples of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError after more restarts than
         `max_restarts`; LearnerError when the weights are lost (see `check`).
         """
         self._add(starts, sampling, urgent=True)
         while not self._ledger.finished(starts):
             if self._weights_lost:
-                self.abandon()  # the same starts may come again when the learner has been restarted
+                self.abandon()  # the caller may generate the same starts again after a restart of the learner
             self.check()
             self.pump()
         return [trajectory for start in starts for trajectory in self._ledger.collect(start.id)]
@@ -118,26 +117,26 @@ class RolloutPool:
         self._add(starts, sampling, urgent=False)
 
     def collect(self) -> list[tuple[str, list[Trajectory]]]:
-        """What is complete: (start id, its trajectories by sample; none if it was quarantined), in the order of completion."""
+        """Remove and return the complete starts, in the order of completion: (start id, its trajectories; none if quarantined)."""
         return [(start_id, self._ledger.collect(start_id)) for start_id in self._ledger.complete]
 
     def abandon(self) -> None:
-        """Forget everything that was submitted, in the engines too."""
+        """Drop everything that was submitted, also in the engines."""
         self._ledger.clear()
         self._ask_all(lambda actor: actor.abort.remote())
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        """Swap the weights of every engine; one acknowledgement each, in the order of the engines. Generation goes on meanwhile.
+        """Swap the weights of every engine; returns one acknowledgement each, in the order of the engines. Generation continues.
 
-        `handle` is kept: an engine that comes later begins with it. Raises WeightError for unfit weights, and ActorError when they
-        were lost before every engine had read them; then the engines are sound and can be given others.
+        The pool keeps `handle` for engines that start later. Raises WeightError when the weights do not fit the model, and ActorError
+        when they were lost before every engine had read them. In that case the engines still work and can load other weights.
         """
         self._weights, self._current, self._weights_lost, self._growing = handle, None, False, True
         members = [actor.process for actor in self._actors if actor.serving]
         found: list[Acknowledgement] = self._ask_all(lambda actor: actor.load_weights.remote(handle, members), "load")
         for one in found:
-            if one.detour:
-                logger.warning("%s took the weights from the object store: %s", one.engine, one.detour)
+            if one.fallback:
+                logger.warning("%s took the weights from the object store: %s", one.engine, one.fallback)
         self._current = (found[0].version, found[0].digest)
         return found
 
@@ -147,16 +146,16 @@ class RolloutPool:
         return self._ask_all(lambda actor: actor.sequence_logprobs.remote(given))
 
     def make_room(self) -> None:
-        """End all elastic actors until new weights come: another part of the run needs their place."""
+        """End all elastic actors until new weights come: another part of the run needs their resources."""
         self._growing = False
-        self._rank()
+        self._choose_required()
         for actor in [actor for actor in self._actors if actor.elastic]:
-            self._ledger.give_back(actor.name)
+            self._ledger.requeue(actor.name)
             actor.kill()
             self._actors.remove(actor)
 
     def queues(self) -> Queues:
-        """Where the samples are, and how much the engines have worked."""
+        """Where the samples are, and how long the engines have generated."""
         serving = sum(actor.serving for actor in self._actors)
         return Queues(self._ledger.waiting, self._ledger.running, self._busy, serving)
 
@@ -165,9 +164,9 @@ class RolloutPool:
         return [process.pid for actor in self._actors if (process := actor.process)]
 
     def pump(self) -> None:
-        """One round: work for the idle engines, then the answers of the busy ones, as soon as there is one.
+        """One round: give work to idle engines, then wait for the next answers of busy ones and accept them.
 
-        Raises what `_lose` raises, then and at every later call.
+        Raises what `_replace` raises, in this call and in every later one.
         """
         if self.stopping:
             raise ActorError("the rollout pool is closing")
@@ -185,7 +184,7 @@ class RolloutPool:
             actor.kill()
 
     def _start(self) -> None:
-        """Bring all actors up at the same time."""
+        """Start all actors at the same time, and wait until they serve."""
         for actor in self._actors:
             self._launch(actor)
         while not all(actor.serving for actor in self._actors):
@@ -208,18 +207,18 @@ class RolloutPool:
         actor.launch(_serve)
 
     def _join(self) -> ActorHandle:
-        """Ask for one more elastic actor; it gets work once the cluster has room for it and its engine is loaded."""
+        """Start one more elastic actor. It gets work once the cluster has room for it and its engine is loaded."""
         taken = {actor.index for actor in self._actors}
         actor = ActorHandle(next(n for n in range(len(taken) + 1) if n not in taken), self._recipe, elastic=True)
         self._actors.append(actor)
         self._launch(actor)
         return actor
 
-    def _rank(self) -> None:
-        """The `rollout.actors` that serve, or else have a process, are the needed ones.
+    def _choose_required(self) -> None:
+        """Make `rollout.actors` of the actors required, first those that serve, then those with a process; the rest is elastic.
 
-        Else an elastic actor could take the place of a lost needed one, and the run would end for want of that one. A needed actor must
-        find a place within START_SECONDS, counted from when it is needed.
+        An elastic actor may get the resources of a required one that was lost. It then becomes required, so that the run does not end. A
+        required actor must get a process within START_SECONDS, counted from when it becomes required.
         """
         order = sorted(self._actors, key=lambda actor: (not actor.serving, actor.process is None, actor.elastic))
         for place, actor in enumerate(order):
@@ -232,7 +231,7 @@ class RolloutPool:
             for _ in range(len(self._actors), self._size):
                 self._join()
         if len(self._actors) > self._config.actors:
-            self._rank()
+            self._choose_required()
         for actor in list(self._actors):
             self._verify(actor)
         serving = max(1, sum(actor.serving for actor in self._actors))
@@ -240,7 +239,7 @@ class RolloutPool:
             self._assign(actor, serving)
         for actor, request, answer in answers(self._actors, self._seconds):
             if isinstance(answer, BaseException):
-                self._lose(actor, answer, request)
+                self._replace(actor, answer, request)
                 continue
             if request.kind == "load":
                 actor.acknowledged = (answer.version, answer.digest)
@@ -249,12 +248,12 @@ class RolloutPool:
                 self._busy += time.monotonic() - request.begun
 
     def _assign(self, actor: ActorHandle, serving: int) -> None:
-        """Let an idle engine generate: new samples, or on with those that it has."""
+        """Ask an idle engine to generate: new samples if it has room, and those that it has."""
         if actor.requests or not actor.serving or self._weights_lost:
             return
         ledger, config, seconds = self._ledger, self._config, self._seconds
         before = ledger.in_flight(actor.name)
-        room = share(before, ledger, serving, config.max_running) - before
+        room = sample_limit(before, ledger, serving, config.max_running) - before
         jobs = ledger.take(actor.name, room, config.tokens_in_flight or UNBOUNDED)
         if samples := ledger.in_flight(actor.name):
             refill = refill_at(samples, config.max_running) if ledger.waiting else 0
@@ -265,7 +264,7 @@ class RolloutPool:
         self._ledger.accept(result.finished)
         expected = self._ledger.in_flight(actor.name)
         if result.unfinished < expected:
-            self._lose(actor, ActorError(f"its engine has {result.unfinished} samples of {expected} in flight"))
+            self._replace(actor, ActorError(f"its engine has {result.unfinished} samples of {expected} in flight"))
 
     def _add(self, starts: Sequence[Start], sampling: Sampling, urgent: bool) -> None:
         check_room(starts, sampling, self._config.max_prompt_tokens, self._config.max_response_tokens)
@@ -276,13 +275,13 @@ class RolloutPool:
                 self._quarantine(start, "engines have raised on its context before")
 
     def _quarantine(self, start: Start, reason: str) -> None:
-        """Leave a start out, now and whenever its context comes again."""
+        """Leave out a start, and every later start with the same context."""
         self.quarantined += 1
         self._bad_contexts.add(start.context_ids.tobytes())
         self._report(start, reason)
 
     def _ask_all(self, call: Callable[[Any], Any], kind: Kind = "ask") -> list[Any]:
-        """The answers of all engines that serve, at least one, in their order. An engine that is lost meanwhile is left out."""
+        """Call all engines that serve; returns their answers in order, at least one. An engine that fails meanwhile is left out."""
         found: dict[int, Any] = {}
         while not found:
             asked: list[tuple[ActorHandle, Request]] = []
@@ -298,27 +297,29 @@ class RolloutPool:
         return [found[index] for index in sorted(found)]
 
     def _verify(self, actor: ActorHandle) -> None:
-        """An engine that came while weights were swapped must have those that the others acknowledged."""
+        """Replace an engine that started during a weight swap if it acknowledged other weights than the rest."""
         if None not in (self._current, actor.acknowledged) and self._current != actor.acknowledged:
-            self._lose(actor, ActorError(f"it acknowledged weights {actor.acknowledged}, the others {self._current}"))
+            self._replace(
+                actor, ActorError(f"it acknowledged weights {actor.acknowledged}, the others {self._current}")
+            )
 
-    def _lose(self, actor: ActorHandle, error: BaseException, request: Request | None = None) -> None:
-        """An actor has failed: queue its samples again and start another process.
+    def _replace(self, actor: ActorHandle, error: BaseException, request: Request | None = None) -> None:
+        """Handle the failure of an actor: queue its samples again and start another process.
 
-        An engine that raises while it generates may do so because of a start. That start is found and quarantined (`Ledger.give_back`) at
-        the cost of one restart in the budget. The process of an elastic actor that dies costs none, because nodes come and go; after
+        If an engine raises while it generates, a start may be the cause. `Ledger.requeue` finds that start, and it is quarantined; this
+        costs one restart of the budget. The death of an elastic actor's process costs none, because nodes come and go; after
         JOIN_TRIES deaths within `restart_window` it is given up.
 
-        Raises `error` if it is a WeightError, because the weights would be as unfit again; ActorError when the budget is used up.
+        Raises `error` if it is a WeightError, because a restart would load the same weights; ActorError when the budget is used up.
         """
         if request is not None and request.kind == "load" and weights_lost(error):
-            self._weights_lost = True  # the engine is sound and keeps what it has
+            self._weights_lost = True  # the engine still works and keeps its samples
             logger.warning("%s: %s", actor.name, describe(error))
             return
         reason, served = actor.explain(error), actor.serving
         raised = isinstance(error, RetrospectError | ray.exceptions.RayTaskError)
         generating = request is not None and request.kind == "generate"
-        cause = self._ledger.give_back(actor.name, raised=raised and generating)
+        cause = self._ledger.requeue(actor.name, raised=raised and generating)
         actor.kill()
         if isinstance(error, WeightError):
             raise error

@@ -1,7 +1,7 @@
-"""The pool on a thread of its own: generation goes on while the learner works (asynchronous mode).
+"""Runs the pool on a thread, so that generation continues while the learner works (asynchronous mode).
 
-Made by `trainer/build.py`; the loop and the learner's broadcast use it like a pool. Invariant: only the thread changes the pool. It carries
-out a call between two rounds of the pool. An error that ends the thread is raised in every later call.
+Made by `trainer/build.py`; the loop and the learner's broadcast use it like a pool. Invariant: only the thread changes the pool. It runs
+a call between two rounds of the pool. An error that ends the thread is raised in every later call.
 """
 
 import queue
@@ -24,12 +24,12 @@ R = TypeVar("R")
 Finished = tuple[str, list[Trajectory]]
 """A start id and its trajectories by sample; none if the start was quarantined."""
 
-PATIENCE = 0.5
-"""Seconds between two looks whether the thread has ended, or new calls have come."""
+POLL_SECONDS = 0.5
+"""Seconds between two checks for new calls, or for the end of the thread."""
 
 
 class RolloutStream:
-    """Generates what was submitted, until it is closed. The pool stays open."""
+    """Generates the submitted starts until it is closed. The pool stays open."""
 
     def __init__(self, pool: "RolloutPool") -> None:
         self._pool = pool
@@ -58,19 +58,19 @@ class RolloutStream:
     def finished(self) -> list[Finished]:
         """The starts that were completed since the last call; waits for the first.
 
-        Raises the error that has ended the thread, and ActorError when no engine can complete one.
+        Raises the error that ended the thread, and ActorError when no engine has any of the starts.
         """
         found: list[Finished] = []
         while not found or not self._finished.empty():
             try:
-                found.append(self._finished.get(timeout=PATIENCE))
+                found.append(self._finished.get(timeout=POLL_SECONDS))
             except queue.Empty:
                 self._call(self._check_progress)
         self._open -= len(found)
         return found
 
     def abandon(self) -> None:
-        """Forget everything that was submitted."""
+        """Drop everything that was submitted."""
         self._call(self._pool.abandon)
         self._open = 0
         while not self._finished.empty():
@@ -81,7 +81,7 @@ class RolloutStream:
         return self._call(lambda: self._pool.generate(starts, sampling))
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        """As `RolloutPool.load_weights`: an engine swaps between two steps and goes on with the samples that it has."""
+        """As `RolloutPool.load_weights`: an engine swaps between two steps and continues the samples that it has."""
         return self._call(lambda: self._pool.load_weights(handle))
 
     def make_room(self) -> None:
@@ -93,30 +93,30 @@ class RolloutStream:
         return self._call(lambda: self._pool.sequence_logprobs(sequences))
 
     def queues(self) -> Queues:
-        """As `RolloutPool.queues`; works also when the thread has ended."""
+        """As `RolloutPool.queues`, also after the thread has ended."""
         return self._pool.queues()
 
     def close(self) -> None:
-        """End the thread. The pool can be used without it afterwards, and still has what was not returned."""
+        """End the thread. The pool can still be used, and has the results that were not returned."""
         self._pool.stopping = True
         self._thread.join()
         self._pool.stopping = False
 
     def _call(self, function: Callable[[], R]) -> R:
-        """Carry out `function` on the thread. Raises what it raises, or the error that has ended the thread."""
+        """Run `function` on the thread. Raises what it raises, or the error that ended the thread."""
         future: Future[R] = Future()
         self._calls.put((function, future))
-        while not wait([future], PATIENCE).done:
+        while not wait([future], POLL_SECONDS).done:
             if self._error is not None:
                 raise self._error
         return future.result()
 
     def _check_progress(self) -> None:
-        """On the thread. Raises ActorError when nothing is finished nor can be."""
+        """Runs on the thread. Raises ActorError when nothing is finished and nothing can finish."""
         self._pool.check()
         queues = self._pool.queues()
         if not queues.waiting and not queues.running and self._finished.empty():
-            raise ActorError(f"{self._open} starts were submitted, but no engine has them: a defect of the pool")
+            raise ActorError(f"{self._open} starts were submitted, but no engine has them: a bug of the pool")
 
     def _run(self) -> None:
         try:
@@ -129,9 +129,9 @@ class RolloutStream:
             self._error = error
 
     def _serve(self, wait: bool) -> None:
-        """Carry out the next call; if there is none, `wait` PATIENCE seconds for it."""
+        """Run the next call. If there is none: return, or with `wait` wait POLL_SECONDS for one."""
         try:
-            function, future = self._calls.get(timeout=PATIENCE) if wait else self._calls.get_nowait()
+            function, future = self._calls.get(timeout=POLL_SECONDS) if wait else self._calls.get_nowait()
         except queue.Empty:
             return
         try:

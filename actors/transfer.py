@@ -1,8 +1,7 @@
 """How new weights get into a running vLLM model: a weight transfer engine of vLLM that reads `core.weights.Weights`.
 
-`actors/vllm_setup.py` names it as vLLM's worker extension, so that every worker process of an engine imports it, and thereby registers the
-backend, before it loads its model. Invariant: after `finish_weight_update` the model computes with the new weights alone, or an error was
-raised.
+`actors/vllm_setup.py` names it as vLLM's worker extension. So every worker process of an engine imports it, which registers the backend,
+before it loads its model. Invariant: after `finish_weight_update` the model computes with the new weights alone, or an error was raised.
 """
 
 import warnings
@@ -73,7 +72,7 @@ class BufferTransfer(WeightTransferEngine[WeightTransferInitInfo, Update]):
 
 
 class WorkerExtension:
-    """vLLM mixes this into its worker class. It is empty: what counts is that its module is imported."""
+    """vLLM mixes this into its worker class. It is empty: its purpose is that vLLM imports this module."""
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, BufferTransfer)

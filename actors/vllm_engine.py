@@ -1,7 +1,7 @@
 """A vLLM engine inside this process: token in, token out, stepped by one thread.
 
-Made by `actors/engines.py`, which says what every engine does. vLLM turns `torch.set_num_threads` off in its process and seeds torch anew, so
-`trainer/local.py`, which shares the process, sets its threads before.
+Made by `actors/engines.py`, which says what every engine does. vLLM disables `torch.set_num_threads` in its process and seeds torch again.
+`trainer/local.py` shares the process, so it sets its threads first.
 """
 
 import os
@@ -20,7 +20,7 @@ from core.errors import ModelError, first_line
 from core.records import Finish, FloatArray, IntArray
 from core.sampling import Sampling
 from core.seeds import derive
-from core.startup import uncollected
+from core.startup import without_gc
 from core.weights import Acknowledgement, Weights, digest
 
 WEIGHTS = "weights"
@@ -30,7 +30,7 @@ FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.R
 
 
 class VllmEngine:
-    """One engine and what is in flight in it.
+    """One engine and its samples in flight.
 
     Raises ModelError when the model directory cannot be used.
     """
@@ -39,7 +39,7 @@ class VllmEngine:
         self, model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str = "engine"
     ) -> None:
         os.environ.update(setup.environment(device, config.threads))
-        with uncollected():
+        with without_gc():
             from vllm.engine.arg_utils import EngineArgs
             from vllm.exceptions import VLLMError
             from vllm.usage.usage_lib import UsageContext
@@ -73,7 +73,7 @@ class VllmEngine:
         return int(self._engine.get_num_unfinished_requests())
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Take up the samples of `jobs`; see `Engine.add`.
+        """Queue the samples of `jobs`; see `Engine.add`.
 
         Every sample is one request (vLLM would seed the children of an `n`-request with seed, seed + 1, ...). Samples of a start share
         its context through the prefix cache.
@@ -88,7 +88,7 @@ class VllmEngine:
                 self._engine.add_request(f"{sample}/{job.start.id}", tokens_input(context), params)
 
     def step(self) -> None:
-        """One engine step; `run` returns what it finishes."""
+        """One engine step; `run` returns the samples that it finishes."""
         for output in self._engine.step():
             if output.finished and output.prompt_logprobs is not None:
                 self._scores[output.request_id] = _score(output)
@@ -102,7 +102,7 @@ class VllmEngine:
             self.step()
             if time.monotonic() >= end:
                 break
-        self._rest()
+        self._sleep_if_idle()
         finished, self._done = self._done, []
         return finished
 
@@ -114,11 +114,11 @@ class VllmEngine:
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights between two steps. Raises WeightError when a parameter is missing.
 
-        The new weights read the context of the samples in flight again, so that every later token is drawn from exactly the new policy.
-        vLLM does not empty the prefix cache by itself.
+        The samples in flight are prefilled again with the new weights, so that every later token is drawn from exactly the new policy.
+        The prefix cache is emptied here, because vLLM does not do it.
         """
         self._wake(WEIGHTS)
-        with ThreadPoolExecutor(1) as hashing:  # while they are copied
+        with ThreadPoolExecutor(1) as hashing:  # hashes the weights while vLLM copies them
             received = hashing.submit(digest, weights)
             self._engine.collective_rpc("start_weight_update")
             self._engine.collective_rpc("update_weights", kwargs={"update_info": {"weights": weights}})
@@ -130,7 +130,7 @@ class VllmEngine:
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2.
 
-        The first T - 1 tokens are a prompt. The last one is scored as the token that follows it, so that a sequence may be as long as
+        The first T - 1 tokens are the prompt of a request. The last token is scored as its response, so a sequence may be as long as
         the engine's context.
         """
         from vllm import SamplingParams
@@ -154,17 +154,17 @@ class VllmEngine:
             self.step()
         scores = [self._scores[f"score/{index}"] for index in range(len(sequences))]
         self._scores = {}
-        self._rest()
+        self._sleep_if_idle()
         return scores
 
-    def _rest(self) -> None:
-        """With nothing in flight, leave the GPU's memory to a learner that shares it."""
+    def _sleep_if_idle(self) -> None:
+        """If nothing is in flight, free the GPU's memory for a learner that shares it."""
         if self._sleeps and not self._asleep and not self.unfinished:
             self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
             self._asleep = set(SLEEPERS)
 
     def _wake(self, *sleepers: str) -> None:
-        """Move these back to the GPU. New weights need no cache: next to the learner's copy of them there may be no room for it."""
+        """Move these back to the GPU. (To load weights, the cache stays off: it may not fit next to the learner's copy of them.)"""
         for tag in [tag for tag in sleepers if tag in self._asleep]:
             self._engine.wake_up([tag])
             self._asleep.remove(tag)
@@ -217,7 +217,7 @@ def _continuation(output: Any) -> Continuation:
 
 
 def _score(output: Any) -> FloatArray:
-    """[T - 1] from the log-probabilities of the first T - 1 tokens (the first has none) and of the asked last one."""
+    """[T - 1] from the log-probabilities of the first T - 1 tokens (the first has none) and of the last one."""
     last = output.outputs[0].logprobs
-    asked = last.logprobs[-1]  # entry 0 is the token that was drawn, entry 1 the one that was asked for
+    asked = last.logprobs[-1]  # entry 0 is the drawn token, entry 1 the requested one
     return np.array([*output.prompt_logprobs.logprobs, asked], dtype=np.float32)

@@ -1,6 +1,6 @@
-"""What vLLM is given: environment variables, engine arguments, a user's sampling options, end tokens of a checkpoint.
+"""The inputs of vLLM: environment variables, engine arguments, a user's sampling options, end tokens of a checkpoint.
 
-Used by `actors/vllm_engine.py`, where its process is started (`actors/handle.py`, `trainer/local.py`), and by `actors/hf_engine.py`
+Used by `actors/vllm_engine.py`, by those that start its process (`actors/handle.py`, `trainer/local.py`), and by `actors/hf_engine.py`
 (`stop_tokens`).
 """
 
@@ -12,19 +12,19 @@ from typing import Any
 from actors.options import STRUCTURED
 from core.config import RolloutConfig
 from core.errors import ConfigError, ModelError, first_line
-from core.startup import waiting
+from core.startup import openmp_waiting
 
 CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
 CPU_BLOCK = 32
-"""Tokens per block of the KV cache on CPU. vLLM's default there, 128, would share no prefix shorter than that; its CPU
-kernels want a multiple of 32."""
+"""Tokens per block of the KV cache on CPU. vLLM's default there, 128, would share no shorter prefix; its CPU kernels need a
+multiple of 32."""
 KEEP_FREED_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",  # large blocks come from the heap, too,
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),  # whose end is never given back,
-    "MALLOC_TOP_PAD_": str(2**26),  # and which grows in steps of 64 MB
+    "MALLOC_MMAP_MAX_": "0",  # large blocks come from the heap too
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),  # the heap never shrinks
+    "MALLOC_TOP_PAD_": str(2**26),  # the heap grows in steps of 64 MB
 }
-"""Read by glibc when a process starts (mallopt(3)). By default every block of more than 32 MB is mapped anew, and the
-system clears each of its pages: a third of the time that new weights took into a layer. Other C libraries ignore this."""
+"""Read by glibc when a process starts (mallopt(3)). By default every block of more than 32 MB is mapped anew and the system
+clears its pages, which took a third of the time to load weights into a layer. Other C libraries ignore these."""
 
 
 def environment(device: str, threads: int) -> dict[str, str]:
@@ -41,7 +41,7 @@ def environment(device: str, threads: int) -> dict[str, str]:
         return common
     return common | {
         **KEEP_FREED_MEMORY,
-        **waiting(),
+        **openmp_waiting(),
         "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -93,8 +93,8 @@ def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
             "enforce_eager": True,
             "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
             "block_size": CPU_BLOCK,
-            # A context read in two steps crashes a seeded request on CPU (vLLM 0.32 takes back the number drawn in the
-            # first step with `Generator.get_offset`, which CPU generators lack): read it whole or not yet.
+            # A context that is prefilled in two steps crashes a seeded request on CPU: vLLM 0.32 takes back the number drawn
+            # in the first step with `Generator.get_offset`, which CPU generators lack. So it is prefilled in one step.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(4096, context, config.max_running),  # 4096: vLLM's default on CPU
         }

@@ -1,4 +1,4 @@
-"""The fields of the configuration as options of the command line: read, explained, and the nearest named for a mistyped one.
+"""The fields of the configuration as command-line options: parses them, explains them, and names the nearest one for a typo.
 
 Called by `commands/options.py` and `core/load.py`. Invariant: an option has the dotted name that its field has in a recipe, after
 `--`; hyphens count as underscores.
@@ -50,7 +50,7 @@ MEANINGS: Mapping[str, str] = {
 }
 """What OpenRLHF, verl, TRL and others call our fields."""
 RARELY_MEANT = ("starter.", "evaluation.", "sft.", "reward_model.")
-"""Sections that a field name without its section does not mean, except in the command of that section."""
+"""A field name without its section is looked up in these sections last, except in the section's own command."""
 _Formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=40)
 KINDS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", Path: "PATH"}
 
@@ -68,7 +68,7 @@ FIELDS: Mapping[str, FieldInfo] = dict(_leaves(Config))
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Reads every field as an option into `fields`, a list of '--section.field=value', besides options that a command adds."""
+    """Parses every field as an option into `fields`, a list of '--section.field=value', and the options that a command adds."""
 
     def __init__(self, command: str = "", about: str = "", fields: bool = True) -> None:
         """`fields`: False for a command that takes no configuration."""
@@ -91,13 +91,13 @@ class OptionParser(argparse.ArgumentParser):
         self.add_argument(option, dest="fields", action="append", type=template.format, **shown)  # type: ignore[arg-type]
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The options given. Raises ConfigError that names an unknown one and the nearest."""
+        """Parse the arguments. Raises ConfigError that names an unknown option and the nearest known one."""
         plain = [re.sub("^--[^=]+", lambda name: "--" + name[0][2:].replace("-", "_"), text) for text in arguments]
         known, rest = self.parse_known_args(plain)
         for text in sorted(rest, key=lambda text: not text.startswith("-")):
             name = text.partition("=")[0]
             if not name.startswith("-"):
-                self.error(f"nothing is expected at {name!r}")
+                self.error(f"unexpected argument {name!r}")
             names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
             self.error(f"unknown option {name!r}; the nearest is '--{nearest(name.lstrip('-'), names, self._section)}'")
         return known
@@ -155,7 +155,7 @@ def _kind(field: FieldInfo) -> str:
 
 
 def nearest(name: str, names: Iterable[str], section: str = "") -> str:
-    """Of `names` the one that `name` means or else looks like most. A name without its section is one of `section` if it can be.
+    """The one of `names` that `name` means, or else the most similar. A name without a section is first looked up in `section`.
 
     >>> nearest("replay.ratoi", FIELDS), nearest("learning_rate", FIELDS), nearest("lr", FIELDS, "sft")
     ('replay.ratio', 'learner.policy_lr', 'sft.lr')

@@ -1,6 +1,6 @@
 """The typed configuration of a run: every field with its default, unit and bounds.
 
-Handed section by section to the parts. Unknown keys are errors. Checks that need more than one field are in `core/plan.py`.
+Every part gets only its sections. Unknown keys are errors. Checks that need more than one field are in `core/plan.py`.
 """
 
 from pathlib import Path
@@ -24,16 +24,16 @@ class RunConfig(Section):
     """The run as a whole."""
 
     name: str = Field("", description="Name of the run directory; empty: recipe name and date.")
-    root: Path = Field(Path("runs"), description="Folder that holds the run directories.")
+    root: Path = Field(Path("runs"), description="Folder of the run directories.")
     seed: int = Field(0, ge=0, description="The one seed that all randomness is derived from.")
     iterations: int = Field(
         40, ge=1, description="Iterations to train: rollout, reward, score, replay, update, broadcast."
     )
     checkpoint_every: int = Field(
-        10, ge=1, description="Iterations between checkpoints; the last iteration and the best evaluation have one too."
+        10, ge=1, description="Iterations between checkpoints; the last and the best iteration are saved too."
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="Newest checkpoints to keep, besides the best one on held-out problems."
+        2, ge=1, description="Newest checkpoints to keep, apart from the best one on held-out problems."
     )
 
 
@@ -76,7 +76,7 @@ class EvaluationConfig(Section):
     samples: int = Field(
         0,
         ge=0,
-        description="Sampled responses per problem, besides the greedy one, for pass@k and maj@k; 0: greedy alone.",
+        description="Sampled responses per problem, apart from the greedy one, for pass@k and maj@k; 0: greedy alone.",
     )
     temperature: float = Field(1.0, gt=0, description="Sampling temperature of the sampled responses.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling of the sampled responses.")

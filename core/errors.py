@@ -1,7 +1,7 @@
 """Errors that a user can act on: one line that names the field, file or actor and what to do.
 
-`launch.py` prints the line (without a traceback) and exits with status 2. Anything that is not a
-`RetrospectError` is a defect of ours and keeps its traceback.
+`launch.py` prints the line (without a traceback) and exits with status 2. Any other exception is a bug
+and keeps its traceback.
 """
 
 
@@ -41,7 +41,7 @@ class ActorError(RetrospectError):
 
 
 class LearnerError(ActorError):
-    """A learner rank died, hung or raised. The others wait for it, so all restart from the last checkpoint."""
+    """A learner rank died, hung or raised. The others would wait for it, so all restart from the last checkpoint."""
 
 
 class StoreError(RetrospectError):
@@ -49,7 +49,7 @@ class StoreError(RetrospectError):
 
 
 class LostShardError(StoreError):
-    """A replay shard died with its files: the run goes on from its last checkpoint."""
+    """A replay shard died with its files: the run continues from its last checkpoint."""
 
 
 class CheckpointError(RetrospectError):

@@ -1,4 +1,4 @@
-"""Configuration files: YAML in, `Config` out, every mistake as one line that names the field and the remedy.
+"""Configuration files: YAML in, `Config` out. Every error is one line that names the field and says what to do.
 
 Called by `launch.py` and by the tests of the recipes. Nothing here imports an engine.
 """
@@ -34,7 +34,7 @@ def load_config(path: Path) -> Config:
 
 
 def parse_config(data: Mapping[str, Any], source: str) -> Config:
-    """Validate plain data against `Config`; `source` (a file name) opens every error line."""
+    """Validate plain data against `Config`; every error line begins with `source` (a file name). Raises ConfigError."""
     try:
         return Config.model_validate(data)
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""What follows from a configuration before anything starts: batch arithmetic, and the resources to ask for.
+"""What a configuration implies before anything starts: batch sizes, weight transport, and the resources to reserve.
 
-Called by `commands/` and `trainer/`. Contradictions between fields are found here; each is one line.
+Called by `commands/` and `trainer/`. Contradictions between fields are found here; each error is one line.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A group of equal processes and what each of them reserves."""
+    """A number of equal processes and what each of them reserves."""
 
     name: str
     count: int
@@ -44,7 +44,7 @@ class Resources:
 
 
 def check_algorithm(config: Config, trajectories: int) -> None:
-    """Raises ConfigError if choices of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
+    """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
     if algorithm.estimator in ("grpo", "rloo") and config.rollout.samples < 2:
         raise ConfigError(
@@ -75,7 +75,7 @@ def check_algorithm(config: Config, trajectories: int) -> None:
         )
     if algorithm.kl_coefficient > 0 and (algorithm.kl_estimator, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(
-            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, for its gradient is 0 on average; set it to k2 or "
+            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on average; set it to k2 or "
             "k3, or algorithm.kl_placement to reward"
         )
     if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
@@ -107,7 +107,7 @@ def batch_plan(config: Config) -> BatchPlan:
     context = rollout.max_prompt_tokens + rollout.max_response_tokens
     if learner.micro_batch_tokens < context:
         raise ConfigError(
-            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} holds no whole sequence: rollout.max_prompt_tokens + "
+            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: rollout.max_prompt_tokens + "
             f"rollout.max_response_tokens = {context}; raise it to at least {context}"
         )
     if config.task.min_operations > config.task.max_operations:
@@ -129,10 +129,10 @@ def batch_plan(config: Config) -> BatchPlan:
 
 
 def transport(config: Config, device: str) -> Literal["object_store", "collective", "ipc"]:
-    """How weights reach the engines on `device`; 'auto' is decided here. Raises ConfigError for a way that cannot work.
+    """How weights reach the engines on `device`; decides 'auto'. Raises ConfigError for a transport that cannot work.
 
-    NCCL (collective) needs a GPU per process; CUDA shares memory (ipc) between processes on one GPU; an engine of several GPUs
-    has its model in other processes than the one that receives.
+    NCCL (collective) needs a GPU per process. CUDA shares memory (ipc) between processes on one GPU. An engine on several GPUs
+    keeps its model in other processes than the receiving one, so it needs the object store.
     """
     asked, rollout, cluster = config.learner.transport, config.rollout, config.cluster
     cuda, engines = device == "cuda", max(rollout.actors, rollout.max_actors)
@@ -204,12 +204,12 @@ def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 
 def demand(bundles: tuple[Bundle, ...]) -> Resources:
-    """Sum of what the processes reserve."""
+    """The total that the processes reserve."""
     return Resources(sum(b.count * b.cpus for b in bundles), sum(b.count * b.gpus for b in bundles))
 
 
 def check_resources(bundles: tuple[Bundle, ...], available: Resources) -> None:
-    """Raises ClusterError with what was asked and what there is."""
+    """Raises ClusterError if the processes reserve more than is available."""
     asked = demand(bundles)
     for kind, want, have in (("CPUs", asked.cpus, available.cpus), ("GPUs", asked.gpus, available.gpus)):
         if want > have:
@@ -235,7 +235,7 @@ def check_context(config: Config, model_context: int) -> None:
 
 
 def choose_device(cluster: ClusterConfig, any_gpu: Callable[[], bool]) -> Device:
-    """The configured device; 'auto' means GPUs where there are any. `any_gpu` is asked for 'auto' only."""
+    """The configured device; 'auto' is GPUs if there are any. `any_gpu` is called for 'auto' only."""
     if cluster.device != "auto":
         return cluster.device
     return "cuda" if any_gpu() else "cpu"

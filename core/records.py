@@ -1,6 +1,6 @@
 """The typed records that travel between the parts (the words are explained in docs/architecture.md).
 
-A rollout grows through the records as the loop goes on, each wrapping the one before:
+A rollout passes through these records in the loop:
 
     Start -> Trajectory (actors) -> Judged (tasks) -> Scored (learner) -> Candidate / Outcome (replay)
 
@@ -67,7 +67,7 @@ class Start:
     samples: int
     seed: int  # the seed of sample i is derive(seed, i)
     state_key: StateKey | None = None  # the replayed state, None for a root
-    explores: bool = False  # whether that state is of an own failure: nothing that ends well is known to go through it
+    explores: bool = False  # whether that state is from an own failure, and no success through it is known
 
     @property
     def replayed(self) -> bool:
@@ -104,12 +104,12 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge says of a whole response."""
+    """A judge's result for a whole response."""
 
     reward: float
     correct: bool
     detail: str = ""  # why, for a person: "no answer found", "judge timed out"
-    judge_failed: bool = False  # no opinion could be had: the judge raised, hung, crashed or returned no number
+    judge_failed: bool = False  # the judge gave no result: it raised, hung, crashed or returned no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A judged trajectory with what the learner's models say of its continuation, before the update."""
+    """A judged trajectory with what the learner's models compute for its continuation, before the update."""
 
     judged: Judged
     values: FloatArray  # [C] V(s_t), the state before continuation token t: prompt + prefix + tokens[:t]
@@ -131,7 +131,7 @@ class Scored:
 
     @property
     def trajectory(self) -> Trajectory:
-        """The trajectory under the verdict."""
+        """The judged trajectory."""
         return self.judged.trajectory
 
 
@@ -154,7 +154,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one continuation of a replayed state."""
+    """The result of one continuation of a replayed state."""
 
     state_key: StateKey
     problem_id: str
@@ -164,7 +164,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedState:
-    """A state as the store hands it out."""
+    """A state as the store returns it."""
 
     key: StateKey
     problem_id: str

@@ -1,7 +1,7 @@
-"""The run directory: the names of all files of a run, and how text gets into them without ever being half-written.
+"""The run directory: the paths of all files of a run, and atomic writes of text into them.
 
-Made by `commands/` before anything heavy starts. Invariants: a directory that holds `config.yaml` is a run; a new run never writes
-into one that has results; one process at a time trains into it. All paths are absolute: actors have another working directory.
+Made by `commands/` before any engine starts. Invariants: a directory with a `config.yaml` is a run; a new run never writes into one
+that has results; one process at a time trains into it. All paths are absolute, because actors have another working directory.
 
     config.yaml      resolved configuration        checkpoints/  see trainer/checkpoint.py
     versions.json    Python, packages, git commit  replay/       journal of the replay store since the last checkpoint
@@ -10,8 +10,8 @@ into one that has results; one process at a time trains into it. All paths are a
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     evaluations.jsonl  success on held-out problems, from iteration 0 on
     evaluations/     NNNNNN.jsonl, every response of an evaluation
-    quarantine/      START-SEED.json, starts that made engines raise, with the error; exists only then
-    diverged_problems.txt  ids of the problems on which a run diverged, one per line; exists only then
+    quarantine/      START-SEED.json, starts that made engines raise, with the error (if there are any)
+    diverged_problems.txt  ids of the problems on which a run diverged, one per line (if it diverged)
 """
 
 import fcntl
@@ -41,7 +41,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = path.resolve().name  # on screens and dashboards
+        self.name = path.resolve().name  # shown on the console and dashboards
         self.config = path / "config.yaml"
         self.versions = path / "versions.json"
         self.metrics = path / "metrics.jsonl"
@@ -59,10 +59,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, name: str, recipe: str, *, now: datetime | None = None) -> "RunDirectory":
-        """A new run at root/name; without a name at root/RECIPE-YYYYmmdd-HHMMSS, numbered if that exists.
+        """Create a run at root/name; without a name at root/RECIPE-YYYYmmdd-HHMMSS, numbered if that exists.
 
-        A directory may be used again if its run has no result (its start failed). Raises ConfigError when the directory
-        has results, or cannot be made.
+        A directory whose run has no results (its start failed) is reused. Raises ConfigError when the directory has results,
+        or cannot be made.
         """
         root = root.expanduser().resolve()
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
@@ -73,9 +73,7 @@ class RunDirectory:
             path = root / f"{recipe}-{stamp}-{attempt}"
         run = cls(path)
         if run.has_results():
-            raise ConfigError(
-                f"run.name: {path} already holds a run; continue it with --resume {path}, or choose a name"
-            )
+            raise ConfigError(f"run.name: {path} is already a run; continue it with --resume {path}, or choose a name")
         try:
             for folder in run.folders():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -87,14 +85,14 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """An existing run. Raises CheckpointError when `path` holds none."""
+        """An existing run. Raises CheckpointError when `path` is none."""
         path = path.expanduser().resolve()
         if not (path / "config.yaml").is_file():
-            raise CheckpointError(f"{path} holds no run (no config.yaml in it); name a run directory such as runs/NAME")
+            raise CheckpointError(f"{path} is not a run (no config.yaml in it); name a run directory such as runs/NAME")
         return cls(path)
 
     def has_results(self) -> bool:
-        """Whether an iteration has been finished here."""
+        """Whether a run has finished an iteration here."""
         return (self.checkpoints / "latest").exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     def folders(self) -> tuple[Path, ...]:
@@ -103,7 +101,7 @@ class RunDirectory:
 
     def clear(self) -> None:
         """Empty the folders of a start that failed."""
-        if not self.config.exists():  # the folders are not of a run
+        if not self.config.exists():  # not the folders of a run
             return
         for folder in self.folders():
             shutil.rmtree(folder)
@@ -127,9 +125,9 @@ class RunDirectory:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file by `text`: after a crash at any moment it holds either the old or the new text, whole.
+    """Replace the file's text. After a crash at any moment the file has either the whole old or the whole new text.
 
-    A lone surrogate, which UTF-8 cannot encode, is written as its escape; in JSON that means the same.
+    A lone surrogate, which UTF-8 cannot encode, is written as its escape; JSON reads it back as the same.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -153,7 +151,7 @@ def sync(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file without torn lines (the process was killed in the write); none if there is no file."""
+    """The records of a JSONL file, none if there is no file. Skips incomplete lines (the process was killed while writing)."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         with suppress(json.JSONDecodeError):
@@ -162,7 +160,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
-    """Versions of Python, the packages that shape the result (from their metadata: nothing is imported), and the git commit.
+    """Versions of Python, of the packages that affect results (from their metadata: nothing is imported), and the git commit.
 
     `source` is the source tree, by default that of this file. Packages that are not installed are left out.
     """
@@ -178,7 +176,7 @@ def collect_versions(source: Path | None = None) -> dict[str, str]:
 
 
 def write_versions(run: RunDirectory) -> None:
-    """Write versions.json; a resumed run keeps the earlier records: the file is a list, one entry per start."""
+    """Add an entry to versions.json, a list with one entry per start of the run."""
     earlier = json.loads(run.versions.read_text(encoding="utf-8")) if run.versions.exists() else []
     entry = {"started": datetime.now().astimezone().isoformat(timespec="seconds"), **collect_versions()}
     write_atomically(run.versions, json.dumps([*earlier, entry], indent=2) + "\n")
@@ -223,7 +221,7 @@ def _sample(item: Judged, decode: Callable[[IntArray], str]) -> dict[str, str | 
 def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
     """Save a start that no engine can generate to quarantine/START-SEED.json, and log it in one line.
 
-    The seed tells an evaluation's greedy and sampled starts apart. Where the file cannot be written the run continues without it.
+    The seed in the name tells an evaluation's greedy and sampled starts apart. If the file cannot be written, the run continues.
     """
     record = {
         "start": start.id,

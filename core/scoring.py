@@ -1,7 +1,7 @@
-"""How well numbers tell right from wrong outcomes: AUC, within-group AUC and Brier score. Pure numpy.
+"""How well numbers separate right from wrong outcomes: AUC, within-group AUC and Brier score. Pure numpy.
 
 Called by `learner.calibration` (metrics of the critic) and by the rankings of `replay` (how far to trust the critic).
-Invariant: a number that the data do not define (one class only, nothing to compare) is NaN, never a made-up 0.5.
+Invariant: a number that the data do not define (one class only, nothing to compare) is NaN, not 0.5.
 """
 
 import math
@@ -29,12 +29,12 @@ def auc(values: Reals, correct: Flags, groups: Numbers | None = None) -> float:
 
 
 def within_auc(values: Reals, correct: Flags, groups: Numbers) -> tuple[float, float, float]:
-    """AUC within groups, its standard error, and the degrees of freedom of that; all NaN without a mixed group.
+    """AUC within groups, its standard error, and the degrees of freedom of that error; all NaN without a mixed group.
 
-    The AUC of a group is the share of its (correct, wrong) pairs that the values order rightly (ties count half). Over
-    groups it is their mean with weights m = n+ n- / (n+ + n- + 1) (van Elteren), which is how much a group's says.
-    Groups are independent, outcomes of one group are not (of one state there are several): the error is the groups' own
-    scatter, sqrt(sum (m (AUC - mean))^2 k / (k - 1)) / sum m, with k = (sum m)^2 / sum m^2 for the number of groups.
+    The AUC of a group is the share of its (correct, wrong) pairs that the values order rightly (ties count half). The
+    result is the mean over groups, weighted by their information m = n+ n- / (n+ + n- + 1) (van Elteren). Groups are
+    independent, but outcomes of one group are not (a state has several). So the error is the scatter between groups:
+    sqrt(sum (m (AUC - mean))^2 k / (k - 1)) / sum m, where k = (sum m)^2 / sum m^2 is the effective number of groups.
 
     >>> within_auc(np.array([0.9, 0.1, 0.2]), np.array([True, False, True]), np.array([0, 0, 1]))[0]
     1.0
@@ -53,7 +53,7 @@ def within_auc(values: Reals, correct: Flags, groups: Numbers) -> tuple[float, f
 
 
 def _mixed_groups(values: Reals, correct: Flags, groups: Numbers) -> tuple[Doubles, Doubles, Doubles]:
-    """Of every group with both outcomes: the pairs that the values order rightly, and its correct and wrong items."""
+    """For every group with both outcomes: the number of rightly ordered pairs, of correct items, and of wrong items."""
     order = np.lexsort((values, groups))
     value, right, group = values[order], correct[order], np.unique(groups[order], return_inverse=True)[1]
     new = np.ones(len(order), np.bool_)
@@ -69,13 +69,13 @@ def _mixed_groups(values: Reals, correct: Flags, groups: Numbers) -> tuple[Doubl
 
 
 def brier(values: Reals, correct: Flags) -> float:
-    """Mean squared error of the values [N], read as probabilities and clipped to [0, 1]; 0 is perfect, NaN of nothing."""
+    """Mean squared error of the values [N] as probabilities, clipped to [0, 1]; 0 is perfect. NaN if N = 0."""
     if not len(values):
         return math.nan
     return float(np.mean((np.clip(values.astype(np.float64), 0.0, 1.0) - correct) ** 2))
 
 
 def base_brier(correct: Flags) -> float:
-    """Brier score of always saying the mean: m (1 - m)."""
+    """Brier score of a constant prediction, the mean m: m (1 - m)."""
     mean = float(np.mean(correct))
     return mean * (1.0 - mean)

@@ -1,7 +1,7 @@
 """All randomness comes from one run seed.
 
-`derive` turns the run seed and a path of labels into an independent seed: the same labels give the same seed on every
-machine and in every process, and a new consumer of randomness does not shift the others.
+`derive` turns the run seed and a path of labels into an independent seed. The same labels give the same seed on every
+machine and in every process. A new consumer of randomness does not change the others.
 """
 
 import hashlib

@@ -1,11 +1,11 @@
-"""Direct ways for weights from learner rank 0 to the engines, in addition to the copy that every broadcast puts into the object store.
+"""Direct transfer of weights from learner rank 0 to the engines. Every broadcast also puts a copy into the object store.
 
-`learner.distributed.worker` owns a `Sender`, gives it every bucket while `core.weights.pack` publishes it, and sends its offer as
-`Weights.direct`; `actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched; every wait has a
-deadline; the receiver's digest decides whether the bytes are right.
+`learner.distributed.worker` owns a `Sender`. `core.weights.pack` stages every bucket in it and puts its offer into `Weights.direct`, and
+`actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched; every wait has a deadline; the receiver's
+digest decides whether the bytes are right.
 
-Each broadcast makes its own group, of the engines that serve at that moment. So engines may die, leave and join between two broadcasts. An
-engine that starts then reads the object store's copy, without the learner.
+Each broadcast makes a new group of the engines that serve at that moment. So engines may die, leave and join between two broadcasts. An
+engine that starts after a broadcast reads the object store's copy, without the learner.
 """
 
 import logging
@@ -26,25 +26,25 @@ from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore  # ty
 from core.weights import Manifest, Member, Received, Sender, SenderHost, TensorSpec
 
 ALIGNMENT = 16
-"""Every tensor begins at a multiple of so many bytes in a flat bucket, so that it can be viewed as any type."""
+"""Every tensor in a flat bucket begins at a multiple of so many bytes, so that it can be viewed as any type."""
 GROUP_SECONDS = 60.0
-"""Longest wait of the sender for a receiver, and for one bucket, after the first engine has come."""
+"""Longest wait of the sender for a receiver, and for one bucket, after the first engine has joined."""
 WORLD = "world"
-"""Key under which the engines tell the sender the size of the group; NOBODY: none came."""
+"""Key under which the engines tell the sender the size of the group; NOBODY: no engine joins."""
 NOBODY = "0"
 
 logger = logging.getLogger("retrospect.transport")
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where rank 0 of a group waits to broadcast the buckets once, in order."""
+class Rendezvous:
+    """Where rank 0 of a group waits for the others, to broadcast the buckets once, in order."""
 
     host: str
     port: int
 
     def receive(self, manifest: Manifest, member: Member) -> list[Received]:
-        """Join as rank `member.rank`. Raises RuntimeError when another member does not come or is lost."""
+        """Join as rank `member.rank`. Raises RuntimeError when another member does not join, or fails."""
         store = self.connect(member.seconds)
         store.set(WORLD, str(member.world))
         group = join(store, member)
@@ -59,18 +59,18 @@ class Meeting:
             group.shutdown()
 
     def connect(self, seconds: float) -> TCPStore:
-        """A connection to the meeting's store. Raises RuntimeError when there is none within `seconds`."""
+        """Connect to the rendezvous's store. Raises RuntimeError when that fails for `seconds`."""
         return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=seconds))
 
 
 @dataclass(frozen=True, slots=True)
-class Handles:
+class MemoryHandles:
     """One pickled handle per bucket to the sender's memory: a CUDA handle between processes on a GPU, else shared memory of the host."""
 
     pickled: tuple[bytes, ...]
 
     def receive(self, manifest: Manifest, member: Member) -> list[Received]:
-        """Map the sender's memory: nothing is copied. Raises RuntimeError when it is not there."""
+        """Map the sender's memory: nothing is copied. Raises RuntimeError when a handle cannot be opened here."""
         found: list[Received] = []
         for handle, specs in zip(self.pickled, by_bucket(manifest), strict=True):
             try:
@@ -96,21 +96,21 @@ class GroupSender(Sender):
         """Keep a copy of a bucket, on the tensors' device."""
         self._flats.append(flattened(tensors))
 
-    def offer(self) -> Meeting:
-        """Begin to wait for the engines, on a thread of its own."""
+    def offer(self) -> Rendezvous:
+        """Start a thread that waits for the engines and then broadcasts."""
         store = TCPStore(
             self._host.host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=GROUP_SECONDS)
         )
         self._store = store
         self._sending = threading.Thread(target=self._send, args=(store,), name="weight-broadcast", daemon=True)
         self._sending.start()
-        return Meeting(self._host.host, int(store.port))
+        return Rendezvous(self._host.host, int(store.port))
 
     def close(self) -> None:
-        """End the group, also when no engine came, and free the copies."""
+        """End the group, even if no engine joined, and free the copies."""
         if self._store is not None and self._sending is not None:
-            if self._sending.is_alive():  # on a second connection: the thread's own is busy waiting
-                Meeting(self._host.host, int(self._store.port)).connect(GROUP_SECONDS).set(WORLD, NOBODY)
+            if self._sending.is_alive():  # on a second connection: the thread's own is blocked in `wait`
+                Rendezvous(self._host.host, int(self._store.port)).connect(GROUP_SECONDS).set(WORLD, NOBODY)
             self._sending.join()
         if self._group is not None:
             self._group.shutdown()
@@ -136,23 +136,23 @@ class HandleSender(Sender):
 
     def __init__(self, host: SenderHost) -> None:
         if host.device == "cpu":
-            torch.multiprocessing.set_sharing_strategy("file_system")  # descriptors pass between relatives only
+            torch.multiprocessing.set_sharing_strategy("file_system")  # file descriptors pass only from parent to child
         self._flats: list[torch.Tensor] = []
 
     def stage(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep a copy of a bucket: the optimizer's next step must not change what is being read."""
+        """Keep a copy of a bucket: the next optimizer step must not change it while engines read."""
         self._flats.append(flattened(tensors))
 
-    def offer(self) -> Handles:
-        """Handles to all copies, complete in memory."""
+    def offer(self) -> MemoryHandles:
+        """Handles to all copies, once they are complete in memory."""
         if self._flats:
             synchronise(self._flats[0].device.type)
-        return Handles(tuple(bytes(ForkingPickler.dumps(flat)) for flat in self._flats))
+        return MemoryHandles(tuple(bytes(ForkingPickler.dumps(flat)) for flat in self._flats))
 
     def close(self) -> None:
         """Free the copies; a reader that still maps one keeps its memory."""
         for flat in self._flats:
-            flat.untyped_storage()._shared_decref()  # counted when the handle was pickled; see `Handles.receive`
+            flat.untyped_storage()._shared_decref()  # counted when the handle was pickled; see `MemoryHandles.receive`
         self._flats = []
 
 
@@ -169,15 +169,15 @@ def join(store: TCPStore, member: Member) -> Any:
 
 
 def send(group: Any, flat: torch.Tensor) -> None:
-    """Broadcast rank 0's bytes into every member's `flat`; returns when they are there."""
+    """Broadcast rank 0's bytes into every member's `flat`; returns when they have arrived."""
     options = BroadcastOptions()
     options.rootRank = 0
     group.broadcast([flat], options).wait()
-    synchronise(flat.device.type)  # NCCL's wait orders streams, not the host
+    synchronise(flat.device.type)  # NCCL's `wait` orders streams but does not block the host
 
 
 def synchronise(device: str) -> None:
-    """Wait for the work of a GPU; afterwards its inputs may be changed or freed."""
+    """Wait until a GPU has finished its work; then its inputs may be changed or freed."""
     if device == "cuda":
         torch.cuda.synchronize()
 

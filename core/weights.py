@@ -1,8 +1,8 @@
 """Model weights as buckets of flat byte buffers, with a manifest that names the tensors and a digest.
 
-The learner calls `pack`, the buckets travel (object store, and `core.transport`), every engine calls `unpack` and acknowledges with the
-version and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a bucket is copied once, to where it is published,
-so that memory never has a second copy of the model or of a bucket.
+The learner calls `pack`. The buckets travel through the object store or `core.transport`. Every engine calls `unpack` and acknowledges the
+version and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a bucket is copied once, when it is published, so
+memory never has a second copy of the model or of a bucket.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ Buffer = npt.NDArray[np.uint8]
 Bucket = list[Buffer]
 """The bytes of some tensors, one buffer each. Ray keeps one shared copy per node."""
 Received = list[torch.Tensor]
-"""The same as uint8 tensors on the engine's device: a bucket that came directly."""
+"""A bucket from a direct transfer: the same bytes as uint8 tensors on the engine's device."""
 NamedTensor = tuple[str, torch.Tensor]
 BUCKET_BYTES = 2**28
 """Bytes after which a bucket is full; a larger tensor has a bucket to itself."""
@@ -29,7 +29,7 @@ BUCKET_BYTES = 2**28
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What one tensor of a bucket is, in the order of the bucket's buffers."""
+    """Describes one tensor of a bucket; in the order of the bucket's buffers."""
 
     name: str  # Hugging Face parameter name
     dtype: str  # "float32", "bfloat16"
@@ -39,7 +39,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the buckets hold."""
+    """Describes the content of all buckets."""
 
     version: int
     tensors: tuple[TensorSpec, ...]
@@ -51,40 +51,40 @@ class SenderHost:
     """Where the sender of a broadcast runs."""
 
     device: str  # "cpu" or "cuda"
-    host: str  # the address that engines reach it by
-    seconds: float  # longest wait for the first of them
+    host: str  # its address for the engines
+    seconds: float  # longest wait for the first engine
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of a broadcast."""
+    """One process that takes part in a direct transfer."""
 
     rank: int  # 0 is the sender
     world: int  # number of processes, with the sender
     device: str  # "cpu" or "cuda"
-    seconds: float  # longest wait for another
+    seconds: float  # longest wait for another process
 
 
-class Direct(Protocol):
-    """What a sender offers to the engines for one broadcast; see `core.transport`."""
+class DirectTransfer(Protocol):
+    """How engines receive one broadcast directly from the sender; see `core.transport`."""
 
     def receive(self, manifest: Manifest, member: Member) -> list[Received]:
         """The buckets. Raises RuntimeError when they do not arrive."""
 
 
 class Sender(Protocol):
-    """A direct way for weights out of learner rank 0; see `core.transport`."""
+    """Sends weights directly from learner rank 0 to the engines; see `core.transport`."""
 
     def __init__(self, host: SenderHost) -> None: ...
 
     def stage(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Take a bucket."""
+        """Keep a copy of a bucket to send."""
 
-    def offer(self) -> Direct:
-        """What the engines need to receive what was staged."""
+    def offer(self) -> DirectTransfer:
+        """What the engines need to receive the staged buckets."""
 
     def close(self) -> None:
-        """Forget what was staged, once every engine has answered. Idempotent."""
+        """Free the staged buckets; called once every engine has answered. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +92,28 @@ class Weights:
     """A version of a model's weights."""
 
     manifest: Manifest
-    buckets: tuple[Any, ...]  # of `Bucket`, or of what publishing one gave: Ray object references
-    direct: Direct | None = None  # a faster way to the same bytes, for the engines that serve during the broadcast
+    buckets: tuple[Any, ...]  # of `Bucket`, or of what `publish` returned for it: Ray object references
+    direct: DirectTransfer | None = (
+        None  # faster access to the same bytes, for the engines that serve during the broadcast
+    )
 
 
 WeightHandle = Weights | Any
-"""What travels from the learner to the engines: `Weights`, or a Ray object reference to them (core does not import Ray)."""
+"""What the learner sends to the engines: `Weights`, or a Ray object reference to them (core does not import Ray)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What one engine says it has loaded."""
+    """Which weights one engine has loaded."""
 
     engine: str
     version: int
     digest: str
-    detour: str = ""  # why it read the object store's copy although there was a direct way
+    fallback: str = ""  # why it read the object store's copy although a direct transfer was offered
 
 
 def copied(bucket: Bucket) -> Bucket:
-    """Publishing within a process: a copy that later optimizer steps do not change."""
+    """Publish a bucket within this process: a copy that later optimizer steps do not change."""
     return [buffer.copy() for buffer in bucket]
 
 
@@ -125,11 +127,11 @@ def pack(
     """Publish the tensors (any device) bucket by bucket.
 
     Args:
-        named: Hugging Face names and tensors; taken one by one.
+        named: Hugging Face names and tensors; consumed one by one.
         version: of the weights.
-        publish: copies a bucket to where engines find it and returns how they do (`ray.put`).
-        bucket_bytes: when a bucket is full.
-        sender: offers the same bytes by a direct way.
+        publish: copies a bucket and returns a handle by which engines get it (`ray.put`).
+        bucket_bytes: size at which a bucket is full.
+        sender: offers the same bytes in a direct transfer.
     """
     specs: list[TensorSpec] = []
     handles: list[Any] = []
@@ -148,7 +150,7 @@ def pack(
 
 
 def bucketed(named: Iterable[NamedTensor], bucket_bytes: int) -> Iterator[list[NamedTensor]]:
-    """Consecutive tensors, as many as fill `bucket_bytes`."""
+    """Groups of consecutive tensors, each of at most `bucket_bytes` or a single larger tensor."""
     bucket: list[NamedTensor] = []
     size = 0
     for name, tensor in named:
@@ -176,7 +178,7 @@ def unpack(weights: Weights) -> Iterator[NamedTensor]:
 
 
 def digest(weights: Weights) -> str:
-    """128-bit hash of names, types, shapes, order and bytes: what every engine must acknowledge."""
+    """128-bit hash of names, types, shapes, order and bytes. Every engine must acknowledge it."""
     return _whole_digest(weights.manifest.tensors, [_bucket_digest(bucket) for bucket in weights.buckets])
 
 
@@ -203,7 +205,7 @@ def _spec(name: str, tensor: torch.Tensor, bucket: int) -> TensorSpec:
 
 
 class WeightReceiver(Protocol):
-    """Whoever the learner broadcasts to (the rollout pool)."""
+    """The receiving side of a broadcast: the rollout pool."""
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
         """Swap the weights of every engine between two engine steps; one acknowledgement per engine."""

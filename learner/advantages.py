@@ -1,8 +1,7 @@
 """Advantages and returns: generalised advantage estimation, group estimators and whitening, in plain torch.
 
-Called by `learner.targets` on the whole global batch. Invariant: only positions with mask 1 (tokens that
-the policy generated in this trajectory) take part; prompt, replayed prefix and tool output change nothing. Shapes: B
-sequences, T tokens.
+Called by `learner.targets` on the whole global batch. Invariant: only positions with mask 1 (tokens that the policy generated
+in this trajectory) count; prompt, replayed prefix and tool output change nothing. Shapes: B sequences, T tokens.
 """
 
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float 
 
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
 
-    t + 1 is the next position *with mask 1*: a gap inside the mask is skipped without decay, as if it were removed
-    (docs/architecture.md, conventions). After the last such position the episode is over: value and advantage are 0.
+    t + 1 is the next position *with mask 1*: positions with mask 0 in between are skipped without decay, as if they were removed
+    (docs/architecture.md, conventions). After the last position with mask 1, value and advantage are 0.
 
     Args:
         rewards: [B, T] reward received with each token.
@@ -56,7 +55,7 @@ def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """A batch as the estimators of the policy's advantages see it."""
+    """The inputs of the estimators of the policy's advantages."""
 
     rewards: Tensor  # [B, T]
     values: Tensor  # [B, T]
@@ -66,10 +65,10 @@ class Episodes:
 
 
 def group_baseline(episodes: Episodes, *, leave_one_out: bool, scale: bool) -> Tensor:
-    """Advantages [B, T]: the episode's total reward against those of its group, the same for every token.
+    """Advantages [B, T]: the episode's total reward R compared with its group's, the same for every token.
 
     GRPO (2402.03300, section 4.1.2): (R - mean) / std of the group. RLOO (2402.14740, eq. 8): R - mean of the *others*. An
-    episode alone in its group has no baseline and gets 0; one without any mask (out of the loss) is in nobody's baseline.
+    episode alone in its group has no baseline and gets 0. An episode whose mask is all 0 (no loss) counts in no baseline.
     """
     totals = torch.where(episodes.mask, episodes.rewards, 0.0).sum(dim=1)
     out = torch.zeros_like(totals)
@@ -91,8 +90,8 @@ def policy_advantages(
 ) -> Tensor:
     """The policy's advantages [B, T] by one of the estimators.
 
-    REINFORCE++ (2501.03262): the discounted return of every token, without a critic, whitened. GRPO and RLOO are normalised by
-    their groups, whatever `how` says.
+    REINFORCE++ (2501.03262): the discounted return of every token, without a critic, whitened. GRPO and RLOO ignore `how`,
+    because their groups normalise them.
     """
     if estimator == "grpo":
         return group_baseline(episodes, leave_one_out=False, scale=True)
@@ -117,7 +116,7 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def normalised(advantages: Tensor, mask: Tensor, replayed: Tensor, how: Normalise) -> Tensor:
-    """Advantages [B, T] whitened over the batch, over fresh and replayed rows apart (`replayed` [B] bool), or as they are."""
+    """Advantages [B, T] whitened over the batch, or over fresh and replayed rows apart (`replayed` [B] bool), or unchanged."""
     if how == "none":
         return torch.where(mask, advantages, 0.0)
     if how == "global":

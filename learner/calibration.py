@@ -1,4 +1,4 @@
-"""How well the critic tells what will succeed: explained variance, AUC and Brier score of V against outcomes. Pure numpy.
+"""How well the critic predicts success: explained variance, AUC and Brier score of V against outcomes. Pure numpy.
 
 Called by `learner.targets` on the scored batch, before the update.
 """
@@ -15,7 +15,7 @@ Boundaries = Callable[[IntArray], IntArray]
 
 
 def explained_variance(values: Reals, returns: Reals) -> float:
-    """1 - Var(R - V) / Var(R): 1 is a perfect critic, below 0 worse than a constant; 0 if the returns do not vary or are NaN."""
+    """1 - Var(R - V) / Var(R): 1 is perfect, below 0 is worse than a constant; 0 if the returns do not vary or are NaN."""
     if not varies(returns):
         return 0.0
     spread = float(np.var(returns.astype(np.float64)))
@@ -28,12 +28,12 @@ def varies(returns: Reals) -> bool:
 
 
 def every_token(response: IntArray) -> IntArray:
-    """Boundaries of a response that has one after every token."""
+    """The boundaries of a response if there is one after every token."""
     return np.arange(1, len(response), dtype=np.int32)
 
 
 def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tuple[float, float, float]:
-    """AUC, AUC within start and depth, and Brier score of V against outcomes, at the starts and the boundaries."""
+    """(AUC, AUC within start and depth, Brier score) of V against outcomes, measured at the starts and the boundaries."""
     correct = np.array([s.judged.verdict.correct for s in scored])
     depths = []  # of each continuation: its boundaries, counted from its first token
     for s in scored:
@@ -52,9 +52,9 @@ def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tupl
 def comparable_states(
     starts: Sequence[str], counts: Sequence[int], depths: Sequence[IntArray]
 ) -> tuple[list[IntArray], Numbers]:
-    """States of continuations of one start at the same depth, which tell whether the critic sees more than problem and depth.
+    """Groups of states with the same start and depth: a critic that knows only problem and depth cannot rank states within one.
 
-    Steps seldom end at the same token, so each continuation is read wherever it or another one of its start has a boundary.
+    Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary.
 
     Args:
         starts: id of each continuation's start.

@@ -1,6 +1,6 @@
-"""The learner as the loop sees it: score, update, broadcast, save. The driver's side of all ranks.
+"""The learner seen from the driver: it scores, updates, broadcasts and saves by calls to all ranks.
 
-Called by `trainer.loop`. The maths over the global batch happens here (`learner.targets`); the ranks get ready micro-batches.
+Called by `trainer.loop`. The maths over the global batch happens here (`learner.targets`); the ranks get finished micro-batches.
 Invariants: results do not depend on the number of ranks or on the micro-batches; every wait has a deadline; a `LearnerError`
 ends all ranks, and `restart` with `restore` brings them back.
 """
@@ -62,7 +62,7 @@ class LearnerGroup:
             sender: sends weights directly to the engines, in addition to the object store.
 
         Raises:
-            ModelError: the model cannot be used. LearnerError: a rank did not come up.
+            ModelError: the model cannot be used. LearnerError: a rank did not start.
         """
         self._config = config
         self._algorithm = algorithm
@@ -87,16 +87,16 @@ class LearnerGroup:
 
     @property
     def version(self) -> int:
-        """The weight version that the engines hold; grows with every broadcast."""
+        """The weight version that the engines have; grows by one with every broadcast."""
         return self._state.version
 
     @version.setter
     def version(self, version: int) -> None:
-        """Set it where a checkpoint or a lost broadcast asks for it."""
+        """Set it after a restored checkpoint or a lost broadcast."""
         self._state.version = version
 
     def score(self, judged: Sequence[Judged]) -> list[Scored]:
-        """Values, proximal and reference log-probabilities of every trajectory, by the models as they are now."""
+        """Compute values, proximal and reference log-probabilities of every trajectory with the current models."""
         rows = [row_of(j.trajectory) for j in judged]
         assignment = self._assign(rows)
         columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows, self._packed))
@@ -110,7 +110,7 @@ class LearnerGroup:
         ]
 
     def values(self, judged: Sequence[Judged]) -> list[FloatArray]:
-        """The values alone, as in `score`: for trajectories that are not trained on."""
+        """Only the values of `score`, for trajectories that are not trained on."""
         return self.begin_values(judged)()
 
     def begin_values(self, judged: Sequence[Judged]) -> Callable[[], list[FloatArray]]:
@@ -118,12 +118,12 @@ class LearnerGroup:
         return self._begin(RankWorker.values, [row_of(j.trajectory) for j in judged])
 
     def update(self, scored: Sequence[Scored], boundaries: Boundaries = every_token) -> UpdateStats:
-        """Train on a batch that `score` saw with the current weights: `epochs` passes of `minibatches` optimizer steps.
+        """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
-        Monte-Carlo returns (VC-PPO, 2503.01491). A minibatch with a NaN or Inf is left out; a NaN or Inf that arises in a loss or
-        a gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. `boundaries` of a response
-        are where the critic's calibration is measured.
+        Monte-Carlo returns (VC-PPO, 2503.01491). A minibatch with a NaN or Inf is left out. A NaN or Inf that arises in a loss or
+        a gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The critic's calibration is
+        measured at the `boundaries` of each response.
 
         Raises:
             DivergenceError: `max_skipped_steps` in a row were skipped.
@@ -187,14 +187,14 @@ class LearnerGroup:
         Raises:
             WeightError: an engine acknowledged another version or digest, or its log-probabilities are further from the
                 learner's than `max_logprob_gap`.
-            LearnerError: a rank is lost, also where the engines noticed it first.
+            LearnerError: a rank died, even if the engines noticed it first.
         """
         begin = time.monotonic()
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
         (weights,) = [weights for weights in exported if weights is not None]
         digest = weights.manifest.digest
-        self.version = version  # of the learner's weights, whether or not any engine receives them
+        self.version = version  # counts even if no engine receives the weights
         try:
             acknowledged = receiver.load_weights(weights)
         finally:  # a LearnerError here explains why the engines could not read the weights
@@ -226,7 +226,7 @@ class LearnerGroup:
         return sorted({name for names in written for name in names})
 
     def restore(self, directory: Path) -> None:
-        """Continue from what `save` wrote, bit for bit with the same number of ranks, up to rounding with another.
+        """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with another.
 
         The KL coefficient keeps its adapted value unless another one is configured now.
 
@@ -243,7 +243,7 @@ class LearnerGroup:
         self._ranks.call_same(RankWorker.export, str(directory))
 
     def restart(self) -> None:
-        """Start new ranks with the model directory's weights after an error ended the old ones; `restore` comes next."""
+        """Start new ranks from the model directory after an error ended the old ones. Call `restore` next."""
         self.close()
         self._launch()
 
@@ -259,7 +259,7 @@ class LearnerGroup:
 
     def _assign(self, rows: Sequence[Row]) -> Assignment:
         lengths, budget = [len(row.tokens) for row in rows], self._config.micro_batch_tokens
-        ranks = max(1, len(self._ranks))  # 0 after they have ended: the call that follows raises
+        ranks = max(1, len(self._ranks))  # there are 0 after an error: then the next call raises
         if self._packed:
             return assign_packed(lengths, budget, ranks)
         return assign_padded(lengths, budget, ranks, self._overhead)
@@ -288,7 +288,7 @@ class LearnerGroup:
         return learning_rate(peak, step, self._config.warmup_steps, total, self._config.schedule)
 
     def _probe_gap(self, engines: Sequence[Sequence[FloatArray]], own: Sequence[FloatArray]) -> float:
-        """Largest difference of any engine. Raises WeightError where it is above `max_logprob_gap` or NaN."""
+        """Largest difference between an engine and the learner. Raises WeightError if it is above `max_logprob_gap` or NaN."""
         worst = 0.0
         for number, engine in enumerate(engines):
             gap = float(np.max([np.max(np.abs(theirs - ours)) for theirs, ours in zip(engine, own, strict=True)]))

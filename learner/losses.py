@@ -1,8 +1,8 @@
 """The losses of PPO per token, and the weights that turn them into a mean over the global batch. Plain torch.
 
 Called by `learner.objective` (losses) and `learner.targets` (weights, importance). Invariant: no function reduces over
-tokens, so a loss is `(weights * per_token).sum()` however the batch is split, and sums over micro-batches and ranks give
-the mean over the global batch. Shapes: N tokens in any layout.
+tokens. A loss is `(weights * per_token).sum()` however the batch is split, so the sum over micro-batches and ranks is the
+mean over the global batch. Shapes: N tokens in any layout.
 """
 
 from typing import Literal
@@ -50,8 +50,8 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimator of KL(pi || pi_ref) per token [N], d = log pi - log pi_ref (Schulman, "Approximating KL divergence", 2020).
 
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. For k3 d is clamped at +-20 as a whole: were it clamped inside exp only, the
-    gradient where the policy lies far below the reference would be that of d alone, and push it further away.
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. k3 clamps d at +-20 in both places. With a clamp inside exp only, the gradient
+    far below the reference would be that of d alone, and push the policy further away.
     """
     d = logprobs - reference
     if estimator == "k1":
@@ -68,7 +68,7 @@ def truncated_importance(proximal: Tensor, behaviour: Tensor, cap: float) -> Ten
 
 
 def masked_importance(proximal: Tensor, behaviour: Tensor, floor: float, cap: float) -> Tensor:
-    """pi_prox / pi_behaviour where it lies in [floor, cap], else 0 [N].
+    """pi_prox / pi_behaviour where it is in [floor, cap], else 0 [N].
 
     IcePop (Ling team, "Small Leak Can Sink a Great Ship", 2025): tokens on which engine and learner disagree too much teach
     nothing, in either direction.

@@ -15,7 +15,7 @@ from learner.packing.batch import TokenTargets
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Numbers of both losses (`AlgorithmConfig`, `LearnerConfig`)."""
+    """Settings of both losses (from `AlgorithmConfig` and `LearnerConfig`)."""
 
     clip_low: float
     clip_high: float

@@ -1,4 +1,4 @@
-"""What the learner must remember between updates apart from its models: counters and what they decide. Pure.
+"""The learner's state between updates, apart from its models: counters, and the decisions that depend on them. Pure.
 
 Kept by `learner.group`, saved with every checkpoint. Invariant: everything that changes the next update is in here or in the
 engines, so that a resumed run repeats the uninterrupted one.
@@ -17,7 +17,7 @@ SETTLED_OVER = 3
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
-    """What a learner checkpoint's files depend on, apart from the number of ranks. Named as the fields that set them."""
+    """The settings that a learner checkpoint's files depend on, apart from the number of ranks. Named as in the configuration."""
 
     model: str  # class and number of trained parameters
     zero_stage: int
@@ -37,9 +37,7 @@ class LearnerState:
     version: int = 0  # of the weights, grows with every broadcast
     updates: int = 0
     steps: int = 0  # optimizer steps, skipped ones included
-    policy_steps: int = (
-        0  # of these, those in which the policy learns: its learning-rate schedule begins with the first
-    )
+    policy_steps: int = 0  # of these, with the policy trained: its learning-rate schedule begins with the first
     skipped_in_row: int = 0
     skipped_problems: list[str] = field(default_factory=list)  # ids, of these skipped steps
     policy_trains: bool = False  # False until the critic's warm-up ends
@@ -57,10 +55,10 @@ class LearnerState:
         return self.policy_trains
 
     def note_critic(self, explained_variance: float, returns_vary: bool, settled: float) -> None:
-        """End the warm-up early once the explained variance has stayed within `settled` and above it (0: never).
+        """End the warm-up once the last SETTLED_OVER explained variances are above `settled` and differ by less (0: never).
 
-        A critic that has not learnt anything yet stays near 0, so it has not settled. A batch whose returns do not vary says
-        nothing of the critic and is left out.
+        They must be above it because a critic that has learnt nothing stays near 0. A batch whose returns do not vary says
+        nothing about the critic and is left out.
         """
         if not returns_vary:
             return

@@ -28,7 +28,7 @@ class StepSums:
 
 
 NOT_TRIED = StepSums(PolicySums(), 0.0, None, 0.0, policy_applied=False, value_applied=False)
-"""A step whose minibatch has a NaN or Inf."""
+"""The record of a step that was left out because its minibatch has a NaN or Inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class BatchStats:
     """Statistics of the batch before the update."""
 
     explained_variance: float  # 1 - Var(R - V) / Var(R) over continuation tokens; 0 if the returns do not vary
-    returns_vary: bool  # else the explained variance says nothing
+    returns_vary: bool  # if not, the explained variance means nothing
     value_auc: float  # of V at starts and boundaries against the outcomes; NaN if all are alike
-    value_auc_within: float  # the same between continuations of one start at the same depth: beyond problem difficulty
+    value_auc_within: float  # the same between continuations of one start, at the same depth
     value_brier: float  # of V at starts and boundaries against the outcomes; 0 is perfect
     importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
     importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
@@ -87,7 +87,7 @@ def add_ranks(ranks: Sequence[StepSums]) -> StepSums:
 
 
 def summarise(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
-    """Statistics of an update from its optimizer steps (each already added over ranks); `rest`: the fields not in `steps`."""
+    """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other fields."""
     good = [step for step in steps if not step.skipped]
     count = max(1, len(good))
     policy = PolicySums()

@@ -36,7 +36,7 @@ class SupervisedSums:
 
 
 class NextToken:
-    """Minus the log-probability of the chosen tokens."""
+    """Next-token loss: minus the log-probability of the tokens to learn."""
 
     def __init__(self, path: str, dtype: torch.dtype) -> None:
         self.module = load_policy(path, dtype)
@@ -78,7 +78,7 @@ class SupervisedRank(RankWorker):
 
     def load_objective(self, objective: Objective, path: str, options: LearnerConfig, dtype: str) -> None:
         """Build the engine from the model's directory."""
-        torch.manual_seed(0)  # a new head: the same on every rank
+        torch.manual_seed(0)  # makes a new head the same on every rank
         kind: torch.dtype = getattr(torch, dtype)
         self._path = path
         self._objective: Any = objective(path, kind)
@@ -99,7 +99,7 @@ class SupervisedRank(RankWorker):
 
     @torch.no_grad()
     def measure(self, batches: Sequence[TokenBatch] | Sequence[PairBatch]) -> list[FloatArray]:
-        """The objective's numbers of every micro-batch."""
+        """What the objective measures on every micro-batch."""
         found = [self._objective.measure(self._engine, batch, self._device) for batch in batches]
         return [tensor.float().cpu().numpy() for tensor in found]
 
@@ -108,7 +108,7 @@ class SupervisedRank(RankWorker):
         self._engine.save(Path(directory), "engine")
 
     def restore_engine(self, directory: str) -> None:
-        """Read what `save_engine` wrote. Raises CheckpointError when it is not there."""
+        """Read what `save_engine` wrote. Raises CheckpointError when there is no complete checkpoint."""
         if not self._engine.restore(Path(directory), "engine"):
             raise CheckpointError(f"{directory}: no complete DeepSpeed checkpoint; resume from another one")
 
@@ -141,7 +141,7 @@ class SupervisedGroup:
         return SupervisedSums(sum(part.loss for part in parts), parts[0].grad_norm, parts[0].applied)
 
     def measure(self, batches: Sequence[Sequence[Any]]) -> list[list[FloatArray]]:
-        """The objective's numbers, [rank][micro-batch] -> [N]."""
+        """What the objective measures, [rank][micro-batch] -> [N]."""
         return self._ranks.call(SupervisedRank.measure, batches)
 
     def save(self, directory: Path) -> None:

@@ -38,9 +38,9 @@ class TargetBatch:
         return np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
 
     def finite(self, rows: Sequence[int]) -> bool:
-        """Whether no target of some trajectories is NaN or Inf and no squared error of V overflows: else no step is taken.
+        """Whether all targets of some trajectories are finite and no squared error of V overflows. If not, no step is taken.
 
-        Trajectories out of the loss count too: weight 0 times NaN is NaN.
+        Trajectories without loss count too, because weight 0 times NaN is NaN.
         """
         index = self.token_index(rows)
         part = self.targets.map(lambda column: column[index])
@@ -50,7 +50,7 @@ class TargetBatch:
         return all(bool(np.isfinite(column).all()) for column in columns)
 
     def weighted(self, rows: Sequence[int], how: Aggregation) -> ArrayTargets:
-        """Flat targets whose weights make a mean over `rows` (one optimizer step); tokens of other rows weigh 0."""
+        """Flat targets whose weights give the mean over `rows` (one optimizer step); other rows have weight 0."""
         counts = np.diff(self.offsets)[list(rows)]
         inside = torch.arange(int(counts.max(initial=1)))[None, :] < torch.from_numpy(counts)[:, None]
         in_loss = torch.from_numpy(self.mask[list(rows)])[:, None]
@@ -71,7 +71,7 @@ def compute_targets(
     Args:
         scored: the batch.
         config: the algorithm.
-        version: the learner's weight version, to tell the engine's numerical gap from staleness.
+        version: the learner's weight version; the engine's numerical gap is measured on its tokens only, which are not stale.
         kl_coefficient: current weight of the KL to the reference; used if the KL is taken from the reward.
         boundaries: of a response; the critic's calibration is measured there.
     """
@@ -126,7 +126,7 @@ def _importance(proximal: Tensor, behaviour: Tensor, config: AlgorithmConfig) ->
 def _advantages(
     scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, values: Tensor, mask: Tensor
 ) -> Tensor:
-    """The policy's advantages [B, T]; rows out of the loss take no part in baselines and whitening."""
+    """The policy's advantages [B, T]; rows without loss take no part in baselines and whitening."""
     numbers: dict[str, int] = {}
     groups = [numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored]
     lam: float | Tensor = config.policy_lambda
@@ -146,7 +146,7 @@ def shaped_reward(scored: Scored, config: AlgorithmConfig) -> float:
 
 
 def non_finite(scored: Scored) -> bool:
-    """Whether anything that a trajectory brings into the loss is NaN or Inf."""
+    """Whether any number of a trajectory that enters the loss is NaN or Inf."""
     numbers = [scored.values, scored.proximal, scored.trajectory.logprobs, scored.reference]
     finite = all(bool(np.isfinite(array).all()) for array in numbers if array is not None)
     return not (finite and bool(np.isfinite(scored.judged.verdict.reward)))
@@ -155,7 +155,7 @@ def non_finite(scored: Scored) -> bool:
 def skipped_problems(
     scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]
 ) -> list[str]:
-    """Problem ids of the skipped steps at the end of an update: those of trajectories with a NaN or Inf, if any, else all."""
+    """Problem ids of the skipped steps at the end of an update: only of trajectories with a NaN or Inf, if there are any."""
     first = len(skipped) - next((back for back, flag in enumerate(reversed(skipped)) if not flag), len(skipped))
     rows = {row for members in minibatches[first:] for row in members}
     suspects = {row for row in rows if non_finite(scored[row])} or rows

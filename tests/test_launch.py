@@ -117,7 +117,7 @@ def test_mistakes_are_answered_before_any_library_is_imported() -> None:
 
 def test_what_is_no_option() -> None:
     assert "argument --replay.ratio: expected one argument" in error_here("train", "--replay.ratio")
-    assert "nothing is expected at 'demo.yaml'" in error_here("train", "demo.yaml")
+    assert "unexpected argument 'demo.yaml'" in error_here("train", "demo.yaml")
     assert "not allowed with argument" in error_here("evaluate", "a", "--checkpoint", "b")
 
 
@@ -204,7 +204,7 @@ def test_not_enough_cpus() -> None:
 
 
 def test_resume_of_nothing(tmp_path: Path) -> None:
-    assert "holds no run" in error_line("train", "--resume", str(tmp_path))
+    assert "is not a run" in error_line("train", "--resume", str(tmp_path))
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
@@ -217,7 +217,7 @@ def test_every_recipe_checks_offline(recipe: Path) -> None:
 
 def test_report_summarises_a_run_and_draws_it_anew(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    assert "holds no run" in error_line("report", str(run.path))
+    assert "is not a run" in error_line("report", str(run.path))
     run.config.write_text(dump_config(Config()), encoding="utf-8")
     assert "no finished iteration" in error_line("report", str(run.path))
     sink = JsonlSink(run.metrics)

@@ -22,7 +22,7 @@ from core.records import Start
 from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
 from core.seeds import derive
-from core.startup import uncollected
+from core.startup import without_gc
 from trainer.held_out_scores import EvaluationPlan
 from trainer.model_files import describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
@@ -100,7 +100,7 @@ def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
     check_options(config.rollout, config.cluster.device)
     check_ranking(config)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
-    with uncollected():
+    with without_gc():
         task, _ = load_task(config, model)
     print(describe_data(task))
     with closing(task):

@@ -12,7 +12,7 @@ class AlgorithmConfig(Section):
 
     estimator: Literal["gae", "grpo", "rloo", "reinforce++"] = Field(
         "gae",
-        description="The policy's advantages: GAE with the critic, or critic-free: against the continuations of the same start (grpo, rloo) or the whole batch (reinforce++). The critic is always trained: replay ranks by it.",
+        description="The policy's advantages: by the critic (gae), or relative to the other continuations of the start (grpo, rloo) or to the whole batch (reinforce++). The critic is always trained, because replay ranks by it.",
     )
     gamma: float = Field(1.0, gt=0, le=1, description="Discount.")
     policy_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda of the policy's advantages.")
@@ -24,7 +24,7 @@ class AlgorithmConfig(Section):
     value_lambda: float = Field(1.0, ge=0, le=1, description="GAE lambda of the critic's targets.")
     normalise: Literal["global", "per_source", "none"] = Field(
         "global",
-        description="Whitening of the advantages (gae, reinforce++): over the batch, over fresh and replayed rows apart, or not at all.",
+        description="Whitening of the advantages (gae, reinforce++): over the whole batch, over fresh and replayed rows separately, or none.",
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="PPO clip below: ratio >= 1 - clip_low.")
     clip_high: float = Field(0.2, gt=0, description="PPO clip above: ratio <= 1 + clip_high.")
@@ -36,12 +36,12 @@ class AlgorithmConfig(Section):
     )
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL; k1 in the reward only.")
     kl_placement: Literal["loss", "reward"] = Field(
-        "loss", description="Where that KL acts: as a term of the loss, or subtracted from the reward of every token."
+        "loss", description="Where that KL is added: to the loss, or (negative) to the reward of every token."
     )
     kl_target: float | None = Field(
         None,
         gt=0,
-        description="KL to the reference policy (nats per token) that kl_coefficient is adapted to; none: it is constant.",
+        description="KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: constant.",
     )
     kl_horizon: int = Field(
         10_000,
@@ -53,7 +53,7 @@ class AlgorithmConfig(Section):
     )
     importance: Literal["truncate", "mask"] = Field(
         "truncate",
-        description="Correction by pi_prox / pi_behaviour per token: cut at importance_cap, or no loss outside [importance_floor, importance_cap] (IcePop).",
+        description="Off-policy weight pi_prox / pi_behaviour of a token: cut at importance_cap (truncate), or 0 outside [importance_floor, importance_cap] (mask, IcePop).",
     )
     importance_cap: float = Field(2.0, ge=1, description="Largest pi_prox / pi_behaviour per token.")
     importance_floor: float = Field(
@@ -61,7 +61,7 @@ class AlgorithmConfig(Section):
     )
     overlong: Literal["mask", "penalise", "keep"] = Field(
         "keep",
-        description="Truncated responses: no loss (mask), reward minus overlong_penalty (penalise), or as judged (keep).",
+        description="Truncated responses: no loss (mask), reward less overlong_penalty (penalise), or unchanged (keep).",
     )
     overlong_penalty: float = Field(
         0.5, ge=0, description="Subtracted from the reward of a truncated response when overlong is 'penalise'."

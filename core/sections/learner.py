@@ -13,7 +13,7 @@ class LearnerConfig(Section):
     ranks: int = Field(1, ge=1, description="Learner processes (data parallel).")
     zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed ZeRO stage, 0 to 3.")
     offload: bool = Field(
-        False, description="Keep optimizer states and fp32 weights in the CPU's memory; needs zero_stage >= 1."
+        False, description="Keep optimizer states and fp32 weights in CPU memory; needs zero_stage >= 1."
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third more time."
@@ -34,7 +34,7 @@ class LearnerConfig(Section):
         ge=0,
         description="Rank of LoRA adapters on all linear layers of policy and critic; only the adapters are trained. 0: all weights are trained.",
     )
-    lora_alpha: int = Field(16, ge=1, description="LoRA's scale: adapters count lora_alpha / lora_rank times.")
+    lora_alpha: int = Field(16, ge=1, description="LoRA adapters are multiplied by lora_alpha / lora_rank.")
     epochs: int = Field(1, ge=1, description="Passes over an iteration's trajectories.")
     minibatches: int = Field(
         4, ge=1, description="Optimizer steps per pass; must divide rollout.starts x rollout.samples."
@@ -64,11 +64,11 @@ class LearnerConfig(Section):
         description="Restarts of the ranks after one of them died, from the last checkpoint (before the first: from the beginning); then the run stops.",
     )
     max_skipped_steps: int = Field(
-        8, ge=1, description="Optimizer steps skipped in a row for a NaN or Inf after which the run stops."
+        8, ge=1, description="The run stops after so many optimizer steps in a row were skipped for a NaN or Inf."
     )
     transport: Literal["auto", "object_store", "collective", "ipc"] = Field(
         "auto",
-        description="How weights reach the engines: through Ray's object_store; by one collective broadcast (NCCL, on CPU Gloo); by ipc, engines on the learner's GPU (on CPU: its machine) reading its memory. auto: object_store on CPU, on GPU ipc if all share one GPU, collective if engines have their own.",
+        description="How weights reach the engines. object_store: through Ray; collective: one broadcast (NCCL, on CPU Gloo); ipc: engines on the learner's GPU (on CPU: its machine) read its memory. auto: object_store on CPU; on GPUs ipc if all share one GPU, collective if engines have their own.",
     )
     threads: int = Field(2, ge=1, description="CPU threads per rank (OMP_NUM_THREADS).")
     deadline: float = Field(
@@ -77,6 +77,6 @@ class LearnerConfig(Section):
     max_logprob_gap: float = Field(
         1e-2,
         gt=0,
-        description="Largest |log pi_learner - log pi_vllm| of the probe batch after a broadcast (nats); beyond it the run stops.",
+        description="Largest |log pi_learner - log pi_engine| of the probe batch after a broadcast (nats); above it the run stops.",
     )
     probe_sequences: int = Field(8, ge=1, description="Sequences of the probe batch.")

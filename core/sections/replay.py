@@ -14,9 +14,9 @@ class ReplayConfig(Section):
         0.5, ge=0, lt=1, description="Share of an iteration's starts that are replayed states, in [0, 1)."
     )
     ranking: Literal["value", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = Field(
-        "value", description="By what the store ranks states (docs/architecture.md; formulas in replay/rankings/)."
+        "value", description="How the store ranks states (docs/architecture.md; formulas in replay/rankings/)."
     )
-    start_states: int = Field(512, ge=1, description="States the store must hold before replay begins.")
+    start_states: int = Field(512, ge=1, description="States in the store before replay begins.")
     shards: int = Field(
         1, ge=1, description="Shard actors; problems are hashed to them. More than one only spreads memory over nodes."
     )
@@ -33,24 +33,24 @@ class ReplayConfig(Section):
         "line", description="Where a step ends: states begin only there."
     )
     stride: int = Field(16, ge=1, description="Tokens between boundaries when boundary is 'stride'.")
-    temperature: float = Field(0.2, gt=0, description="Of the draw: probability ~ exp(priority / temperature).")
+    temperature: float = Field(0.2, gt=0, description="The draw has probability ~ exp(priority / temperature).")
     target: float = Field(
-        0.3, gt=0, lt=1, description="Ranking frontier: success that a start should still have; it moves to the root."
+        0.3, gt=0, lt=1, description="Ranking frontier: success probability that a replayed state should still have."
     )
     explore: float = Field(
         0.25,
         ge=0,
         le=1,
-        description="Ranking frontier: largest share, on average, of own failures of unsolved problems in a batch.",
+        description="Ranking frontier: largest share of a batch, on average, that are own failures of unsolved problems.",
     )
     decay: float = Field(
-        0.95, gt=0, le=1, description="What an outcome counts for after one more weight version (frontier, posterior)."
+        0.95, gt=0, le=1, description="Weight of an outcome after one more weight version (frontier, posterior)."
     )
     canonical: bool = Field(
         False,
         description="Also keep prefixes of canonical solutions of the iteration's problems, where the task has them.",
     )
     refresh: int = Field(
-        256, ge=0, description="States of the highest priority per iteration whose stale values the critic renews."
+        256, ge=0, description="Stale values that the critic recomputes per iteration, highest priority first."
     )
     deadline: float = Field(120.0, gt=0, description="Seconds that a shard may take to answer one call.")

@@ -17,12 +17,12 @@ class RolloutConfig(Section):
     max_actors: int = Field(
         0,
         ge=0,
-        description="Rollout actors in all once the cluster has room: those beyond rollout.actors ask Ray's autoscaler for it and join while the run goes on; up to rollout.actors: none.",
+        description="Most rollout actors. Those beyond rollout.actors ask Ray's autoscaler for room and join during the run; at most rollout.actors: there are none.",
     )
     max_staleness: int = Field(
         0,
         ge=0,
-        description="Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from 1: generation goes on during the update.",
+        description="Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from 1: generation continues during the update.",
     )
     starts: int = Field(128, ge=1, description="Starts per iteration (fresh and replayed).")
     samples: int = Field(4, ge=1, description="Continuations per start.")
@@ -36,7 +36,7 @@ class RolloutConfig(Section):
     tokens_in_flight: int | None = Field(
         None,
         ge=1,
-        description="Tokens (prompt and whole response budget) of the sequences that one engine has at once; none: those of 1.25 x max_running sequences.",
+        description="Most tokens (prompt and whole response budget) of the sequences that one engine has at once; none: limited by 1.25 x max_running sequences only.",
     )
     repetition_tokens: int = Field(
         0,
@@ -53,7 +53,7 @@ class RolloutConfig(Section):
         1.0,
         gt=0,
         le=1,
-        description="GPU: share of each of its GPUs that an engine reserves; 0.5 leaves room for a learner rank (cluster.learner_gpus 0.5).",
+        description="GPU: share that an engine reserves of each of its GPUs; 0.5 leaves room for a learner rank (cluster.learner_gpus 0.5).",
     )
     sleep: bool = Field(
         False,
@@ -70,11 +70,11 @@ class RolloutConfig(Section):
     deadline: float = Field(
         600.0,
         gt=0,
-        description="Seconds without an answer (they come several times a second) after which an actor counts as hung; after a quarter of them it is named as slow.",
+        description="Seconds without an answer after which an actor counts as hung (answers come several times a second); after a quarter of them a warning names it as slow.",
     )
     max_restarts: int = Field(
         3,
         ge=0,
-        description="Losses of rollout actors within restart_window before the run stops with a checkpoint; several actors lost within a minute count once, and so does a start that makes engines raise.",
+        description="Most losses of rollout actors within restart_window; after one more the run stops with a checkpoint. Several actors lost within a minute count once, and so does a start that makes engines raise.",
     )
     restart_window: float = Field(3600.0, gt=0, description="Seconds that max_restarts is counted over.")

@@ -8,7 +8,7 @@ from core.sections.base import Section
 
 
 class SupervisedConfig(Section):
-    """What both have in common. Ranks, ZeRO stage, tokens per pass and clipping are those of the section learner."""
+    """The fields that both share. Ranks, ZeRO stage, tokens per pass and clipping come from the section learner."""
 
     epochs: int = Field(1, ge=1, description="Passes over the rows.")
     batch_size: int = Field(32, ge=1, description="Rows per optimizer step.")
@@ -47,13 +47,13 @@ class RewardModelConfig(SupervisedConfig):
     )
     threshold: float = Field(
         0.0,
-        description="Normalised reward above which a response counts as a success (success rates, replay's outcomes). 0: better than the average response the model was measured on.",
+        description="Normalised reward above which a response counts as a success (success rates, replay's outcomes). 0 is the average of the responses that the model was measured on.",
     )
     pairs: str = Field("", description="Preference pairs to train on: .jsonl, .parquet, a directory or a hub name.")
     split: str = Field("train", description="Split of a Hugging Face data set.")
     chosen: str = Field("chosen", description="Column of the preferred dialogue: messages, or a text of turns.")
     rejected: str = Field("rejected", description="Column of the other dialogue.")
-    cpus: float = Field(0.0, ge=0, description="CPUs that the actor which serves rewards reserves.")
+    cpus: float = Field(0.0, ge=0, description="CPUs that the reward actor reserves.")
     gpus: float = Field(0.0, ge=0, description="GPUs (or a share of one) that it reserves on device cuda.")
     threads: int = Field(1, ge=1, description="CPU threads of that actor.")
     batch_tokens: int = Field(8192, ge=1, description="Tokens (padding included) of one pass of that actor.")

@@ -1,4 +1,4 @@
-"""What is trained on: starter model, data, task."""
+"""Starter model, task and data."""
 
 from pathlib import Path
 from typing import Literal
@@ -8,7 +8,7 @@ from pydantic import Field
 from core.sections.base import Section
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
-"""What confines a program that a model wrote; fails closed unless told otherwise."""
+"""How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
 
 
 class StarterConfig(Section):
@@ -17,7 +17,7 @@ class StarterConfig(Section):
     hidden_size: int = Field(
         128,
         ge=8,
-        description="Width of the model: heads x a head size that the CPU engine has (32, 64, 80, 96, 112, 128).",
+        description="Width of the model: heads x a head size that the CPU engine supports (32, 64, 80, 96, 112, 128).",
     )
     layers: int = Field(3, ge=1, description="Transformer layers.")
     heads: int = Field(4, ge=1, description="Attention heads.")
@@ -32,13 +32,13 @@ class StarterConfig(Section):
     max_operations: int = Field(
         8,
         ge=1,
-        description="Generated tasks: most operations of a problem shown during the warm-start; each operation more is 0.6 times as frequent.",
+        description="Generated tasks: most operations of a warm-start problem; problems with one more operation are 0.6 times as frequent.",
     )
     slip: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Generated tasks: share of warm-start solutions that leave the last line out, a habit for training to undo.",
+        description="Generated tasks: share of warm-start solutions without their last line; training must correct this habit.",
     )
     cache: Path = Field(
         Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
@@ -46,11 +46,11 @@ class StarterConfig(Section):
 
 
 class Columns(Section):
-    """Which column of the data set holds what."""
+    """The names of the data set's columns."""
 
     prompt: str = Field("prompt", description="Column of the question.")
     answer: str = Field(
-        "answer", description="Column that the verifier reads the gold answer from; not read where there are `tests`."
+        "answer", description="Column of the gold answer, which the verifier needs; not read if `tests` is set."
     )
     solution: str | None = Field(
         None, description="Column of the canonical solution; none: the task has no canonical solutions."
@@ -63,7 +63,7 @@ class Columns(Section):
 
 
 class CodeConfig(Section):
-    """What a program earns, and how much memory it gets (task mbpp)."""
+    """Rewards of programs, and their memory limit (task mbpp)."""
 
     compile_error: float = Field(-1.0, description="Reward of a program that does not compile.")
     runtime_error: float = Field(
@@ -75,21 +75,21 @@ class CodeConfig(Section):
         1.0,
         ge=0,
         le=1,
-        description="What passing some tests is worth: such a program earns failed + fraction x share passed x (passed - failed).",
+        description="Weight of passing some tests: such a program gets failed + fraction x share passed x (passed - failed).",
     )
     memory_mib: int = Field(512, ge=64, description="Memory of a program, in MiB.")
 
     @property
     def worst(self) -> float:
-        """What a response earns that could not be judged: nothing is gained by breaking the judge."""
+        """The reward of a response that could not be judged. It is the lowest, so that breaking the judge does not pay."""
         return min(self.compile_error, self.runtime_error, self.failed, self.passed)
 
 
 class TaskConfig(Section):
-    """What is trained on."""
+    """Task and data."""
 
     name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math", "mbpp", "dialogue"] = Field(
-        "arithmetic", description="Task: how prompts are put and answers are judged."
+        "arithmetic", description="Task: it sets how prompts are built and how answers are judged."
     )
     path: str = Field(
         "",
@@ -103,25 +103,25 @@ class TaskConfig(Section):
     eval_problems: int = Field(
         256,
         ge=1,
-        description="Evaluation problems, of eval_path the first so many; neither they nor the other rows of eval_path enter training or the replay store.",
+        description="Evaluation problems; with eval_path its first rows. They and all other rows of eval_path stay out of training and of the replay store.",
     )
     columns: Columns = Columns()
     template: str = Field(
         "{prompt}",
-        description="Text of the prompt, with {prompt} for the question; the tokenizer's chat template is put around it when there is one.",
+        description="Text of the prompt, with {prompt} for the question; the tokenizer's chat template, if it has one, is applied to this text.",
     )
     min_operations: int = Field(
         4,
         ge=1,
-        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: numbers less one, at most 5).",
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5).",
     )
     max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(
-        4096, ge=1, description="Generated tasks: training problems to make; others: at most this many rows are used."
+        4096, ge=1, description="Generated tasks: training problems to make. Other tasks: most rows that are used."
     )
     sampling: Literal["uniform", "hard"] = Field(
         "uniform",
-        description="Fresh problems: each once per epoch, or hard: by their running success rate, unsolved ones up to 5 times as often as solved ones.",
+        description="Fresh problems. uniform: each once per epoch; hard: by their running success rate, unsolved ones up to 5 times as often as solved ones.",
     )
     reward: str = Field(
         "",
@@ -135,15 +135,15 @@ class TaskConfig(Section):
     judge_timeout: float = Field(
         5.0,
         gt=0,
-        description="Seconds that one verdict may take before it counts as wrong (mbpp: of processor time, and three times that by the clock).",
+        description="Seconds that one verdict may take before the response counts as wrong (mbpp: this much CPU time, and three times as much wall-clock time).",
     )
     judge_memory_gib: float = Field(
         8.0,
         ge=0,
-        description="Address space of a judging process, in GiB; 0: no bound, for a reward that loads a model.",
+        description="Address space of a judging process, in GiB; 0: no limit, for a reward that loads a model.",
     )
     sandbox: SandboxMode = Field(
         "bubblewrap",
-        description="What programs that the model wrote run in. unsafe-subprocess needs no bubblewrap and protects nothing but time and memory: such a program can do all that you can.",
+        description="Sandbox of programs that the model wrote. unsafe-subprocess needs no bubblewrap and limits only time and memory: a program can do everything that you can.",
     )
     code: CodeConfig = CodeConfig()

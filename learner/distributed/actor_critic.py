@@ -1,9 +1,9 @@
 """Policy and critic in their engines: as two models, or as two heads of one trunk. Passes, losses and optimizer steps.
 
-Made and called by `learner.distributed.worker` (one of the two classes, by `learner.value_model`); every rank makes the same
-calls. Invariants: passes of two engines never mix, each finishes all its forward and backward passes of a step before the
-other begins; a step without `train_policy` leaves every weight that the policy computes with as it was, bit for bit; a step is
-skipped whole: where the gradient of either model holds a NaN or Inf, neither changes.
+`learner.value_model` selects one of the two classes. `learner.distributed.worker` makes it; every rank makes the same calls.
+Invariants: two engines never interleave, one finishes all its passes of a step before the other begins; a step without
+`train_policy` changes no weight of the policy, bit for bit; if the gradient of either model has a NaN or Inf, neither model
+changes.
 """
 
 from abc import ABC, abstractmethod
@@ -33,10 +33,10 @@ class StepPlan:
 
 
 class ActorCritic(ABC):
-    """What a rank trains and scores with: what both kinds have in common."""
+    """The models that a rank trains and scores with: what both kinds have in common."""
 
     def __init__(self, engines: dict[str, TrainEngine], losses: LossSettings) -> None:
-        """`engines` by the name of their checkpoint; the one named "policy" holds the policy."""
+        """`engines` by the name of their checkpoint; the one named "policy" contains the policy."""
         self.engines = engines
         self.policy = engines["policy"]
         self._losses = losses
@@ -47,7 +47,7 @@ class ActorCritic(ABC):
         """Log-probabilities and values [N] of every micro-batch."""
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Values [N] alone. With a shared trunk that is hardly less work than `score`."""
+        """Only the values [N]. With a shared trunk this costs nearly as much as `score`."""
         return [values for _, values in self.score(batches)]
 
     @abstractmethod
@@ -66,8 +66,8 @@ class ActorCritic(ABC):
 class SeparateModels(ActorCritic):
     """Policy and critic with an engine each.
 
-    A step: the policy's passes; once its gradient is known to be finite, the passes and the step of the critic; if that was
-    applied, the policy's step. The policy's gradient stays in memory meanwhile: the price of a step that is skipped whole.
+    Order of a step: the policy's passes; if its gradient is finite, the critic's passes and step; if that was applied, the policy's
+    step. The policy's gradient stays in memory until then, so that both models skip a step or neither does.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SharedTrunk(ActorCritic):
         return [(logprobs, values) for logprobs, _, values in read]
 
     def step(self, plan: StepPlan) -> StepSums:
-        """See `ActorCritic`. While the policy does not learn only the head does."""
+        """See `ActorCritic`. Without `train_policy` only the value head learns."""
         policy, value_loss = PolicySums(), 0.0
         for batch in plan.batches:
             sums, loss = self._pass(batch, plan.kl_coefficient, plan.train_policy)
@@ -160,11 +160,11 @@ class SharedTrunk(ActorCritic):
 
 
 def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """What every model reads, by the names of its arguments."""
+    """The inputs of every model, by argument name."""
     inputs = {"tokens": to_device(batch.tokens, device), "state_index": to_device(batch.state_index, device)}
     return inputs if batch.position_ids is None else inputs | {"position_ids": to_device(batch.position_ids, device)}
 
 
 def policy_inputs(batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """What a policy reads: the tokens to score too."""
+    """The inputs of a policy: those of every model, and the tokens to score."""
     return model_inputs(batch, device) | {"targets": to_device(batch.targets, device)}

@@ -1,9 +1,9 @@
 """One model in one DeepSpeed engine: accumulate gradients, step or skip, gather weights, save, restore.
 
-Used by `learner.distributed.actor_critic`, once for both models or once for each, never interleaved. DeepSpeed is imported
-inside the functions because its environment must be set first. Invariants: a step whose loss or gradients hold a NaN or Inf on
-any rank changes nothing on every rank; the caller weights tokens over the global batch, and any number of backward passes may
-precede a step (`managed_gradient_accumulation: false`).
+Used by `learner.distributed.actor_critic`: one engine for both models or one for each, never interleaved. Functions import
+DeepSpeed themselves because its environment must be set first. Invariants: if a loss or gradient has a NaN or Inf on any rank,
+the step changes nothing on all ranks; the caller weights tokens over the global batch; any number of backward passes may precede
+a step (`managed_gradient_accumulation: false`).
 """
 
 import contextlib
@@ -29,20 +29,20 @@ def join_ranks(device: str, timeout: float) -> None:
     import deepspeed
     from deepspeed.comm.torch import build_shm_op
 
-    if device == "cpu":  # DeepSpeed compiles its communication through shared memory
-        with sole_compiler(Path(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")):
-            build_shm_op()  # the process group asks for it again and finds it loaded
+    if device == "cpu":  # DeepSpeed compiles its shared-memory communication
+        with compile_lock(Path(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")):
+            build_shm_op()  # `init_distributed` then finds it loaded
     backend = "nccl" if device == "cuda" else "gloo"
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
 
 
 @contextlib.contextmanager
-def sole_compiler(build: Path) -> Iterator[None]:
-    """Be the only rank that compiles in this folder.
+def compile_lock(build: Path) -> Iterator[None]:
+    """Let one rank at a time compile in this folder.
 
-    torch marks a compilation with a file named lock and waits for ever until it is gone, also when its process was killed. The
-    kernel's own lock of a file is free as soon as its process ends; its owner removes torch's. Where the file system
-    has no locks, torch's remains.
+    torch marks a compilation with a file named lock. If that process is killed, the file stays and the others wait for it without
+    end. The kernel's file lock (flock) is free as soon as its process ends, so its owner removes torch's file. On a file system
+    without locks, torch's file stays in use.
     """
     build.mkdir(parents=True, exist_ok=True)
     with (build / ".guard").open("w") as guard:
@@ -62,12 +62,12 @@ def _always() -> bool:
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that asks before it steps, and that can clip and refuse non-finite gradients itself.
+    """AdamW that asks for consent before it steps, and that can itself clip gradients and skip non-finite ones.
 
-    DeepSpeed's ZeRO optimizers call it, once per group of parameters, after they have found the gradients of all ranks finite. A
-    step without `consent` leaves weights and moments untouched, while DeepSpeed clears its gradients as after any other. Without
-    ZeRO (stage 0, fp32) DeepSpeed clips silently and steps into NaN: there `max_grad_norm` is given, and DeepSpeed's engine
-    reads the attributes `overflow` and `_global_grad_norm` as it does from a ZeRO optimizer.
+    DeepSpeed's ZeRO optimizers call it, once per group of parameters, after a check that the gradients of all ranks are finite. A
+    step without `consent` changes neither weights nor moments; DeepSpeed clears its gradients as after every step. Without ZeRO
+    (stage 0, fp32) DeepSpeed does not check, and NaN gradients reach the weights. Then `max_grad_norm` is given, and DeepSpeed's
+    engine reads the attributes `overflow` and `_global_grad_norm` as from a ZeRO optimizer.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], max_grad_norm: float | None = None, **options: Any) -> None:
@@ -78,7 +78,7 @@ class GuardedAdamW(torch.optim.AdamW):
         self._max_grad_norm = max_grad_norm
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step if the gradients are finite and `consent` says so; it is not asked otherwise."""
+        """Step if the gradients are finite and `consent`, which is then called, returns True."""
         if self._max_grad_norm is not None:
             parameters = [p for group in self.param_groups for p in group["params"]]
             norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
@@ -114,7 +114,7 @@ class TrainEngine:
     def __init__(
         self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]], options: LearnerConfig, dtype: torch.dtype
     ) -> None:
-        """Take the module into an engine.
+        """Put the module into a DeepSpeed engine.
 
         Args:
             module: on any device; frozen parameters stay as they are.
@@ -137,7 +137,7 @@ class TrainEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs must be."""
+        """The device that inputs must be on."""
         return torch.device(self._engine.device)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -145,11 +145,11 @@ class TrainEngine:
         return self._engine(*args, **options)
 
     def backward(self, loss: Tensor, outputs: Tensor) -> None:
-        """Add the gradients of this rank's part of a global mean.
+        """Add the gradients of `loss`, this rank's part of a global mean.
 
-        DeepSpeed averages over ranks, so the part is multiplied by their number. A non-finite loss poisons the gradients of
-        the model's outputs (clipping alone would turn them into zeros): the step is then skipped by the check of the global
-        gradient norm, on every rank alike.
+        DeepSpeed averages over ranks, so the part is multiplied by their number. A non-finite loss is replaced by one whose
+        gradients are NaN at `outputs` (PPO's clipping could turn them into zeros). The check of the global gradient norm then
+        skips the step on every rank.
         """
         loss = loss * self._ranks if bool(torch.isfinite(loss)) else outputs.sum() * torch.nan
         self._engine.backward(loss, scale_wrt_gas=False)
@@ -158,10 +158,10 @@ class TrainEngine:
         """Apply the accumulated gradients: (gradient norm before clipping, whether applied).
 
         Args:
-            rates: learning rate of each group. None: the group has no gradients and does not change, nor does its Adam count
-                the step (else its bias correction would be used up before its first gradient).
-            consent: asked once, when the gradients of all ranks are known to be finite and nothing has moved yet; without it
-                nothing moves. It must answer the same on every rank, and may use another engine.
+            rates: learning rate of each group. None: the group has no gradients and does not change. Its Adam step count stays 0,
+                so that bias correction begins with its first gradient.
+            consent: called once, when the gradients of all ranks are finite and before any weight changes. If it returns False,
+                nothing changes. It must return the same on every rank, and may use another engine.
         """
         for group, rate in zip(self._engine.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate or 0.0
@@ -193,7 +193,7 @@ class TrainEngine:
         return [self._optimizer.state[p] for p in parameters if "step" in self._optimizer.state.get(p, {})]
 
     def named_tensors(self) -> Iterator[NamedTensor]:
-        """Whole parameters by their name in the module, tied ones once. All ranks must exhaust the iterator: ZeRO-3 gathers."""
+        """Whole parameters by their name in the module, tied ones once. All ranks must iterate to the end: ZeRO-3 gathers them."""
         if self._stage != 3:
             yield from self._module.named_parameters()
             return
@@ -209,10 +209,10 @@ class TrainEngine:
         self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def restore(self, directory: Path, tag: str, same_ranks: bool = True) -> bool:
-        """Read what `save` wrote; False if nothing usable is there.
+        """Read what `save` wrote; False if there is no usable checkpoint.
 
-        Another number of ranks reads it through DeepSpeed's universal checkpoint format; without ZeRO nothing is partitioned
-        and a checkpoint fits any number of ranks.
+        Another number of ranks reads it through DeepSpeed's universal checkpoint format. Without ZeRO nothing is partitioned,
+        so a checkpoint fits any number of ranks.
         """
         if same_ranks or self._stage == 0:
             found, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_module_strict=False)
@@ -221,7 +221,7 @@ class TrainEngine:
         if torch.distributed.get_rank() == 0:
             _to_universal(directory / tag, directory / universal)
         torch.distributed.barrier()
-        config = self._engine._config  # DeepSpeed reads this option from the file it was started with only
+        config = self._engine._config  # `load_checkpoint` has no argument for this option
         config.load_universal_checkpoint = True
         try:
             return self.restore(directory, universal)
@@ -233,7 +233,7 @@ class TrainEngine:
 
 
 def _to_universal(source: Path, target: Path) -> None:
-    """Convert a ZeRO checkpoint folder, whose files belong to ranks, into one whose files belong to parameters."""
+    """Convert a ZeRO checkpoint folder with one file per rank into one with one file per parameter."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(target, ignore_errors=True)  # left by a conversion that was killed

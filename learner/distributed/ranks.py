@@ -1,7 +1,7 @@
 """Calls to all ranks of the learner: Ray actors, or one rank in this process. Used by `learner.group` and `learner.supervised`.
 
 Invariant: a call to Ray actors either returns a result from every rank within the deadline, or ends the whole group with a
-`LearnerError` that names the rank (or with the rank's own `RetrospectError`): after a failure the others hang in a collective.
+`LearnerError` that names the rank (or with the rank's own `RetrospectError`). The others could only hang in a collective.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError
-from core.startup import waiting
+from core.startup import openmp_waiting
 from core.weights import copied
 from learner.distributed.worker import RankWorker
 
 R = TypeVar("R")
 
-GRACE = 5.0
-"""Seconds to wait for more failures after the first: the dead rank explains more than its peers' lost connections."""
+GRACE_SECONDS = 5.0
+"""Seconds to wait for more failures after the first: the death of a rank says more than its peers' lost connections."""
 
 
 class RankCalls(ABC):
@@ -48,7 +48,7 @@ class RankCalls(ABC):
         """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order.
 
         Raises:
-            LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group is gone.
+            LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group has ended.
         """
         return self.begin(method, *args)()
 
@@ -123,14 +123,14 @@ class Ranks(RankCalls):
         end = time.monotonic() + self._deadline
         while asked:
             ready, _ = ray.wait(list(asked), timeout=max(0.0, end - time.monotonic()))
-            if not ready:  # not the clock alone: results that came while this process was suspended count
+            if not ready:  # decides instead of the clock: results that came while this process was suspended count
                 break
             for reference in ready:
                 rank = asked.pop(reference)
                 try:
                     results[rank] = ray.get(reference)
                 except Exception as error:
-                    end = min(end, time.monotonic() + GRACE)
+                    end = min(end, time.monotonic() + GRACE_SECONDS)
                     failures[rank] = error
         if failures:
             self.close()
@@ -145,9 +145,9 @@ class Ranks(RankCalls):
 
 
 def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
-    """One error for all: a rank's own RetrospectError first, then a death, then what the lowest rank raised.
+    """Choose the error to report: a rank's own RetrospectError, else a death, else what the lowest rank raised.
 
-    A death goes before a CheckpointError: a rank that loses its connection to the dead one raises that.
+    A death comes before a CheckpointError, because a rank that loses its connection to a dead one raises that.
     """
     dead = {rank: error for rank, error in failures.items() if isinstance(error, ray.exceptions.RayActorError)}
     for error in failures.values():
@@ -162,7 +162,7 @@ def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
 
 
 class LocalRanks(RankCalls):
-    """One rank in this process, called directly (`launch.py train --local`): a debugger stops where an error arises.
+    """One rank in this process, called directly (`launch.py train --local`), so that a debugger stops where an error arises.
 
     The environment of `rank_environment` must be set.
     """
@@ -174,7 +174,7 @@ class LocalRanks(RankCalls):
         return 1
 
     def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
-        """Call at once: nothing could run at the same time."""
+        """Make the call at once: nothing runs in parallel within one process."""
         results = [method(self._worker, *(arg[0] for arg in args))]
         return lambda: results
 
@@ -194,7 +194,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
-    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and where its compiled parts are kept."""
+    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and the folder of its compiled code."""
     extensions = Path(__file__).parents[2] / ".cache" / "torch_extensions"
     environment = {
         "OMP_NUM_THREADS": str(threads),
@@ -204,5 +204,5 @@ def rank_environment(device: Device, threads: int) -> dict[str, str]:
     }
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        environment |= waiting()
+        environment |= openmp_waiting()
     return environment

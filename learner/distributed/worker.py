@@ -17,9 +17,9 @@ import ray
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError, first_line
 from core.records import FloatArray
-from core.startup import uncollected
+from core.startup import without_gc
 
-with uncollected():  # a rank's process begins here
+with without_gc():  # a rank's process begins here
     import torch
 
     from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
@@ -34,10 +34,10 @@ with uncollected():  # a rank's process begins here
 
 
 class RankWorker:
-    """See the module. Lifecycle: `address` (rank 0) -> `join` -> `load` -> score / update / export_weights / save ..."""
+    """One rank's process. Lifecycle: `address` (rank 0) -> `join` -> `load` -> score / update / export_weights / save ..."""
 
     def __init__(self, publish: Callable[[Bucket], Any]) -> None:
-        """`publish` copies a bucket of weights to where engines find it: `ray.put`, or `core.weights.copied` in one process."""
+        """`publish` copies a bucket of weights for the engines: `ray.put`, or `core.weights.copied` in one process."""
         self._publish = publish
         self._sender: Sender | None = None
 
@@ -61,9 +61,9 @@ class RankWorker:
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
     ) -> tuple[str, bool]:
-        """Build the engines from the policy's directory, and the reference policy if its KL has a weight.
+        """Build the engines from the policy's directory, and the reference policy if `kl_coefficient` is above 0.
 
-        Returns what a checkpoint's tensors must fit, and whether rows are packed into one line (else padded).
+        Returns a description of the trained part, which a checkpoint must match, and whether rows are packed (else padded).
         """
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
@@ -73,19 +73,19 @@ class RankWorker:
         self._actor_critic = self._build(learner, kind, loss_settings(learner, algorithm, temperature))
         self._reference: PolicyModel | None = None
         self._has_reference = algorithm.kl_coefficient > 0
-        if self._has_reference and self._lora is None:  # else: the frozen base without its adapters
+        if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
             self._reference = load_policy(path, kind, None, self._attention).to(self._device).requires_grad_(False)
         return self._trained, self._attention != "sdpa"
 
     def open_channel(self, sender: type[Sender] | None, seconds: float) -> None:
-        """Let rank 0 also send weights directly, waiting for engines no longer than `seconds`."""
+        """Let rank 0 also send weights directly; it waits for engines at most `seconds`."""
         if self._rank == 0:
             self.close_channel()
             home = SenderHost(self._device.type, os.environ["MASTER_ADDR"], seconds)
             self._sender = None if sender is None else sender(home)
 
     def close_channel(self) -> None:
-        """End the direct sending of the last `export_weights`."""
+        """End the direct transfer that the last `export_weights` offered."""
         if self._sender is not None:
             self._sender.close()
 
@@ -140,11 +140,11 @@ class RankWorker:
         return [self._actor_critic.step(step) for step in steps]
 
     def export_weights(self, version: int) -> Weights | None:
-        """The published weights of the policy from rank 0, nothing from the others."""
+        """Publish the policy's weights: rank 0 returns them, the others None."""
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # an engine that slept on the same GPU wakes up for these weights
+            torch.cuda.empty_cache()  # an engine on the same GPU needs memory when it wakes up for these weights
         if self._rank == 0:
-            self.close_channel()  # of a broadcast that failed
+            self.close_channel()  # left open by a broadcast that failed
             return pack(self._hf_tensors(), version, self._publish, sender=self._sender)
         for _ in self._actor_critic.policy.named_tensors():
             pass
@@ -180,7 +180,7 @@ class RankWorker:
     def export(self, directory: str) -> None:
         """Write the policy in Hugging Face format with its tokenizer (rank 0)."""
         tensors = {}
-        for name, tensor in self._hf_tensors():  # on all ranks, which gather it together
+        for name, tensor in self._hf_tensors():  # on all ranks: they gather each tensor together
             if self._rank == 0:
                 tensors[name] = tensor.detach().cpu().clone()
         if self._rank == 0:
@@ -191,7 +191,7 @@ class RankWorker:
 
     def _hf_tensors(self) -> Iterator[NamedTensor]:
         """The policy's parameters under their Hugging Face names, tied ones once, adapters merged."""
-        prefix = "model."  # the value head of a shared trunk stays here
+        prefix = "model."  # leaves out the value head of a shared trunk
         named = self._actor_critic.policy.named_tensors()
         own = ((name.removeprefix(prefix), tensor) for name, tensor in named if name.startswith(prefix))
         return merged(own, 0.0 if self._lora is None else self._lora.scale)
@@ -199,7 +199,7 @@ class RankWorker:
 
 @contextlib.contextmanager
 def as_checkpoint_error(folder: Path, what: str) -> Iterator[None]:
-    """Turn any error in the block into a CheckpointError: restarted ranks would meet it again."""
+    """Turn any error in the block into a CheckpointError: a restart of the ranks would not help."""
     try:
         yield
     except RetrospectError:
@@ -210,12 +210,12 @@ def as_checkpoint_error(folder: Path, what: str) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A free TCP port below those that the kernel hands out unasked, so that nobody gets it by chance before it is used.
+    """A free TCP port below the kernel's ephemeral ports, so that no other process gets it by chance before it is used.
 
-    On a kernel that hands out every port above 20,000 any free one.
+    If all ports from 20,000 on are ephemeral: any free port. Raises LearnerError if there is none.
     """
-    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = range(20_000, first_given)
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(20_000, first_ephemeral)
     for port in [*random.SystemRandom().sample(candidates, min(100, len(candidates))), 0]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
@@ -224,7 +224,7 @@ def free_port() -> int:
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """States of torch's generators, for models from elsewhere that draw in their forward pass; `torch.load` reads them."""
+    """States of torch's generators, for models that draw random numbers in their forward pass; `torch.load` reads them."""
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         states[device.type] = torch.get_device_module(device).get_rng_state(device)
@@ -232,20 +232,20 @@ def random_states(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Set what `random_states` gave; the state of another kind of device is left out."""
+    """Set the states that `random_states` returned; ignores those of another kind of device."""
     torch.set_rng_state(states["cpu"])
     if device.type in states and device.type != "cpu":
         torch.get_device_module(device).set_rng_state(states[device.type], device)
 
 
 def trained_part(module: PolicyModel) -> str:
-    """The policy's class and its number of trained parameters (before ZeRO takes them apart)."""
+    """The policy's class and its number of trained parameters (before ZeRO partitions them)."""
     count = sum(p.numel() for p in module.parameters() if p.requires_grad)
     return f"{type(module.model).__name__} with {count:,} trained parameters"
 
 
 def loss_settings(learner: LearnerConfig, algorithm: AlgorithmConfig, temperature: float) -> LossSettings:
-    """The numbers of both losses, from their sections."""
+    """The settings of both losses, from their sections of the configuration."""
     return LossSettings(
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,

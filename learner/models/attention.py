@@ -27,7 +27,7 @@ Kernel = Callable[..., Any]
 def choose_attention(path: str | Path, device: str, dtype: torch.dtype) -> Attention:
     """Attention over packed rows on GPUs in bf16, by flash-attn or else by torch; over padded rows everywhere else.
 
-    transformers knows torch's kernel afterwards. Raises ModelError when the model's configuration cannot be read.
+    Registers torch's kernel with transformers if it is chosen. Raises ModelError when the model's configuration cannot be read.
     """
     if device != "cuda" or dtype is not torch.bfloat16:
         return "sdpa"
@@ -60,7 +60,7 @@ def kernel_runs(device: str, heads: int, key_value_heads: int, size: int) -> boo
 
 
 def register(kernel: Kernel) -> None:
-    """Make "torch_varlen" known to transformers, computed by `kernel`."""
+    """Register `kernel` with transformers as "torch_varlen"."""
 
     def attention(
         _: Any,

@@ -1,6 +1,6 @@
-"""Log-probabilities and entropies of chosen tokens from their logits [N, V]: one pass over them, and one back. Plain torch.
+"""Log-probabilities and entropies of chosen tokens from their logits [N, V], with their own backward pass. Plain torch.
 
-Called by `learner.models.pretrained`. torch's own functions would need half a dozen more tensors of the logits' size.
+Called by `learner.models.pretrained`. torch's own functions would need about six more tensors of the logits' size.
 Invariant: a row's results depend on that row alone, bit for bit, so that scoring and training agree.
 """
 
@@ -28,14 +28,14 @@ class TokenLogprobs(torch.autograd.Function):
         """Save the probabilities only, and nothing without `training`."""
         logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         entropies = torch.full_like(logprobs, torch.nan)
-        chances = torch.empty(logits.shape if training else (0,), dtype=torch.float32, device=logits.device)
+        probabilities = torch.empty(logits.shape if training else (0,), dtype=torch.float32, device=logits.device)
         for rows in _blocks(logits):
             scaled = logits[rows].float() if temperature == 1.0 else logits[rows].float() / temperature
             logs = torch.log_softmax(scaled, dim=-1)
             logprobs[rows] = logs.gather(1, targets[rows, None])[:, 0]
             if training:
-                entropies[rows] = -torch.linalg.vecdot(torch.exp(logs, out=chances[rows]), logs)
-        ctx.save_for_backward(chances, targets, entropies)
+                entropies[rows] = -torch.linalg.vecdot(torch.exp(logs, out=probabilities[rows]), logs)
+        ctx.save_for_backward(probabilities, targets, entropies)
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         return logprobs, entropies
@@ -44,10 +44,10 @@ class TokenLogprobs(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         """With p = softmax(z / T): d log p_t / dz_j = (1[j = t] - p_j) / T, and d H / dz_j = -p_j (log p_j + H) / T."""
-        chances, targets, entropies = ctx.saved_tensors
+        probabilities, targets, entropies = ctx.saved_tensors
         outer = torch.zeros_like(entropies) if of_logprobs is None else of_logprobs / ctx.temperature
-        for rows in _blocks(chances):
-            p, weight = chances[rows], outer[rows, None]
+        for rows in _blocks(probabilities):
+            p, weight = probabilities[rows], outer[rows, None]
             bonus = None
             if of_entropies is not None:
                 bonus = (torch.special.entr(p) - p * entropies[rows, None]) * (
@@ -56,7 +56,7 @@ class TokenLogprobs(torch.autograd.Function):
             p.mul_(-weight).scatter_add_(1, targets[rows, None], weight)
             if bonus is not None:
                 p.add_(bonus)
-        return chances.to(ctx.dtype), None, None, None
+        return probabilities.to(ctx.dtype), None, None, None
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""Policy, critic and reward model around Hugging Face models, computing only what training reads.
+"""Policy, critic and reward model around Hugging Face models; they compute only what training reads.
 
-Used by `learner.distributed` and `learner.supervised`. Invariants: [B, T, V] logits never exist (hidden states are gathered
-before scored tokens, then projected in chunks); a token's value is that of the state *before* it; there is no dropout, so
-scoring and training see the same function.
+Used by `learner.distributed` and `learner.supervised`. Invariants: [B, T, V] logits never exist (only the hidden states before
+scored tokens are projected, in chunks); a token's value is that of the state *before* it; there is no dropout, so scoring and
+training use the same function.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from learner.models.adapters import Lora, add_adapters
 from learner.models.logprobs import token_logprobs
 
 CHUNK_LOGITS = 2**26
-"""Logits projected at once (fp32: 256 MB). One chunk: kept for the backward pass; several: recomputed there."""
+"""Most logits computed at once (fp32: 256 MB). A single chunk is kept for the backward pass; several are recomputed there."""
 
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -48,7 +48,7 @@ class PolicyModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] fp32 of the distribution softmax(logits / temperature).
 
-        Without gradients the entropies are NaN: scoring does not read them.
+        Without gradients (scoring) the entropies are NaN.
 
         Args:
             tokens: [B, T] right-padded.
@@ -88,7 +88,7 @@ def _states(decoder: nn.Module, tokens: Tensor, state_index: Tensor, position_id
 def row_bounds(position_ids: Tensor | None) -> dict[str, Any]:
     """Bounds of packed rows for the attention functions of transformers; nothing for padded rows.
 
-    `position_ids`: of the tokens [1, T], each row's from 0. cu_seq_lens_q: bounds [rows + 1]; max_length_q: longest row.
+    `position_ids`: [1, T], from 0 in each row. cu_seq_lens_q: bounds [rows + 1]; max_length_q: longest row.
     """
     if position_ids is None:
         return {}
@@ -98,7 +98,7 @@ def row_bounds(position_ids: Tensor | None) -> dict[str, Any]:
 
 
 def _value_head(trunk: PreTrainedModel) -> nn.Linear:
-    """A scalar head at zero: every value is 0 before the first step."""
+    """A scalar head of zeros: every value is 0 before the first step."""
     head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -120,13 +120,13 @@ class ValueModel(nn.Module):
 
 
 class SharedModel(PolicyModel):
-    """A policy with a scalar head on its own trunk: one pass gives log-probabilities and values."""
+    """A policy with a value head on its trunk: one pass gives log-probabilities and values."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.head = _value_head(model)
 
-    def forward(  # type: ignore[override]  # a value more than the policy alone
+    def forward(  # type: ignore[override]  # it returns values too
         self,
         tokens: Tensor,
         state_index: Tensor,
@@ -137,7 +137,7 @@ class SharedModel(PolicyModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values [N] fp32; arguments as of `PolicyModel`.
 
-        Without `train_trunk` gradients end at the head (critic warm-up: the policy must not move).
+        Without `train_trunk` gradients stop at the head (critic warm-up: the policy must not change).
         """
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
             states = _states(self.model.get_decoder(), tokens, state_index, position_ids)
@@ -147,9 +147,9 @@ class SharedModel(PolicyModel):
 
 
 class RewardModel(nn.Module):
-    """A sequence classifier with one label: the score of a whole dialogue, read at the last token that is not padding.
+    """A sequence classifier with one label. Its output at the last token that is not padding is the score of the dialogue.
 
-    The classifier reads it itself, so the score is the same wherever the saved model is loaded.
+    The Hugging Face class finds that token, so the score is the same wherever the saved model is loaded.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -165,7 +165,7 @@ class RewardModel(nn.Module):
 
 
 def load_policy(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> PolicyModel:
-    """The policy from a Hugging Face directory or name; `attention` as `learner.models.attention.choose_attention` says.
+    """The policy from a Hugging Face directory or name; `attention` from `learner.models.attention.choose_attention`.
 
     Raises:
         ModelError: the model cannot be read, or transforms its logits in a way that is not supported.
@@ -179,7 +179,7 @@ def load_shared(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, 
 
 
 def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> ValueModel:
-    """The critic: a pretrained trunk and a head at zero. Adapters go on the trunk; the head is trained whole.
+    """The critic: a pretrained trunk and a head of zeros. Adapters are added to the trunk only; the head is trained fully.
 
     Raises ModelError as `load_policy`.
     """
@@ -217,14 +217,14 @@ def _pretrained(kind: Any, what: str, path: str | Path, options: dict[str, Any])
 
 
 def recompute_activations(module: PolicyModel | ValueModel | RewardModel) -> None:
-    """Turn on gradient checkpointing. Hugging Face models do it in training mode only; there is no dropout to turn on."""
+    """Turn on gradient checkpointing. Hugging Face models need training mode for it, which is safe without dropout."""
     inner = module.trunk if isinstance(module, ValueModel) else module.model
     inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     module.train()
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
-    """The model's configuration without dropout (PPO's ratios must compare the same function)."""
+    """The model's configuration without dropout. Raises ModelError if it is unreadable or changes logits after lm_head."""
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """Assigns rows to micro-batches under a token budget, and micro-batches to ranks. Pure numpy.
 
 Called by `learner.group` and `learner.packing.examples`. Invariants: every row is in exactly one micro-batch; every rank gets
-the same number of micro-batches (DeepSpeed's collectives need it), filled up with empty ones; no micro-batch of more than one
-row exceeds the budget, padding included. The assignment never changes a loss (see `learner.losses`), only its cost.
+the same number of micro-batches, some of them empty (DeepSpeed's collectives need it); no micro-batch of more than one row
+exceeds the budget, padding included. The assignment never changes a loss (see `learner.losses`), only its cost.
 """
 
 from collections.abc import Sequence
@@ -18,25 +18,25 @@ Sizes = npt.NDArray[np.int64]
 
 CPU_OVERHEAD = 32
 GPU_OVERHEAD = 2048
-"""What one more pass costs, in tokens: measured on 2 cores; on a GPU a pass below about this size leaves it idle."""
+"""Cost of one more pass, in tokens. CPU: measured on 2 cores. GPU: a pass of fewer tokens does not fill the GPU."""
 
 
 def assign_padded(lengths: Sequence[int], budget: int, ranks: int, overhead: int = CPU_OVERHEAD) -> Assignment:
     """Rows of each micro-batch where rows are padded to the longest of their micro-batch.
 
-    Candidates are the grouping with the least tokens and, for every number of passes, the one whose largest micro-batch is
-    smallest. The one whose busiest rank is done first is returned.
+    Candidates are the grouping with the least tokens and, for every number of passes, the grouping whose largest micro-batch
+    is smallest. Returns the candidate whose busiest rank finishes first.
 
     Args:
         lengths: tokens of each row.
-        budget: tokens (padding included) of one micro-batch; a longer row gets a micro-batch to itself.
+        budget: tokens (padding included) of one micro-batch; a longer row is alone in its micro-batch.
         ranks: number of ranks.
         overhead: cost of a further micro-batch in tokens, weighed against the padding that it saves.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     best = _to_ranks(_even(_cheapest(sizes, budget, overhead), sizes, ranks), sizes, ranks)
     passes = -(-len(_smallest(sizes, budget, 0)) // ranks)
-    lowest = int(sizes.sum()) // ranks  # what the busiest rank reads at least
+    lowest = int(sizes.sum()) // ranks  # least number of tokens that the busiest rank reads
     while ranks > 1 and passes <= len(sizes) and lowest + passes * overhead < _cost(best, sizes, overhead):
         groups = _smallest(sizes, budget, passes * ranks)
         candidate = _to_ranks(_even(groups, sizes, ranks), sizes, ranks)
@@ -58,7 +58,7 @@ def assign_packed(lengths: Sequence[int], budget: int, ranks: int) -> Assignment
 
 
 def _spread(sizes: Sizes, count: int) -> list[list[int]]:
-    """Rows to `count` groups, longest first, each to the one with the fewest tokens so far."""
+    """Distribute rows over `count` groups, longest first, each to the group with the fewest tokens so far."""
     groups: list[list[int]] = [[] for _ in range(count)]
     load = np.zeros(count, dtype=np.int64)
     for row in np.argsort(-sizes, kind="stable").tolist():
@@ -82,7 +82,7 @@ def _cheapest(sizes: Sizes, budget: int, overhead: int) -> list[list[int]]:
     for i in range(1, len(sizes) + 1):
         while low < i - 1 and widths[low] * (i - low) > budget:
             low += 1
-        # a later start is narrower and shorter, so every start from `low` on fits
+        # a group that begins later is narrower and shorter, so every beginning from `low` on fits
         costs = best[low:i] + widths[low:i] * np.arange(i - low, 0, -1) + overhead
         begin[i] = low + int(np.argmin(costs))
         best[i] = costs[begin[i] - low]
@@ -110,7 +110,7 @@ def _smallest(sizes: Sizes, budget: int, count: int) -> list[list[int]]:
 
 
 def _begins(widths: list[int], bound: int) -> list[int]:
-    """First rows of as few groups as fit the bound, for rows of falling width (a wider row forms a group alone)."""
+    """First row of each group, for as few groups as fit the bound and rows of falling width (a wider row is alone)."""
     begins, at = [], 0
     while at < len(widths):
         begins.append(at)
@@ -119,13 +119,13 @@ def _begins(widths: list[int], bound: int) -> list[int]:
 
 
 def _cost(assignment: Assignment, sizes: Sizes, overhead: int) -> int:
-    """Cost of the busiest rank in tokens: those that it reads, and the overhead of its passes."""
+    """Cost of the busiest rank: the tokens that it reads, and the overhead of its passes."""
     read = [sum(int(sizes[group].max()) * len(group) for group in groups if len(group)) for groups in assignment]
     return max(read) + overhead * len(assignment[0])
 
 
 def _even(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[int]]:
-    """Split the costliest groups until their number is a multiple of `ranks`; then fill up with empty ones."""
+    """Split the costliest groups until their number is a multiple of `ranks`; if no more can be split, add empty ones."""
     groups = list(groups)
     while len(groups) % ranks:
         cost = [int(sizes[group].max()) * len(group) if len(group) > 1 else -1 for group in groups]
@@ -140,7 +140,7 @@ def _even(groups: list[list[int]], sizes: Sizes, ranks: int) -> list[list[int]]:
 
 
 def _to_ranks(groups: list[list[int]], sizes: Sizes, ranks: int) -> Assignment:
-    """Groups to ranks: costliest first, to the rank with the least so far that still has room."""
+    """Distribute groups over ranks, the costliest first, each to the rank with the least cost that still has room."""
     per_rank = len(groups) // ranks
     assignment: Assignment = [[] for _ in range(ranks)]
     load = [0] * ranks

@@ -1,4 +1,4 @@
-"""Micro-batches as ready arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
+"""Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
 
 Built by `learner.packing.micro_batches`, read by `learner.distributed`. Invariant: everything per token is a flat array over
 the N *continuation* tokens of the micro-batch, row after row; padding exists only in `tokens`.
@@ -35,12 +35,10 @@ class Row:
 class MicroBatch:
     """What a model reads in one pass. Rows are padded, [B, T], or packed into one line, [1, T]."""
 
-    tokens: IndexArray  # [B, T] right-padded with 0; causal attention keeps the padding from every real token
+    tokens: IndexArray  # [B, T] right-padded with 0; with causal attention no real token sees the padding
     state_index: IndexArray  # [N] index into the flattened [B * T] of the state before each scored token
     targets: IndexArray  # [N] the scored tokens
-    position_ids: IndexArray | None = (
-        None  # packed: [1, T] position of every token in its row; rows do not see each other
-    )
+    position_ids: IndexArray | None = None  # packed rows: [1, T] position of every token in its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,6 @@ def right_padded(rows: Sequence[IntArray]) -> IndexArray:
 
 
 def padding_share(batches: Sequence[MicroBatch], rows: Sequence[Row]) -> float:
-    """Share of padding (and filler rows) in what the models read."""
+    """Share of padding (and filler rows) in the tokens that the models read."""
     read = sum(batch.tokens.size for batch in batches)
     return 1.0 - sum(len(row.tokens) for row in rows) / read if read else 0.0

@@ -1,4 +1,4 @@
-"""Micro-batches of supervised training as ready arrays: texts with some tokens to learn, and pairs of dialogues. Pure numpy.
+"""Micro-batches of supervised training as numpy arrays: texts with some tokens to learn, and pairs of dialogues. Pure numpy.
 
 Built on the driver by `commands/sft.py` and `commands/reward_model.py`, read by `learner/supervised.py`. Invariant: weights add
 up to one over the micro-batches of a step, so the loss is a mean over the step however the step is split.
@@ -41,7 +41,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """A micro-batch of texts: which tokens are learned, and what each counts in the mean over the step."""
+    """A micro-batch of texts: which tokens are learned, and the weight of each in the mean over the step."""
 
     inputs: MicroBatch
     weights: FloatArray  # [N]
@@ -53,17 +53,17 @@ class PairBatch:
 
     tokens: IndexArray  # [2 N, T] right-padded
     lengths: IndexArray  # [2 N]
-    weights: FloatArray  # [N] what each pair counts in the mean over the step
+    weights: FloatArray  # [N] weight of each pair in the mean over the step
 
 
 def text_batches(texts: Sequence[Text], budget: int, ranks: int) -> list[list[TokenBatch]]:
-    """[rank][micro-batch] of one step over these texts, every learned token counting alike; `budget` in tokens."""
+    """[rank][micro-batch] of one step over these texts; every learned token has the same weight. `budget` in tokens."""
     weight = 1.0 / sum(len(text.learned) for text in texts)
     return _split(texts, [len(text.tokens) for text in texts], budget, ranks, weight, _token_batch)
 
 
 def pair_batches(pairs: Sequence[Pair], budget: int, ranks: int) -> list[list[PairBatch]]:
-    """[rank][micro-batch] of one step over these pairs, every pair counting alike; `budget` in tokens."""
+    """[rank][micro-batch] of one step over these pairs; every pair has the same weight. `budget` in tokens."""
     return _split(pairs, [2 * pair.width for pair in pairs], budget, ranks, 1.0 / len(pairs), _pair_batch)
 
 

@@ -1,7 +1,7 @@
 """From rows and their assignment to the micro-batches of every rank, and from flat results back to rows. Pure numpy.
 
-Called by `learner.group` on the driver. Invariant: an empty micro-batch (it only keeps the ranks in step) becomes a filler row
-without loss, whose results are dropped.
+Called by `learner.group` on the driver. Invariant: an empty micro-batch (needed because all ranks make equally many passes) becomes
+a filler row without loss, whose results are dropped.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def input_batches(assignment: Assignment, rows: Sequence[Row], packed: bool) -> 
 def train_batches(
     assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation, packed: bool = False
 ) -> list[list[TrainBatch]]:
-    """The micro-batches of one optimizer step over the trajectories `members` (assigned by place in `members`), per rank."""
+    """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in `members`."""
     rows = [batch.rows[i] for i in members]
     targets = batch.weighted(members, how)
 

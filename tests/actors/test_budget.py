@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.budget import TOGETHER, RestartBudget
+from actors.budget import INCIDENT_SECONDS, RestartBudget
 from core.errors import ActorError
 
 
@@ -21,9 +21,9 @@ def test_losses_of_many_actors_at_once_are_one_incident() -> None:
     budget = RestartBudget(1, 3600.0, clock)
     for index in range(8):  # a node of eight engines, noticed one after the other
         budget.charge(f"rollout-{index}", "its process died")
-        clock.now += TOGETHER / 10
+        clock.now += INCIDENT_SECONDS / 10
     assert budget.spent == 1
-    clock.now += TOGETHER
+    clock.now += INCIDENT_SECONDS
     with pytest.raises(ActorError, match=r"^rollout-8: it hangs; rollout\.max_restarts = 1 within 3600 s is used up"):
         budget.charge("rollout-8", "it hangs")
 

@@ -100,7 +100,7 @@ def test_a_slow_engine_is_named_and_left_alone(
     starts, restarts = many(8), pool.restarts
     expected = pool.generate(starts, SAMPLING)
     pump_until(pool, lambda: pool.idle)
-    monkeypatch.setattr("actors.handle.SLOW", 0.005)  # 3 s of 600
+    monkeypatch.setattr("actors.handle.SLOW_SHARE", 0.005)  # 3 s of 600
     caplog.set_level(logging.WARNING)
     pool.submit(starts, SAMPLING)
     (process,) = pool.pids()

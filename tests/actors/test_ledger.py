@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.jobs import Continuation, Job
-from actors.ledger import Ledger, check_room, share
+from actors.ledger import Ledger, check_room, sample_limit
 from core.errors import ConfigError
 from core.records import Finish, Start
 from core.sampling import Sampling
@@ -89,7 +89,7 @@ def test_what_a_dead_engine_had_goes_out_again_without_its_finished_samples() ->
     ledger = ledger_of([start("a", samples=3), start("b"), start("c", prefix=1)])
     ledger.take("dead", 5)
     ledger.accept([answer("a", 1)])
-    assert ledger.give_back("dead") is None
+    assert ledger.requeue("dead") is None
     assert ledger.waiting == 6  # 3 + 2 + 2 samples, one of them done
     assert names(ledger.take("new", 9)) == [("a", (0, 2)), ("b", (0, 1)), ("c", (0, 1))]
 
@@ -109,14 +109,14 @@ def test_the_start_that_makes_engines_raise_is_found_on_its_second_try_and_the_o
     starts = [start(name, samples=2) for name in ("a", "poison", "b", "c")]
     ledger = ledger_of(starts)
     assert len(ledger.take("x", 99)) == 4
-    assert ledger.give_back("x", raised=True) is None  # first try: one of four
+    assert ledger.requeue("x", raised=True) is None  # first try: one of four
     tried: list[str] = []
     quarantined: Start | None = None
     while quarantined is None:
         (job,) = ledger.take("x", 99)  # one suspect at a time
         tried.append(job.start.id)
         if job.start.id == "poison":
-            quarantined = ledger.give_back("x", raised=True)
+            quarantined = ledger.requeue("x", raised=True)
         else:
             ledger.accept(answers([job]))
     assert (quarantined.id, tried) == ("poison", ["a", "poison"])
@@ -128,15 +128,15 @@ def test_the_start_that_makes_engines_raise_is_found_on_its_second_try_and_the_o
 def test_suspects_are_tried_alone_and_a_death_makes_none() -> None:
     ledger = ledger_of([start("a", samples=1), start("b", samples=1)])
     ledger.take("x", 2)
-    ledger.give_back("x", raised=True)
+    ledger.requeue("x", raised=True)
     ledger.add([start("new", samples=1)], SAMPLING)
     assert [job.start.id for job in ledger.take("x", 9)] == ["a"]
     assert ledger.take("x", 9) == []  # nothing joins it
     assert [job.start.id for job in ledger.take("y", 9)] == ["b"]
-    assert ledger.give_back("x") is None  # killed
+    assert ledger.requeue("x") is None  # killed
     assert [job.start.id for job in ledger.take("z", 1)] == ["a"]
-    assert ledger.give_back("z") is None
-    cause = ledger.give_back("y", raised=True)
+    assert ledger.requeue("z") is None
+    cause = ledger.requeue("y", raised=True)
     assert cause is not None
     assert cause.id == "b"
     assert [job.start.id for job in ledger.take("x", 9)] == ["a", "new"]
@@ -146,14 +146,14 @@ def test_a_suspect_does_not_join_others_and_is_not_dropped_together_with_them() 
     ledger = ledger_of([start("split", samples=2), start("poison", samples=1)])
     assert names(ledger.take("x", 1)) == [("split", (0,))]
     assert names(ledger.take("y", 9)) == [("split", (1,)), ("poison", (0,))]
-    ledger.give_back("x", raised=True)  # "split" is a suspect, and in "y" there is another start
-    assert ledger.give_back("y", raised=True) is None
+    ledger.requeue("x", raised=True)  # "split" is a suspect, and in "y" there is another start
+    assert ledger.requeue("y", raised=True) is None
     assert names(ledger.take("x", 9)) == [("split", (0,))]
     ledger.add([start("new", samples=1)], SAMPLING)
     assert names(ledger.take("x", 9)) == []
     assert names(ledger.take("y", 9)) == [("poison", (0,))]
     assert names(ledger.take("z", 9)) == [("new", (0,))]  # the other sample of "split" waits for the first
-    cause = ledger.give_back("y", raised=True)
+    cause = ledger.requeue("y", raised=True)
     assert cause is not None
     assert cause.id == "poison"
 
@@ -162,12 +162,12 @@ def test_a_poison_start_that_was_divided_costs_each_engine_once() -> None:
     ledger = ledger_of([start("poison", samples=4), start("a", samples=2)])
     assert names(ledger.take("x", 3)) == [("poison", (0, 1, 2))]
     assert names(ledger.take("y", 3)) == [("poison", (3,)), ("a", (0, 1))]
-    ledger.give_back("x", raised=True)
+    ledger.requeue("x", raised=True)
     assert names(ledger.take("x", 9)) == []  # the rest of it is with y, which may raise, too
-    ledger.give_back("y", raised=True)
+    ledger.requeue("y", raised=True)
     assert names(ledger.take("x", 9)) == [("poison", (0, 1, 2))]
     assert names(ledger.take("y", 9)) == [("a", (0, 1))]
-    cause = ledger.give_back("x", raised=True)
+    cause = ledger.requeue("x", raised=True)
     assert cause is not None
     assert cause.id == "poison"
 
@@ -176,7 +176,7 @@ def test_a_suspect_waits_for_an_engine_that_has_nothing() -> None:
     ledger = ledger_of([start("a", samples=1), start("b", samples=1)])
     ledger.take("x", 1)
     assert names(ledger.take("y", 1)) == [("b", (0,))]
-    ledger.give_back("x", raised=True)
+    ledger.requeue("x", raised=True)
     ledger.add([start("c", samples=1)], SAMPLING)
     assert names(ledger.take("y", 9)) == [("c", (0,))]  # and not "a", which is before it
     assert names(ledger.take("x", 9)) == [("a", (0,))]
@@ -197,7 +197,7 @@ def test_whatever_engines_do_every_sample_is_there_once_and_in_order(
         held[engine] += ledger.take(engine, room)
         if dies:
             late = answers(held[engine])  # what it had finished when it was given up; some arrives after all
-            cause = ledger.give_back(engine, raised)
+            cause = ledger.requeue(engine, raised)
             quarantined |= {cause.id} if cause else set()
             if room % 2:
                 ledger.accept(late)
@@ -243,10 +243,10 @@ def test_what_waits_in_an_engine_is_little_and_only_while_there_is_plenty() -> N
     ):
         ledger, found = ledger_of([start("a", samples=samples)]), []
         for engine in ("x", "y"):
-            room = share(0, ledger, engines=2, decoded=8)
+            room = sample_limit(0, ledger, engines=2, decoded=8)
             found.append(sum(len(job.samples) for job in ledger.take(engine, room)))
         assert found == shares
     assert ledger.running == 11
     ledger = ledger_of([start("a", samples=40)])
     ledger.take("x", 6)
-    assert share(6, ledger, engines=2, decoded=8) == 10  # 34 - (8 - 6) wait
+    assert sample_limit(6, ledger, engines=2, decoded=8) == 10  # 34 - (8 - 6) wait

@@ -123,7 +123,7 @@ def test_weights_lost_with_the_process_that_sent_them_are_no_fault_of_the_engine
     end(rank, published[1])
     restarts, process = pool.restarts, engine.process
     with pytest.raises(
-        ActorError, match="the weights of the rollout actors were lost with the process that had published them"
+        ActorError, match="the weights of the rollout actors were lost: the process that published them has died"
     ):
         pool.load_weights(published[1])
     assert "OwnerDiedError" in caplog.text
@@ -146,7 +146,7 @@ def test_a_lost_answer_is_the_engines_loss_even_while_new_weights_wait_behind_it
     pool.submit(starts, SAMPLING)
     pool._assign(engine, serving=1)
     engine.ask(lambda actor: actor.process.remote(), LONG, lambda _: None, "load")
-    pool._lose(engine, ray.exceptions.ObjectLostError("0" * 56, None, ""), engine.requests[0])
+    pool._replace(engine, ray.exceptions.ObjectLostError("0" * 56, None, ""), engine.requests[0])
     assert (pool.restarts, engine.serving) == (restarts + 1, False)
     found = collect(pool, len(starts))
     assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)

@@ -14,7 +14,7 @@ import pytest
 
 from actors.pool import RolloutPool
 from core.records import FloatArray, IntArray
-from core.transport import GroupSender, Handles, HandleSender
+from core.transport import GroupSender, HandleSender, MemoryHandles
 from core.weights import Acknowledgement, Weights
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
@@ -58,11 +58,11 @@ class Engines:
 
 
 def broadcast(learner: LearnerGroup, pool: RolloutPool, blind: bool) -> Engines:
-    """One broadcast that both engines acknowledge without a detour; its probe compares log-probabilities."""
+    """One broadcast that both engines acknowledge without a fallback; its probe compares log-probabilities."""
     engines = Engines(pool, blind)
     assert learner.broadcast(engines, PROBE).logprob_gap < 1e-4
     assert [answer.engine for answer in engines.answers] == ["rollout-0", "rollout-1"]
-    assert {answer.detour for answer in engines.answers} == {""}
+    assert {answer.fallback for answer in engines.answers} == {""}
     assert {(answer.version, answer.digest) for answer in engines.answers} == {
         (learner.version, engines.given.manifest.digest)
     }
@@ -103,7 +103,7 @@ def test_an_engine_that_a_direct_way_fails_is_named_and_takes_the_object_stores_
     learner._ranks.call_same(RankWorker.open_channel, None, 120.0)
     learner.broadcast(engines, PROBE)
     caplog.set_level(logging.WARNING)
-    answers = pool.load_weights(replace(engines.given, direct=Handles((b"nothing",))))
+    answers = pool.load_weights(replace(engines.given, direct=MemoryHandles((b"nothing",))))
     assert {answer.digest for answer in answers} == {engines.given.manifest.digest}
     for name in ("rollout-0", "rollout-1"):
         assert f"{name} took the weights from the object store: RuntimeError: not a handle" in caplog.text

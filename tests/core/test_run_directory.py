@@ -40,7 +40,7 @@ def test_a_run_is_not_written_over(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     write_atomically(run.config, "run: {}\n")
     write_atomically(run.metrics, "{}\n")
-    with pytest.raises(ConfigError, match=r"run\.name: .*mine already holds a run; continue it with --resume .*mine"):
+    with pytest.raises(ConfigError, match=r"run\.name: .*mine is already a run; continue it with --resume .*mine"):
         RunDirectory.create(tmp_path, "mine", "demo")
     assert RunDirectory.open(run.path).path == run.path
 
@@ -57,7 +57,7 @@ def test_a_failed_start_does_not_burn_the_name(tmp_path: Path, result: str) -> N
     assert not run.evaluations.exists()
     assert list(run.replay.iterdir()) == []
     write_atomically(run.path / result, "000001")
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="is already a run"):
         RunDirectory.create(tmp_path, "mine", "demo")
 
 
@@ -86,7 +86,7 @@ def test_a_root_that_is_a_file_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"holds no run \(no config.yaml in it\)"):
+    with pytest.raises(CheckpointError, match=r"is not a run \(no config.yaml in it\)"):
         RunDirectory.open(tmp_path)
 
 

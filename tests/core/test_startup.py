@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.startup import uncollected
+from core.startup import without_gc
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ class Node:
 
 def test_nothing_is_collected_inside_and_what_was_made_there_never_walked_again() -> None:
     before = gc.get_freeze_count()
-    with uncollected():
+    with without_gc():
         assert not gc.isenabled()
         kept = [Node() for _ in range(1000)]
     assert gc.isenabled()
@@ -37,7 +37,7 @@ def test_nothing_is_collected_inside_and_what_was_made_there_never_walked_again(
 
 
 def test_later_garbage_is_collected() -> None:
-    with uncollected():
+    with without_gc():
         pass
     gc.collect()
     Node()
@@ -46,13 +46,13 @@ def test_later_garbage_is_collected() -> None:
 
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
-    with uncollected():
+    with without_gc():
         pass
     assert not gc.isenabled()
 
 
 def test_an_error_inside_leaves_the_collector_running() -> None:
-    with pytest.raises(ImportError), uncollected():
+    with pytest.raises(ImportError), without_gc():
         raise ImportError
     assert gc.isenabled()
 
@@ -60,7 +60,7 @@ def test_an_error_inside_leaves_the_collector_running() -> None:
 def test_at_its_end_a_process_frees_what_was_left_out() -> None:
     """Libraries in C++ report as leaked what is not."""
     code = """
-from core.startup import uncollected
+from core.startup import without_gc
 
 class Node:
     def __init__(self):
@@ -68,7 +68,7 @@ class Node:
     def __del__(self):
         print("freed")
 
-with uncollected():
+with without_gc():
     node = Node()
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Direct ways of weights: what comes out is what went in, for several receivers, again and again; a missing one ends the wait."""
+"""Direct transfer of weights: every receiver gets the same bytes, in every broadcast; a missing receiver ends the wait."""
 
 import pickle
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.transport import GroupSender, Handles, HandleSender, flattened, offsets
+from core.transport import GroupSender, HandleSender, MemoryHandles, flattened, offsets
 from core.weights import Member, Sender, SenderHost, Weights, digest, pack, unpack
 
 HOME = SenderHost("cpu", "127.0.0.1", seconds=120.0)
@@ -102,7 +102,7 @@ def test_a_receiver_does_not_wait_for_ever_for_one_that_is_lost(monkeypatch: pyt
 def test_a_handle_that_leads_nowhere_is_an_error() -> None:
     weights = pack(NAMED, 1)
     with pytest.raises(RuntimeError, match="not a handle of this machine"):
-        received(replace(weights, direct=Handles((b"nothing",))), 1, 2)
+        received(replace(weights, direct=MemoryHandles((b"nothing",))), 1, 2)
 
 
 def test_places_are_aligned() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from core.config import LearnerConfig
-from learner.distributed.engine import GuardedAdamW, engine_config, sole_compiler
+from learner.distributed.engine import GuardedAdamW, compile_lock, engine_config
 from tests.processes import LONG
 
 
@@ -39,8 +39,8 @@ def test_stage_0_needs_fp32_and_leaves_clipping_to_the_guard() -> None:
 COMPILES = """
 import sys, time
 from pathlib import Path
-from learner.distributed.engine import sole_compiler
-with sole_compiler(Path(sys.argv[1])):
+from learner.distributed.engine import compile_lock
+with compile_lock(Path(sys.argv[1])):
     Path(sys.argv[1], "lock").touch()
     print("compiling", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -60,13 +60,13 @@ def compiling(folder: Path, seconds: float) -> "subprocess.Popen[str]":
 def test_a_killed_compiler_leaves_nothing_that_anybody_waits_for(tmp_path: Path) -> None:
     process = compiling(tmp_path, LONG)
     process.kill()
-    with sole_compiler(tmp_path):
+    with compile_lock(tmp_path):
         assert not (tmp_path / "lock").exists()
     process.communicate()
 
 
 def test_a_living_compiler_is_waited_for(tmp_path: Path) -> None:
     process = compiling(tmp_path, 1.0)
-    with sole_compiler(tmp_path):
+    with compile_lock(tmp_path):
         assert (tmp_path / "compiled").exists()
     process.communicate()
