@@ -21,6 +21,7 @@ from core.plan import (
     check_resources,
     choose_device,
     demand,
+    kl_warnings,
     placement,
 )
 from core.seeds import derive
@@ -43,7 +44,7 @@ def check_recipe(options: Namespace) -> int:
     check_ranking(config)
     device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
     bundles = placement(config, device)
-    lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout)]
+    lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout), *kl_warnings(config)]
     print("\n".join([*lines, describe_placement(bundles, device)]))
     if options.offline:
         print("offline: model, data and devices were not checked")

@@ -13,7 +13,7 @@ from core.command_line import FIELDS
 from core.config import Config
 from core.errors import ConfigError
 from core.load import dump_config, load_config, override
-from core.plan import batch_plan
+from core.plan import batch_plan, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import open_console
 from monitor.report import print_report
@@ -46,6 +46,8 @@ def train(config: Config, recipe: str, local: bool = False) -> int:
     with run.lock():
         run.clear()
         write_atomically(run.config, dump_config(config))
+        for line in kl_warnings(config):
+            print(line, flush=True)
         with _open_session(config, run, local) as session:
             run_session(session, resumed=None)
         print_report(run)

@@ -73,7 +73,7 @@ def check_algorithm(config: Config, trajectories: int) -> None:
         raise ConfigError(
             "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to separate"
         )
-    if algorithm.kl_coefficient > 0 and (algorithm.kl_estimator, algorithm.kl_placement) == ("k1", "loss"):
+    if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(
             "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on average; set it to k2 or "
             "k3, or algorithm.kl_placement to reward"
@@ -87,6 +87,17 @@ def check_algorithm(config: Config, trajectories: int) -> None:
             f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
             f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
         )
+
+
+def kl_warnings(config: Config) -> list[str]:
+    """One line for a KL to the reference whose gradient is not that of the reverse KL."""
+    algorithm = config.algorithm
+    if algorithm.kl_coefficient == 0 or algorithm.chosen_kl == algorithm.unbiased_kl:
+        return []
+    return [
+        f"algorithm.kl_estimator '{algorithm.kl_estimator}' in the {algorithm.kl_placement}: its gradient is not that of the "
+        f"reverse KL; '{algorithm.unbiased_kl}' has that (docs/learner.md)"
+    ]
 
 
 def batch_plan(config: Config) -> BatchPlan:

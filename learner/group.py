@@ -121,17 +121,20 @@ class LearnerGroup:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
-        Monte-Carlo returns (VC-PPO, 2503.01491). A minibatch with a NaN or Inf is left out. A NaN or Inf that arises in a loss or
-        a gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The critic's calibration is
-        measured at the `boundaries` of each response.
+        Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards: it says nothing about the policy, which
+        takes no step. A minibatch with a NaN or Inf is left out. A NaN or Inf that arises in a loss or a gradient skips that step on
+        all ranks. Skipped steps count in the learning-rate schedule. The critic's calibration is measured at the `boundaries` of
+        each response.
 
         Raises:
             DivergenceError: `max_skipped_steps` in a row were skipped.
         """
         state = self._state
-        train_policy = state.begin_update(self._config.critic_warmup)
-        algorithm = self._algorithm if train_policy else self._algorithm.model_copy(update={"value_lambda": 1.0})
+        warm = state.begin_update(self._config.critic_warmup)
+        algorithm = self._algorithm if warm else self._algorithm.model_copy(update={"value_lambda": 1.0})
         batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries)
+        regularised = algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0
+        train_policy = warm and (batch.informative or regularised)
         minibatches = self._minibatches(len(scored))
         plans = [self._step_plans(batch, m, state.steps + k, train_policy) for k, m in enumerate(minibatches)]
         finite = [batch.finite(members) for members in minibatches]
@@ -166,7 +169,7 @@ class LearnerGroup:
         """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
         state, target = self._state, self._algorithm.kl_target
         skipped = [step.skipped for step in steps]
-        state.note_steps(skipped, skipped_problems(scored, minibatches, skipped))
+        state.note_steps(skipped, skipped_problems(scored, minibatches, skipped), policy_trained)
         state.note_critic(batch.explained_variance, batch.returns_vary, self._config.critic_settled)
         if policy_trained and target is not None and math.isfinite(batch.reference_kl):
             state.kl_coefficient = adapted_coefficient(

@@ -5,6 +5,7 @@ tokens. A loss is `(weights * per_token).sum()` however the batch is split, so t
 mean over the global batch. Shapes: N tokens in any layout.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 KlEstimator = Literal["k1", "k2", "k3"]
 Aggregation = Literal["token-mean", "sequence-mean"]
 
+K3_RATIO = 10.0
+"""Where the reference gives a token more than 10 times the policy's probability, k3 goes on as its tangent there."""
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 = 4.9e8 is far beyond every clip and cannot overflow."""
 
@@ -50,16 +53,17 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimator of KL(pi || pi_ref) per token [N], d = log pi - log pi_ref (Schulman, "Approximating KL divergence", 2020).
 
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. k3 clamps d at +-20 in both places. With a clamp inside exp only, the gradient
-    far below the reference would be that of d alone, and push the policy further away.
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. In the reward k1 gives the gradient of the reverse KL. As a loss term k2 does; k1 has
+    no gradient on average, and k3 has that of the forward KL. Below d = -log 10 k3 continues as a straight line with its slope
+    there, -9. So one token cannot dominate the step, and exp cannot overflow.
     """
     d = logprobs - reference
     if estimator == "k1":
         return d
     if estimator == "k2":
         return 0.5 * d.square()
-    d = torch.clamp(d, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return torch.exp(-d) + d - 1.0
+    near = torch.clamp(d, min=-math.log(K3_RATIO))
+    return torch.exp(-near) + near - 1.0 + (K3_RATIO - 1.0) * (near - d)
 
 
 def truncated_importance(proximal: Tensor, behaviour: Tensor, cap: float) -> Tensor:

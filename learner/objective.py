@@ -54,7 +54,8 @@ def policy_objective(
     if s.entropy > 0:
         loss = loss - s.entropy * (w * entropy).sum()
     if kl_coefficient > 0:
-        loss = loss + kl_coefficient * (w * kl(logprobs, targets.reference, s.kl_estimator)).sum()
+        divergence = kl(logprobs, targets.reference, s.kl_estimator)
+        loss = loss + kl_coefficient * (w * targets.importance * divergence).sum()
     with torch.no_grad():
         moved = (w * kl(targets.proximal, logprobs, "k3")).sum()
         numbers = torch.stack([surrogate, moved, (w * clipped).sum(), (w * entropy).sum()]).tolist()

@@ -67,14 +67,14 @@ class LearnerState:
         still = len(self.variances) == SETTLED_OVER and low > settled and high - low < settled
         self.policy_trains = self.policy_trains or still
 
-    def note_steps(self, skipped: list[bool], problems: Sequence[str] = ()) -> None:
+    def note_steps(self, skipped: list[bool], problems: Sequence[str], policy_trained: bool) -> None:
         """Count the optimizer steps of an update; `problems`: ids of those in the skipped steps at its end."""
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
         before = self.skipped_problems if all(skipped) else []
         self.skipped_problems = sorted({*before, *problems})
         self.steps += len(skipped)
-        self.policy_steps += len(skipped) * self.policy_trains
+        self.policy_steps += len(skipped) * policy_trained
         self.updates += 1
 
     def save(self, path: Path) -> None:

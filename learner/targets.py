@@ -31,6 +31,7 @@ class TargetBatch:
     mask: Flags  # [n] whether the trajectory takes part in the loss
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
+    informative: bool  # whether any advantage is not 0: else the surrogate has no gradient
 
     def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""
@@ -81,14 +82,17 @@ def compute_targets(
     mask = ~truncated if config.overlong == "mask" else np.ones(len(scored), dtype=np.bool_)
     proximal = _flat([s.proximal for s in scored])
     reference = _flat([s.proximal if s.reference is None else s.reference for s in scored])
-    divergence = kl(proximal, reference, config.kl_estimator)
+    divergence = kl(proximal, reference, config.chosen_kl)
     penalty = kl_coefficient * divergence.double() if config.kl_placement == "reward" else None
     values = torch.zeros(inside.shape, dtype=torch.float64)
     values[inside] = _flat([s.values for s in scored]).double()
     rewards = _rewards(scored, config, inside, penalty)
     importance = _importance(proximal, _flat([s.trajectory.logprobs for s in scored]), config)
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
-    advantages = _advantages(scored, config, rewards, values, inside & torch.from_numpy(mask)[:, None])
+    in_loss = inside & torch.from_numpy(mask)[:, None]
+    advantages = _advantages(scored, config, rewards, values, in_loss)
+    if penalty is None and config.normalise != "none":
+        advantages = _where_rewards_vary(advantages, rewards.sum(dim=1), in_loss.any(dim=1), _sources(scored, config))
     targets = TokenTargets(
         proximal=proximal.numpy(),
         advantages=advantages[inside].float().numpy(),
@@ -104,6 +108,7 @@ def compute_targets(
         mask=mask,
         targets=targets,
         stats=_stats(scored, targets, config, version, float(divergence.mean()), boundaries),
+        informative=bool(advantages.any()),
     )
 
 
@@ -135,6 +140,24 @@ def _advantages(
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
     episodes = Episodes(rewards, values, mask, torch.tensor(groups), replayed)
     return policy_advantages(config.estimator, episodes, config.gamma, lam, config.normalise)
+
+
+def _sources(scored: Sequence[Scored], config: AlgorithmConfig) -> Tensor:
+    """[B] rows that are normalised together share a number."""
+    replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
+    return replayed.long() if config.normalise == "per_source" else torch.zeros(len(scored), dtype=torch.int64)
+
+
+def _where_rewards_vary(advantages: Tensor, totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
+    """The advantages [B, T], 0 for the rows of a source whose rewards [B] are all equal.
+
+    There the advantages are the critic's errors alone. Whitened, they would make a step of full strength without any reward.
+    """
+    for source in torch.unique(sources):
+        members = (sources == source) & in_loss
+        if members.any() and bool((totals[members] == totals[members][0]).all()):
+            advantages = torch.where(members[:, None], 0.0, advantages)
+    return advantages
 
 
 def shaped_reward(scored: Scored, config: AlgorithmConfig) -> float:

@@ -34,7 +34,10 @@ class AlgorithmConfig(Section):
     kl_coefficient: float = Field(
         0.0, ge=0, description="Weight of the KL to the reference policy in the loss; 0: there is no reference policy."
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL; k1 in the reward only.")
+    kl_estimator: Literal["auto", "k1", "k2", "k3"] = Field(
+        "auto",
+        description="Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the reward.",
+    )
     kl_placement: Literal["loss", "reward"] = Field(
         "loss", description="Where that KL is added: to the loss, or (negative) to the reward of every token."
     )
@@ -66,3 +69,13 @@ class AlgorithmConfig(Section):
     overlong_penalty: float = Field(
         0.5, ge=0, description="Subtracted from the reward of a truncated response when overlong is 'penalise'."
     )
+
+    @property
+    def unbiased_kl(self) -> Literal["k1", "k2"]:
+        """The estimator whose gradient is that of the reverse KL where `kl_placement` puts it (docs/learner.md)."""
+        return "k2" if self.kl_placement == "loss" else "k1"
+
+    @property
+    def chosen_kl(self) -> Literal["k1", "k2", "k3"]:
+        """`kl_estimator` with auto resolved."""
+        return self.unbiased_kl if self.kl_estimator == "auto" else self.kl_estimator

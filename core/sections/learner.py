@@ -48,6 +48,18 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Learning rates after the warm-up: constant, or falling to 0 at the end of the run."
     )
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient.")
+    adam_beta2: float = Field(
+        0.999,
+        ge=0,
+        lt=1,
+        description="AdamW's decay of the mean squared gradient. After steps without a gradient, one gradient moves every weight by up to lr / sqrt(1 - adam_beta2).",
+    )
+    adam_epsilon: float = Field(
+        1e-8,
+        gt=0,
+        description="Added to the root of AdamW's mean squared gradient. Near the size of a usual gradient's entries, steps shrink with what a batch says.",
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping, by global norm.")
     critic_warmup: int = Field(

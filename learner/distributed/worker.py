@@ -251,7 +251,7 @@ def loss_settings(learner: LearnerConfig, algorithm: AlgorithmConfig, temperatur
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,
         entropy=algorithm.entropy_coefficient,
-        kl_estimator=algorithm.kl_estimator,
+        kl_estimator=algorithm.chosen_kl,
         value_clip=algorithm.value_clip,
         value_coefficient=learner.value_coefficient,
         temperature=temperature,

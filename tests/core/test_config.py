@@ -8,7 +8,7 @@ import pytest
 from core.config import Config
 from core.errors import ClusterError, ConfigError
 from core.load import dump_config, load_config, override, parse_config
-from core.plan import Resources, batch_plan, check_context, check_resources, placement, transport
+from core.plan import Resources, batch_plan, check_context, check_resources, kl_warnings, placement, transport
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
 
@@ -117,6 +117,15 @@ def test_choices_that_lack_what_they_rest_on() -> None:
     batch_plan(parse_config(sizes | {"algorithm": {"kl_coefficient": 0.05, "kl_horizon": 1}}, "test"))  # not adapted
     with pytest.raises(ConfigError, match=r"algorithm\.kl_estimator 'k1' has no effect as a term of the loss"):
         batch_plan(parse_config({"algorithm": {"kl_coefficient": 0.05, "kl_estimator": "k1"}}, "test"))
+    for estimator, where, warned in (
+        ("auto", "loss", 0),
+        ("k2", "loss", 0),
+        ("k3", "loss", 1),
+        ("auto", "reward", 0),
+        ("k3", "reward", 1),
+    ):
+        chosen = {"kl_coefficient": 0.05, "kl_estimator": estimator, "kl_placement": where}
+        assert len(kl_warnings(parse_config({"algorithm": chosen}, "test"))) == warned
     in_reward = {"kl_coefficient": 0.05, "kl_estimator": "k1", "kl_placement": "reward"}
     batch_plan(parse_config({"algorithm": in_reward}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.zero_stage is 0"):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from core.config import AlgorithmConfig
 from core.errors import ActorError, CheckpointError, DivergenceError, LearnerError, WeightError
-from core.records import FloatArray, Scored
+from core.records import FloatArray, Scored, Verdict
 from core.weights import Acknowledgement, WeightHandle
 from learner.distributed.ranks import Ranks
 from learner.distributed.worker import RankWorker
@@ -130,6 +131,22 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
         assert stats.policy_trained
         assert stats.kl_coefficient == 0.1
         assert stats.policy_lr == pytest.approx(1e-4 * 2 / 4)  # its warm-up of 4 steps begins now; this was the second
+
+
+def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(tiny_model: Tiny) -> None:
+    """After a first step, so that Adam's momentum would move the policy in a step without a gradient."""
+    path = tiny_model(True)
+    with group(path, AlgorithmConfig()) as learner:
+        batch = on_policy(learner, make_judged(0))
+        assert learner.update(learner.score(batch)).policy_trained
+        before = weights_of(learner, path)
+        failed = [replace(item, verdict=Verdict(0.0, False)) for item in on_policy(learner, make_judged(1))]
+        stats = learner.update(learner.score(failed))
+        assert not stats.policy_trained
+        assert stats.value_grad_norm > 0
+        for name, weight in weights_of(learner, path).items():
+            np.testing.assert_array_equal(weight, before[name])
+        assert learner.update(learner.score(batch)).policy_trained
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])  # 2: test_variants.py

@@ -36,9 +36,36 @@ def test_kl_agrees_with_the_reference_values(estimator: KlEstimator) -> None:
         assert float(got) == pytest.approx(case[estimator], abs=1e-6)
 
 
-def test_kl_does_not_overflow_where_the_reference_gives_everything() -> None:
-    # d = -1000: as at -20, exp(20) - 20 - 1 instead of infinity
-    assert float(kl(torch.tensor([-1000.0]), torch.tensor([0.0]), "k3")) == pytest.approx(math.exp(20) - 21, rel=1e-6)
+def test_k3_is_exact_above_and_a_tangent_where_the_reference_gives_ten_times_the_probability() -> None:
+    logprobs = torch.tensor([29.0, -1.0, -math.log(10), -15.0, -1000.0], dtype=torch.float64, requires_grad=True)
+    found = kl(logprobs, torch.zeros(5).double(), "k3")
+    found.sum().backward()
+    knee = 10 - math.log(10) - 1  # at d = -log 10, where the slope is 1 - 10 = -9
+    expected = [28.0, math.e - 2, knee, knee + 9 * (15 - math.log(10)), knee + 9 * (1000 - math.log(10))]
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist()[:2] == pytest.approx([1.0, 1 - math.e])
+    assert logprobs.grad.tolist()[3:] == pytest.approx([-9.0, -9.0])
+
+
+def gradient_of_mean(estimator: KlEstimator, logits: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Of the estimator's mean over the policy's own draws, with the draws held fixed: what a loss term gives."""
+    leaf = logits.clone().requires_grad_(True)
+    logprobs = torch.log_softmax(leaf, 0)
+    (logprobs.detach().exp() * kl(logprobs, torch.log_softmax(reference, 0), estimator)).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def test_as_a_loss_k2_has_the_gradient_of_the_reverse_kl_and_the_others_do_not() -> None:
+    logits, reference = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    leaf = logits.clone().requires_grad_(True)
+    logprobs = torch.log_softmax(leaf, 0)
+    (logprobs.exp() * (logprobs - torch.log_softmax(reference, 0))).sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(gradient_of_mean("k2", logits, reference), leaf.grad)
+    assert gradient_of_mean("k1", logits, reference).abs().max() < 1e-12
+    assert (gradient_of_mean("k3", logits, reference) - leaf.grad).norm() > 0.1 * leaf.grad.norm()
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

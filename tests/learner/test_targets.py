@@ -216,3 +216,34 @@ def test_the_problems_of_the_last_row_of_skipped_steps_are_named() -> None:
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
     assert skipped_problems(scored, minibatches, [False, True, True]) == ["p3"]
     assert skipped_problems(scored, minibatches, [True, True, True]) == ["p3"]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "normalise"), [("gae", "global"), ("gae", "per_source"), ("reinforce++", "global")]
+)
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: str, reward: float) -> None:
+    config = AlgorithmConfig.model_validate({"estimator": estimator, "normalise": normalise})
+    judged = [replace(j, verdict=Verdict(reward, bool(reward))) for j in make_judged(0)]
+    batch = compute_targets(scored_from(judged), config, 0)
+    assert not batch.informative
+    assert not batch.targets.advantages.any()
+    assert batch.targets.returns.any() == bool(reward)  # the critic learns from it
+    one = [replace(judged[0], verdict=Verdict(1.0 - reward, not reward)), *judged[1:]]
+    assert compute_targets(scored_from(one), config, 0).informative
+
+
+def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> None:
+    judged = make_judged(0)
+    fresh = [not j.trajectory.start.replayed for j in judged]
+    assert 2 <= sum(fresh) <= len(judged) - 2
+    failed = [replace(j, verdict=Verdict(0.0, False)) if new else j for j, new in zip(judged, fresh, strict=True)]
+    batch = compute_targets(scored_from(failed), AlgorithmConfig(normalise="per_source"), 0)
+    of_fresh = batch.token_index([i for i, new in enumerate(fresh) if new])
+    assert not batch.targets.advantages[of_fresh].any()
+    assert batch.informative
+
+
+def test_unnormalised_advantages_of_equal_rewards_stay() -> None:
+    judged = [replace(j, verdict=Verdict(1.0, True)) for j in make_judged(0)]
+    assert compute_targets(scored_from(judged), AlgorithmConfig(normalise="none"), 0).informative
