@@ -68,7 +68,7 @@ def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monke
     assert [verdict.detail for verdict in verdicts] == ["judge timed out after 1 s"] * 2
     monkeypatch.setattr("tasks.judge.EXIT_LIMIT", 0.1)
     (mute,) = pool.judge([("", "close")])
-    assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output and ran on", True)
+    assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output but did not end", True)
     assert (hasty.replaced, pool.replaced) == (2, 1)
 
 

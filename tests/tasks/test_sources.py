@@ -78,7 +78,7 @@ def test_a_file_cut_inside_a_character_is_an_error_too(tmp_path: Path) -> None:
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     file = tmp_path / "deep.jsonl"
     file.write_text('{"a": 1}\n{"a": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
-    assert message(file) == f"{file}: line 2: nested too deeply; mend or delete the line"
+    assert message(file) == f"{file}: line 2: nested too deeply; fix or delete the line"
 
 
 def test_parquet_with_damaged_text_is_refused(tmp_path: Path) -> None:
