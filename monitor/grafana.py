@@ -1,7 +1,7 @@
-"""The Grafana dashboard of the run's gauges. Open-source Ray has no hook for custom panels, so it is shipped as JSON.
+"""The Grafana dashboard of the run's gauges. It is shipped as JSON, because open-source Ray has no hook for custom panels.
 
-`python -m monitor.grafana > docs/grafana.json`; a user imports the file, see docs/cluster.md. Invariant: it names only metrics
-of `trainer.metrics.describe`, so a panel cannot be empty because of a renamed number.
+`python -m monitor.grafana > docs/grafana.json` writes it; a user imports the file, see docs/cluster.md. Invariant: it names only
+metrics of `trainer.metrics.describe`, so no panel is empty because of a renamed metric.
 """
 
 import json
@@ -12,7 +12,7 @@ from trainer.metrics import PHASES, describe
 Json: TypeAlias = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 GAUGE = "ray_retrospect_"  # Ray puts `ray_` before the gauge's own name
-WIDTH, HEIGHT, PER_ROW = 8, 8, 3  # of a panel, on Grafana's 24-column grid
+WIDTH, HEIGHT, PER_ROW = 8, 8, 3  # size of a panel on Grafana's 24-column grid, panels per row
 UNITS = {"share": "percentunit", "s": "s", "bytes": "bytes", "1": "none", "nats": "none", "nats/token": "none"}
 """Grafana's name of a metric's unit; the others are counts ("short")."""
 PANELS = (
@@ -70,8 +70,8 @@ def _runs() -> Json:
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "query": {"query": query, "refId": "runs"},
         "definition": query,
-        "refresh": 2,  # whenever the time range changes: new runs appear
-        "sort": 2,  # newest (by name) first
+        "refresh": 2,  # update the list of runs when the time range changes
+        "sort": 2,  # descending by name
         "includeAll": True,
         "multi": True,
         "current": {"text": "All", "value": "$__all"},
