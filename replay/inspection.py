@@ -36,7 +36,7 @@ def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> li
     if journals:
         return [_read_live(path, config) for path in journals]
     if checkpoint is None or not (checkpoint / MANIFEST).is_file():
-        raise StoreError(f"{live}: no replay store here and none in a checkpoint; name a run that has begun to train")
+        raise StoreError(f"{live}: no replay store here or in a checkpoint; name a run that has started to train")
     manifest = read_manifest(checkpoint)
     shard = Shard(config, manifest["vocabulary"])
     for name in manifest["snapshots"]:

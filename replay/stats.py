@@ -22,7 +22,7 @@ class StoreStats(Counters):
     version_sum: int = 0  # sum over states: weight versions of their values
     value_sum: float = 0.0
     depth_sum: int = 0  # sum over states: prefix tokens
-    requested: int = 0  # states asked for; only the driver knows
+    requested: int = 0  # requested states; only the driver knows
     sampled: int = 0  # of these, returned
     newest: int = 0  # weight version seen
     oldest: int = 0  # weight version of a state's value; `newest` without states

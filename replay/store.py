@@ -284,7 +284,7 @@ class ReplayStore:
             except RayActorError as error:
                 if time.monotonic() > end:
                     raise StoreError(
-                        f"{name}: died during {method} and did not come back: {first_line(error)}"
+                        f"{name}: died during {method} and did not restart: {first_line(error)}"
                     ) from error
                 time.sleep(0.1)
                 reference = begin()

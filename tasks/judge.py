@@ -166,12 +166,12 @@ class JudgePool:
             self._check_open()
             if not self.replaced:
                 raise
-            raise ActorError(f"a judge was lost and cannot be restarted: {error}") from None
+            raise ActorError(f"a judging worker died and cannot be restarted: {error}") from None
         return self._workers[number]
 
     def _check_open(self) -> None:
         if self._closed:  # never return fewer verdicts than items
-            raise ActorError("the judges were closed while they judged")
+            raise ActorError("the judges were closed during a call of judge")
 
     def _replace(self, number: int) -> None:
         self._check_open()

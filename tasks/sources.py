@@ -58,7 +58,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
         file for file in files if file.name.startswith(split) or (file.parent != folder and file.parent.name == split)
     ]
     places = sorted({str(file.parent.relative_to(folder)) for file in named or files})
-    if len(places) > 1:  # the subsets of a repository are different data sets
+    if len(places) > 1:  # several folders are subsets, which are different data sets
         raise DataError(f"{folder}: files of split {split!r} in {', '.join(places)}; give one of these folders")
     if not named and len(files) > 1 and any(file.name.startswith(("train", "test", "valid")) for file in files):
         raise DataError(
@@ -89,7 +89,7 @@ def _read_jsonl(file: Path) -> list[Row]:
             raise DataError(f"{file}: line {number}: nested too deeply; fix or delete the line") from None
         except ValueError as error:  # a UnicodeDecodeError is one too
             cut = not data.endswith(b"\n") and number == data.count(b"\n") + 1
-            kind = "the file is cut in the middle of this line" if cut else f"not valid JSON ({error})"
+            kind = "the file ends in the middle of this line" if cut else f"not valid JSON ({error})"
             raise DataError(f"{file}: line {number}: {kind}; restore the file or delete the line") from None
         if not isinstance(row, dict):
             raise DataError(f"{file}: line {number}: expected an object with columns, found {type(row).__name__}")
@@ -115,7 +115,7 @@ def _load_hub(name: str, split: str) -> list[Row]:
     repository, _, subset = name.partition(":")
     try:
         return list(datasets.load_dataset(repository, subset or None, split=split))
-    except Exception as error:  # the hub client raises a dozen unrelated types; all mean "not to be had"
+    except Exception as error:  # the hub client raises many unrelated types; all mean that it cannot be loaded
         raise DataError(
             f"{name}: neither a local file or directory nor a Hugging Face data set with split {split!r} that can be "
             f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Rollouts(WeightReceiver, Protocol):
-    """The engines: a pool of Ray actors, such a pool on a thread of its own, or one engine in this process."""
+    """The engines: a pool of Ray actors, such a pool in a separate thread, or one engine in this process."""
 
     @property
     def restarts(self) -> int:

@@ -63,7 +63,7 @@ def begin_supervised(config: Config, make_job: MakeJob, recipe: str) -> int:
 def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> int:
     """Continue from the last checkpoint. Raises ConfigError for any option: the rows of a step depend on the configuration."""
     if options:
-        raise ConfigError(f"--resume takes the run's own configuration; leave out {options[0]}")
+        raise ConfigError(f"--resume uses the run's own configuration; leave out {options[0]}")
     run = RunDirectory.open(path)
     with run.lock():
         config = load_config(run.config)

@@ -60,14 +60,14 @@ MASTERED = 0.9
 def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
     """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
     priority = np.full(len(columns.value), -np.inf, np.float32)
-    rested = resting(columns)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    rests = resting(columns)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rests)
     curve = success_curve(columns, found, settings.gate)
     known = mastered(columns.wins, columns.losses)[found.order]
     at = frontiers(found, curve, known, settings.target)
     at = at[~known[found.first]]
     priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
-    priority[explores(columns, rested)] = 0.5
+    priority[explores(columns, rests)] = 0.5
     return priority
 
 
@@ -77,9 +77,9 @@ def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
     Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
     3 untried chains; 2 the other states of resting chains; 1 failures to explore; 0 all others.
     """
-    rested = resting(columns)
-    retention = explores(columns, rested).astype(np.float32)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    rests = resting(columns)
+    retention = explores(columns, rests).astype(np.float32)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rests)
     order, first, run = found.order, found.first, found.run
     rests = mastered(columns.wins, columns.losses)[order[first]][run]
     tried = (found.sums(columns.tried[order]) > 0)[run]
@@ -148,12 +148,12 @@ def resting(columns: StateColumns) -> Flags:
     return mastered(columns.root_wins, columns.root_losses)
 
 
-def explores(columns: StateColumns, rested: Flags) -> Flags:
+def explores(columns: StateColumns, rests: Flags) -> Flags:
     """[S] the deepest third of own failures of problems without any proven state."""
     proven = columns.provenance != Provenance.OWN_FAILED
-    hopeful = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0
+    has_chain = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0
     deep = columns.length * 3 >= columns.total * 2
-    return np.asarray(deep & ~hopeful[columns.problem] & ~rested)
+    return np.asarray(deep & ~has_chain[columns.problem] & ~rests)
 
 
 RANKING = Ranking(frontier, chain_retention, needs_values=True, chains=True, explores=True, uses_gate=True)

@@ -56,9 +56,9 @@ class Reference:
         return list(accumulate((len(test.holes) for test in self.tests), initial=0))[:-1]
 
     @property
-    def spared(self) -> set[int]:
+    def skippable(self) -> set[int]:
         """Indices in `holes` of those that short-circuiting may skip."""
-        return {at + i for at, test in zip(self.offsets, self.tests, strict=True) for i in test.spared}
+        return {at + i for at, test in zip(self.offsets, self.tests, strict=True) for i in test.skippable}
 
 
 @lru_cache(4096)
@@ -236,8 +236,8 @@ class CodeJudge:
             report = self._sandbox.run(ProgramJob(program_of(response), known.holes, known.setup))
             if report.syntax:
                 return Verdict(rewards.compile_error, False, f"does not compile: {report.syntax}")
-            wanting = {i: why for i, why in report.raised.items() if i not in known.spared}
-            problem = report.failed or next(iter(wanting.values()), "") or report.ended
+            missing = {i: why for i, why in report.raised.items() if i not in known.skippable}
+            problem = report.failed or next(iter(missing.values()), "") or report.ended
             if problem or len(report.values) + len(report.raised) < len(known.holes):
                 return Verdict(rewards.runtime_error, False, f"run-time error: {problem or 'no answer'}")
             passed, why = self._passed(known, report)

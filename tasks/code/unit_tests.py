@@ -57,7 +57,7 @@ class UnitTest:
     question: str
     modules: tuple[str, ...]  # standard modules that the question names
     literal: tuple[Any] | None
-    spared: frozenset[int]  # holes that short-circuiting may skip (`f(1) or f(2)`: f(2))
+    skippable: frozenset[int]  # holes that short-circuiting may skip (`f(1) or f(2)`: f(2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
         ast.unparse(question),
         tuple(sorted((names & _MODULES) - setup.imported)),
         _literal(question),
-        frozenset(splitter.spared),
+        frozenset(splitter.skippable),
     )
 
 
@@ -145,24 +145,24 @@ class _Splitter(ast.NodeTransformer):
         self._claimed = claimed
         self._known = (_BUILTINS | _MODULES | setup.imported) - setup.own - setup.derived - claimed
         self.holes: list[str] = []
-        self.spared: set[int] = set()
+        self.skippable: set[int] = set()
 
-    def question(self, node: ast.expr, spared: bool = False) -> ast.expr:
-        """Split the operands of and, or, not, if one by one; each may have one hole. `spared`: short-circuiting may skip it.
+    def question(self, node: ast.expr, skippable: bool = False) -> ast.expr:
+        """Split the operands of and, or, not, if one by one; each may have one hole. `skippable`: short-circuiting may skip it.
 
         A list or tuple may have several holes if it is compared with an operand without holes: `(f(1), f(2)) == (3, 4)`.
         """
         match node:
             case ast.BoolOp(op, values):
-                return ast.BoolOp(op, [self.question(each, spared or i > 0) for i, each in enumerate(values)])
+                return ast.BoolOp(op, [self.question(each, skippable or i > 0) for i, each in enumerate(values)])
             case ast.UnaryOp(ast.Not() as op, operand):
-                return ast.UnaryOp(op, self.question(operand, spared))
+                return ast.UnaryOp(op, self.question(operand, skippable))
             case ast.IfExp(test, body, orelse):
-                return ast.IfExp(self.question(test, spared), self.question(body, True), self.question(orelse, True))
+                return ast.IfExp(self.question(test, skippable), self.question(body, True), self.question(orelse, True))
         before = len(self.holes)
         asked: ast.expr = self.visit(node)
-        if spared:
-            self.spared.update(range(before, len(self.holes)))
+        if skippable:
+            self.skippable.update(range(before, len(self.holes)))
         if len(self.holes) > before + 1 and not _side_by_side(asked):
             both = " and ".join(self.holes[before:])
             raise TestError(f"it compares several results of the program ({both}); write the expected value out")
