@@ -1,14 +1,14 @@
-"""What does asynchronous mode gain? `python -m bench.asynchronous [--quick]`.
+"""How much faster is asynchronous mode? `python -m bench.asynchronous [--quick]`.
 
-The demo recipe with a hardly trained starter runs under two loads. "update-bound" is the recipe as it is: the update takes
-most of an iteration. In "balanced" the engine decodes 16 sequences at once instead of 256, so that rollouts take about as long as
-everything else and asynchronous mode can gain most. Under each load one engine, one rank and one store, of one thread each,
-run synchronously, asynchronously and synchronously again, so that what drifts (the machine, the lengths of responses) is the same
-for both modes.
+The demo recipe with a hardly trained starter runs under two loads. "update-bound" is the unchanged recipe: the update takes
+most of an iteration. In "balanced" the engine decodes 16 sequences at once instead of 256. Then rollouts take about as long as
+everything else, and asynchronous mode can gain most. Under each load one engine, one rank and one store, of one thread each,
+run synchronously, asynchronously and synchronously again, so that drift (of the machine, of response lengths) is the same for
+both modes.
 
-Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in training; the
-speed-up is over these. In the second nothing overlaps; it gives the seconds of rollouts and of everything else. The second
-load also runs synchronously with two engines and two ranks: what one would run on two cores without asynchronous mode.
+Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in training.
+The speed-up is over these. In the second nothing overlaps, which gives the seconds of rollouts and of everything else. The
+"balanced" load also runs synchronously with two engines and two ranks, as one would use two cores without asynchronous mode.
 Figures are medians over the iterations, without those in which caches warm up and the pipeline fills or empties.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RECIPE = Path(__file__).parents[1] / "configs" / "demo.yaml"
 GOAL = 1.10
 WARM, FILLING, EMPTYING = 1, 2, 1
-"""Iterations that do not count: the first synchronous one, and those in which the pipeline fills and empties."""
+"""Number of iterations left out: the first synchronous one, and those in which the pipeline fills and empties."""
 LOADS = {"update-bound": 256, "balanced": 16}
 """Sequences that the engine decodes at once."""
 
@@ -46,15 +46,15 @@ class Lap(NamedTuple):
     """One iteration."""
 
     seconds: PhaseSeconds
-    busy: float  # seconds that the engine worked during it
+    busy: float  # seconds in which the engine worked
 
 
 @dataclass(frozen=True, slots=True)
 class Laps:
-    """The iterations of one load that count."""
+    """The measured iterations of one load."""
 
     synchronous: list[Lap] = field(default_factory=list)
-    sequential: list[Lap] = field(default_factory=list)  # synchronous, and nothing overlaps
+    sequential: list[Lap] = field(default_factory=list)  # synchronous, without overlap
     asynchronous: list[Lap] = field(default_factory=list)
 
 
@@ -95,12 +95,12 @@ class Runner:
         return laps
 
     def run_synchronous(self, count: int, laps: Laps) -> None:
-        """`count` iterations of either form."""
+        """Run `count` synchronous iterations of each form."""
         laps.synchronous.extend(self.run(self.parts, WARM + count)[WARM:])
         laps.sequential.extend(self.run(self.parts, count, overlap=False))
 
     def run_asynchronous(self, count: int, laps: Laps) -> None:
-        """`count` iterations of the same parts."""
+        """Run `count` asynchronous iterations with the same parts."""
         total = FILLING + count + EMPTYING
         run = self.config.run.model_copy(update={"iterations": self.number + total})
         rollout = self.config.rollout.model_copy(update={"max_staleness": 1})
@@ -115,7 +115,7 @@ class Runner:
 
 @contextmanager
 def runner(config: Config, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Runner]:
-    """New engine, learner and store."""
+    """Start a new engine, learner and store."""
     directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
     with build.components(config, directory, ready, device) as parts:
         yield Runner(parts, config)
@@ -132,7 +132,7 @@ def total(lap: Lap) -> float:
 
 
 def checks_of(load: str, laps: Laps) -> list[Check]:
-    """One load, with one engine and one rank."""
+    """The checks of one load, with one engine and one rank."""
     rollout = middle(laps.sequential, lambda lap: lap.seconds.generate)
     rest = middle(laps.sequential, lambda lap: lap.seconds.total - lap.seconds.generate)
     together, wall = middle(laps.synchronous, total), middle(laps.asynchronous, total)

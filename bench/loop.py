@@ -1,14 +1,14 @@
-"""How fast is the whole loop against TRL's GRPO trainer? `python -m bench.loop [--quick]`.
+"""How fast is the whole loop compared with TRL's GRPO trainer? `python -m bench.loop [--quick]`.
 
-An iteration is generation, reward and all optimizer steps; ours also scores, keeps the replay store, trains a critic, and ends with
-a broadcast and its probe. Both sides have the demo recipe's problems, the same model (its starter, hardly trained, so that
-responses use up their budget), samples, lengths, optimizer steps and cores. They take turns, iteration by iteration, and all starts
-are at the root. Ours runs in two forms: with the recipe's separate critic, and with the critic as a head on the policy's trunk, which
-trains as many weights as TRL.
+An iteration is generation, reward and all optimizer steps. Ours also scores, updates the replay store, trains a critic, and ends with
+a broadcast and its probe. Both sides have the same problems (the demo recipe's), model, samples, lengths, optimizer steps and cores.
+The model is the recipe's starter after little training, so that responses use up their budget. The sides alternate, iteration by
+iteration, and all starts are at the root. Ours runs in two forms: with the recipe's separate critic, and with the critic as a head on
+the policy's trunk, which trains as many weights as TRL.
 
-TRL runs in another environment (requirements/bench.txt), whose interpreter BENCH_PYTHON names (default:
-.venv-bench/bin/python). It has one data-parallel process per core: 2,968 tokens/s on two cores, against 2,416 as one process.
-Without that environment only ours is measured.
+TRL runs in another environment (requirements/bench.txt). BENCH_PYTHON names its interpreter (default: .venv-bench/bin/python). It
+has one data-parallel process per core, which is faster than one process (2,968 against 2,416 tokens/s on two cores). Without that
+environment only ours is measured.
 """
 
 import json
@@ -45,14 +45,14 @@ Trl = Callable[[], TrlLap]
 
 
 class Lap(NamedTuple):
-    """One iteration of ours."""
+    """One of our iterations."""
 
     tokens: int  # generated
     seconds: PhaseSeconds
 
 
 class Laps(NamedTuple):
-    """Iterations in turns, without the first of each side."""
+    """Alternating iterations, without the first of each side."""
 
     ours: list[Lap]
     trl: list[TrlLap]  # none without TRL
@@ -64,7 +64,7 @@ class Laps(NamedTuple):
 
     @property
     def trl_rate(self) -> float:
-        """The same of TRL's."""
+        """Generated tokens per second of TRL's whole iterations."""
         return median([lap.tokens / lap.seconds for lap in self.trl])
 
 
@@ -83,7 +83,7 @@ def recipe(quick: bool) -> Config:
 
 
 def on_one_trunk(config: Config) -> Config:
-    """The same with the critic as a head on the policy's trunk."""
+    """The configuration with the critic as a head on the policy's trunk."""
     return config.model_copy(update={"learner": config.learner.model_copy(update={"value_model": "shared"})})
 
 
@@ -111,7 +111,7 @@ def started_trl(python: Path, job: Job, folder: Path) -> Iterator[Trl]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    # `trainer.cluster` sets how our threads wait; TRL's wait as they would without us
+    # undo what `trainer.cluster` sets for our waiting threads
     environment = {name: value for name, value in os.environ.items() if name not in WAITING}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(cores)}
@@ -150,7 +150,7 @@ def started_trl(python: Path, job: Job, folder: Path) -> Iterator[Trl]:
 def measure(
     config: Config, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
 ) -> Laps:
-    """Our iterations and TRL's in turns."""
+    """Run our iterations and TRL's alternately."""
     run = RunDirectory.create(folder, config.learner.value_model, "bench")
     settings, laps = build.iteration_settings(config), Laps([], [])
     with build.components(config, run, ready, device) as parts:
@@ -169,7 +169,7 @@ def middle(laps: Laps, phase: str) -> float:
 
 
 def compared(separate: Laps, shared: Laps) -> list[Check]:
-    """Both forms of ours against TRL."""
+    """The checks of both our forms against TRL."""
     trunk = "critic on the policy's trunk"
     ratios = separate.rate / separate.trl_rate, shared.rate / shared.trl_rate
     return [
@@ -183,7 +183,7 @@ def compared(separate: Laps, shared: Laps) -> list[Check]:
 
 
 def profile(separate: Laps, shared: Laps) -> list[Check]:
-    """Where our seconds go."""
+    """The seconds of our iterations by phase."""
     total = middle(separate, "total")
     generation = median([tokens / seconds.generate for tokens, seconds in separate.ours])
     return [
@@ -207,7 +207,7 @@ def main(quick: bool) -> None:
         ready = stack.enter_context(open_model_and_task(config))
         trl = None
         if python.exists():
-            job = job_of(config, ready.model, ready.task, 2 * iterations)  # in turns with each of our forms
+            job = job_of(config, ready.model, ready.task, 2 * iterations)  # alternates with each of our forms
             trl = stack.enter_context(started_trl(python, job, folder / "trl"))
         separate = measure(config, ready, device, folder, trl, iterations)
         shared = measure(on_one_trunk(config), ready, device, folder, trl, iterations)

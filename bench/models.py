@@ -1,4 +1,4 @@
-"""The random Qwen2 models that the benchmarks work on."""
+"""The random Qwen2 models of the benchmarks."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What every benchmark writes: bench/results/NAME.json, the same as a table in NAME.md, and an overview of all in README.md.
+"""Writes the results of a benchmark: bench/results/NAME.json, a table in NAME.md, and the overview of all in README.md.
 
-Invariant: a check that misses its goal is written as it is, with `ok: false`.
+Invariant: a check that misses its goal is written too, with `ok: false`.
 """
 
 import json
@@ -26,13 +26,13 @@ class Check:
     unit: str
     goal: str  # ">= 0.95", or empty
     ok: bool
-    baseline: float | None  # what it was compared with, in the same unit
+    baseline: float | None  # the figure to compare with, in the same unit
 
 
 def check(
     name: str, value: float, unit: str, sense: Sense | None = None, goal: float = 0.0, baseline: float | None = None
 ) -> Check:
-    """A number, and whether it meets its goal if it has one: `check("speed", 1.1, "x", ">=", 1.0)`."""
+    """Compare a number with its goal, if it has one: `check("speed", 1.1, "x", ">=", 1.0)`."""
     met = sense is None or (value >= goal if sense == ">=" else value <= goal)
     return Check(name, value, unit, f"{sense} {goal:g}" if sense else "", met, baseline)
 
@@ -71,7 +71,7 @@ def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | fl
 
 
 def overview() -> str:
-    """Every check with a goal, of all full results, in one table."""
+    """A table of all checks with a goal, from all full results."""
     lines = [
         "# Measured",
         "",

@@ -1,18 +1,18 @@
-"""Does generation cost more than bare vLLM, and how long until it begins? `python -m bench.rollout [--quick]`.
+"""Does generation cost more than bare vLLM, and how long does a launch take? `python -m bench.rollout [--quick]`.
 
-The same requests (tokens, seeds, log-probabilities asked for) go in turns through a `RolloutPool` with one engine and through
-`vllm.LLM.generate` in a bare process with the same threads. There are two loads: starts at the root, and replayed starts, whose
-samples share a prefix. Both sides must produce the same tokens.
+The same requests (tokens, seeds, log-probabilities) run alternately in a `RolloutPool` with one engine and in `vllm.LLM.generate` in
+a bare process with as many threads. There are two loads: starts at the root, and replayed starts, whose samples share a prefix.
+Both sides must produce the same tokens.
 
-Bare vLLM has our engine's settings: in process and without compilation, which is faster on CPU; without chunked prefill, which
-crashes seeded requests there; with our block size, because its own of 128 tokens would share no prefix as short as these; with our
-environment variables (memory allocation, waiting threads) and flat log-probabilities. What is left to see is the cost of pool, Ray and
-actor. Each round has new starts. A process is faster or slower all its life, by where its memory lies, and the first of
-two equal processes is the slower one here (4 to 10 %, bare vLLM against bare vLLM). So figures are means over several pairs of processes
-of the medians of each, and the sides start in turns.
+Bare vLLM has our engine's settings. It runs in process and without compilation, which is faster on CPU; without chunked prefill,
+which crashes seeded requests there; with our block size, because prefixes shorter than the default of 128 tokens would not be
+shared; with our environment variables (memory allocation, waiting threads) and flat log-probabilities. The remaining difference is
+the cost of pool, Ray and actor. Each round has new starts. The speed of a process depends on where its memory is, and the first of
+two equal processes is slower here (4 to 10 %, bare vLLM against bare vLLM). So the sides alternate in starting first, and figures
+are means, over several pairs of processes, of each process's median.
 
-The launch is a user's: from `python launch.py train` (demo recipe, starter model already built) to the file of the first
-responses, of one held-out problem. Its figure is the median of three launches.
+The launch is measured as a user sees it: from `python launch.py train` (demo recipe, starter model already built) to the file of
+the first responses, to one held-out problem. Its figure is the median of three launches.
 """
 
 import multiprocessing
@@ -60,7 +60,7 @@ WORKER_NICENESS = 15
 """Ray's default for its workers. Bare vLLM gets the same, so that other load on the machine slows both sides alike."""
 
 Request = tuple[list[int], int, int]
-"""One sample as bare vLLM gets it: context, seed, budget in tokens."""
+"""One request to bare vLLM: context, seed, budget in tokens."""
 Answer = tuple[float, list[list[int]]]
 """Seconds of a round, and the tokens of each sample."""
 
@@ -94,7 +94,7 @@ def requests_of(starts: Sequence[Start], sampling: Sampling) -> list[Request]:
 
 
 def serve_bare(model: str, connection: Connection) -> None:
-    """The bare process: loads vLLM, then gives an `Answer` to each list of requests until an empty one."""
+    """The bare process: load vLLM, then send an `Answer` to each list of requests; an empty list ends it."""
     os.nice(WORKER_NICENESS)
     from vllm import LLM, SamplingParams, TokensPrompt
 
@@ -138,7 +138,7 @@ def ask_bare(bare: Connection, starts: Sequence[Start], sampling: Sampling) -> A
 
 
 def compare(pool: RolloutPool, bare: Connection, prefix: int, count: int, rounds: int, found: Comparison) -> None:
-    """Run one load on both sides in turns. The first round only warms up and compares the tokens."""
+    """Run one load alternately on both sides. The first round only warms up and compares the tokens."""
     sampling = Sampling(1.0, 1.0, prefix + GENERATED)
     sides = (partial(ask_pool, pool), partial(ask_bare, bare))
     rates: tuple[list[float], list[float]] = ([], [])
@@ -176,7 +176,7 @@ def restart(pool: RolloutPool, model: str) -> float:
 
 
 def launch() -> float:
-    """Seconds that `launch.py train` takes to its first responses."""
+    """Seconds from the start of `launch.py train` to its first responses."""
     from core.load import load_config, override
     from tasks.starter import resolve_model
 
@@ -193,7 +193,7 @@ def launch() -> float:
         while not first.exists() and process.poll() is None:
             time.sleep(0.02)
         seconds = time.perf_counter() - begun
-        assert first.exists(), "the run has ended before its first responses; see its output above"
+        assert first.exists(), "the run ended before its first responses; see its output above"
         process.terminate()
         process.wait(timeout=120)
     return seconds
@@ -201,11 +201,11 @@ def launch() -> float:
 
 @contextmanager
 def bare_process(model: str) -> Iterator[Connection]:
-    """Bare vLLM in a process of its own, ready."""
+    """Start bare vLLM in its own process, and wait until it is ready."""
     context = multiprocessing.get_context("spawn")
     connection, end = context.Pipe()
     server = context.Process(target=serve_bare, args=(model, end), daemon=True)
-    with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as of our engine's process
+    with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as our engine's process has it
         server.start()
     end.close()  # so that `recv` fails when the process dies
     connection.recv()

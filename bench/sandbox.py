@@ -1,7 +1,7 @@
 """Programs per second: `python -m bench.sandbox [--quick]`.
 
-Judges the canonical solutions of MBPP through `tasks.judge.JudgePool`, as the loop does: one fresh bubblewrap sandbox per
-program. The baseline, alternating with it, is the same without confinement (`task.sandbox: unsafe-subprocess`).
+Judges the canonical solutions of MBPP with `tasks.judge.JudgePool`, as the loop does: each program gets a new bubblewrap
+sandbox. It alternates with the baseline, which has no confinement (`task.sandbox: unsafe-subprocess`).
 """
 
 import argparse
@@ -29,12 +29,12 @@ def pairs(file: Path, limit: int) -> list[Pair]:
 
 
 def configuration(mode: SandboxMode) -> TaskConfig:
-    """The task as a user would set it."""
+    """The task configuration for a sandbox mode."""
     return TaskConfig(name="mbpp", columns=COLUMNS, sandbox=mode)
 
 
 def pool(mode: SandboxMode, workers: int) -> JudgePool:
-    """Judging processes, started."""
+    """Start judging processes and wait until they are ready."""
     config = configuration(mode)
     judges = JudgePool(
         "tasks.code.programs:verifier",
@@ -49,7 +49,7 @@ def pool(mode: SandboxMode, workers: int) -> JudgePool:
 
 
 def throughput(given: list[Pair], workers: int) -> list[Check]:
-    """Confined and not, alternating."""
+    """Alternate confined and unconfined judging."""
     modes: tuple[SandboxMode, ...] = ("bubblewrap", "unsafe-subprocess")
     pools = {mode: pool(mode, workers) for mode in modes}
     rates: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -76,13 +76,13 @@ def throughput(given: list[Pair], workers: int) -> list[Check]:
 
 
 def latency(given: list[Pair]) -> list[Check]:
-    """One after another in this process: of a verdict with a spare sandbox waiting, and of a sandbox from nothing."""
+    """Latency of single verdicts in this process, with a spare sandbox and with a newly started one."""
     config = configuration("bubblewrap")
     judge = verifier(config.model_dump_json())
     judge(*given[0])
     verdicts, starts = [], []
     for pair in given[:50]:
-        time.sleep(0.05)  # the spare one comes up
+        time.sleep(0.05)  # the spare sandbox starts
         begun = time.perf_counter()
         judge(*pair)
         verdicts.append(time.perf_counter() - begun)

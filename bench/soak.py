@@ -1,7 +1,7 @@
 """Does a long run with random faults lose or repeat a trajectory? `python -m bench.soak [--quick]`.
 
-Two engines generate for an asynchronous pipeline, whose "learner" only sends new weights. At random an engine, or each of them,
-is killed or stopped while it works. The learner must get every start exactly once, with all its samples, and no token that is
+Two engines generate for an asynchronous pipeline, whose "learner" only sends new weights. At random one or all engines are
+killed or stopped while they work. The learner must get every start exactly once, with all its samples, and no token that is
 older than the pipeline allows. `tests/test_soak.py` runs a short version.
 """
 
@@ -37,7 +37,7 @@ CONFIG = RolloutConfig(
     actors=2,
     max_prompt_tokens=PROMPT,
     max_response_tokens=RESPONSE,
-    max_running=16,  # fewer than are submitted: there is a queue
+    max_running=16,  # fewer than are submitted, so that there is a queue
     tokens_in_flight=1000,
     kv_cache_gib=0.05,
     threads=1,
@@ -49,24 +49,24 @@ FAULTS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 
 @dataclass(slots=True)
 class Tally:
-    """What was asked for and what came, by start id."""
+    """Counts of submitted and received starts and samples, by start id."""
 
     asked: set[str]
-    trained: Counter[str] = field(default_factory=Counter)  # samples that the pipeline gave to the learner
-    handed: Counter[str] = field(default_factory=Counter)  # times that the stream gave the start to the pipeline
-    oldest: int = 0  # versions that a token was behind, at most
+    trained: Counter[str] = field(default_factory=Counter)  # samples that the learner got from the pipeline
+    handed: Counter[str] = field(default_factory=Counter)  # times that the pipeline got the start from the stream
+    oldest: int = 0  # most versions that a token was behind
     mixed: int = 0  # trajectories with tokens of several versions
     faults: int = 0  # engines killed or stopped
     restarts: int = 0
 
     @property
     def lost(self) -> int:
-        """Starts that never came."""
+        """Starts that never arrived."""
         return len(self.asked - self.trained.keys())
 
     @property
     def repeated(self) -> int:
-        """Starts with too many samples, or that came more than once, or that nobody asked for."""
+        """Starts that have too many samples, arrived more than once, or were not submitted."""
         unknown = self.handed.keys() - self.asked
         return len(unknown) + sum(self.trained[one] > SAMPLES or self.handed[one] > 1 for one in self.asked)
 
@@ -77,14 +77,14 @@ class Tally:
 
 
 class CountingStream(RolloutStream):
-    """Counts the starts that it hands out, because the pipeline would count two with one id as one."""
+    """Counts the starts that it returns, because the pipeline counts two with one id as one."""
 
     def __init__(self, pool: RolloutPool) -> None:
         super().__init__(pool)
         self.handed: Counter[str] = Counter()
 
     def finished(self) -> list[Finished]:
-        """As `RolloutStream.finished`."""
+        """See `RolloutStream.finished`; also counts the starts."""
         found = super().finished()
         self.handed.update(start_id for start_id, _ in found)
         return found
@@ -101,17 +101,17 @@ def choose(number: int) -> list[Start]:
 
 
 def strike(pool: RolloutPool, dice: random.Random) -> int:
-    """Kill or stop one engine, or all; returns how many."""
+    """Kill or stop one engine, or all. Returns the number of engines."""
     pids = pool.pids()
     victims = pids if dice.random() < 0.1 else dice.sample(pids, min(1, len(pids)))
     for pid in victims:
-        with suppress(ProcessLookupError):  # it is being replaced
+        with suppress(ProcessLookupError):  # the engine is already being replaced
             os.kill(pid, dice.choice(FAULTS))
     return len(victims)
 
 
 def soak(folder: Path, iterations: int, share: float, seed: int, deadline: float = CONFIG.deadline) -> Tally:
-    """Run `iterations`; in about `share` of them engines are struck. Ray must be connected; the model is saved in `folder`."""
+    """Run `iterations` with faults in about `share` of them. Ray must be connected; the model is saved in `folder`."""
     weights = pack(build_model(folder, SHAPE).named_parameters(), 0)
     dice = random.Random(seed)
     tally = Tally({start.id for number in range(1, iterations + 1) for start in choose(number)})
@@ -147,7 +147,7 @@ def main(quick: bool) -> None:
         check("starts without all their samples", tally.incomplete, "starts", "<=", 0),
         check("oldest token", tally.oldest, "versions", "<=", STALENESS),
         check("starts", len(tally.asked), "starts"),
-        check("trajectories that went on with newer weights", tally.mixed, "trajectories"),
+        check("trajectories that continued with newer weights", tally.mixed, "trajectories"),
         check("engines killed or stopped", tally.faults, "engines"),
         check("restarts", tally.restarts, "engines"),
         check("duration", time.monotonic() - begun, "s"),

@@ -1,8 +1,8 @@
-"""What the replay store costs a training run: `python -m bench.store [--quick]`.
+"""How much time does the replay store take in a training run? `python -m bench.store [--quick]`.
 
-Every iteration does to a store in a Ray actor, with its journal, what the loop does: draw starts, name stale states, cut the
-trajectories at their boundaries, record outcomes, take new values, add states. Once at the demo's sizes, where the goal is a
-share of the demo's iteration (`bench.loop`), and once with a million states and long responses.
+Every iteration does the loop's work on a store in a Ray actor with a journal: draw starts, find stale states, cut trajectories at
+their boundaries, record outcomes, store new values, add states. It runs at the demo's sizes, where the goal is a share of the
+demo's iteration (`bench.loop`), and with a million states and long responses.
 """
 
 import json
@@ -28,19 +28,19 @@ VOCABULARY = 32_000
 NEWLINE = 1
 TABLE = TokenTable((b"ab", b"\n", *[b" c"] * (VOCABULARY - 2)))
 KINDS = ("draw", "stale states", "boundaries", "record", "revalue", "add")
-CONTINUATIONS = 4  # of each replayed state
+CONTINUATIONS = 4  # per replayed state
 REPEATS = 10
 Seconds = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What one iteration hands to the store, and how full that is."""
+    """The sizes of the store and of one iteration."""
 
     name: str
     states: int
     trajectories: int  # per iteration
-    tokens: int  # of each
+    tokens: int  # per trajectory
     step: int  # tokens per line
     replayed: int  # starts per iteration
     problems: int
@@ -59,7 +59,7 @@ def responses(size: Size, seed: int) -> list[IntArray]:
 
 
 def candidates(size: Size, made: list[IntArray], lengths: list[IntArray], seed: int, version: int) -> list[Candidate]:
-    """Their states with values; a quarter of the trajectories succeed."""
+    """The candidates of the trajectories, with values; a quarter of them succeed."""
     rng = np.random.default_rng(seed)
     problems = rng.integers(0, size.problems, len(made)).tolist()
     kinds = rng.random(len(made)) < 0.25
@@ -70,7 +70,7 @@ def candidates(size: Size, made: list[IntArray], lengths: list[IntArray], seed: 
 
 
 def iteration(store: ReplayStore, size: Size, number: int, seconds: Seconds) -> None:
-    """One iteration's work of the store, timed by kind."""
+    """Do one iteration's work on the store and time it by kind."""
 
     def _timed(kind: str, action: Callable[[], Any]) -> Any:
         start = time.perf_counter()
@@ -94,7 +94,7 @@ def totals(seconds: Seconds) -> list[float]:
 
 
 def measure(size: Size, ranking: str) -> list[Check]:
-    """Fill a store, then time iterations at its full size, and a checkpoint of it."""
+    """Fill a store, then time iterations on the full store, and a checkpoint."""
     config = ReplayConfig.model_validate({"ranking": ranking, "capacity": size.states, "max_gib": 1000})
     name = f"{size.name}, {ranking}"
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def summary(name: str, size: Size, filling: list[float], spent: float) -> list[C
 
 
 def main(quick: bool) -> None:
-    """Run and write the results; `quick`: the demo's sizes alone."""
+    """Run and write the results; `quick`: only the demo's sizes."""
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2, namespace="bench")
     checks = [item for ranking in ("value", "frontier") for item in measure(DEMO, ranking)]
     if not quick:

@@ -2,9 +2,9 @@
 
     PYTHON -m bench.trl_loop FOLDER      PYTHON: an environment with requirements/bench.txt
 
-FOLDER holds `job.json` (see `Job`). For each line read, one iteration runs (generation, reward, all optimizer steps), and one
-line of JSON comes out (see `TrlLap`). TRL generates with transformers here, because its vLLM modes need a GPU. It runs as
-WORLD_SIZE data-parallel processes, of which RANK 0 reads and answers.
+FOLDER contains `job.json` (see `Job`). For each line that it reads, it runs one iteration (generation, reward, all optimizer steps)
+and writes one line of JSON (see `TrlLap`). TRL generates with transformers here, because its vLLM modes need a GPU. It runs as
+WORLD_SIZE data-parallel processes; RANK 0 reads and answers.
 """
 
 import json
@@ -26,7 +26,7 @@ class TrlLap(NamedTuple):
 
     tokens: int  # generated, by all processes
     seconds: float
-    generation: float  # of these: until the reward is asked for
+    generation: float  # seconds until the reward is computed
 
     @property
     def training(self) -> float:
@@ -36,7 +36,7 @@ class TrlLap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The same work as our loop's."""
+    """The work of our loop, for TRL."""
 
     model: str
     prompts: list[str]
@@ -88,23 +88,23 @@ class Pace(TrainerCallback):  # type: ignore[misc]
     def reward(
         self, completions: list[str], completion_ids: list[list[int]], reference: list[str], **_: Any
     ) -> list[float]:
-        """Judge the responses of one process: the end of its generation."""
+        """Judge the responses of one process, and note the end of its generation."""
         self._rewarded = time.perf_counter()
         self._tokens += sum(map(len, completion_ids))
         return [verify_arithmetic(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Before an iteration's first optimizer step: wait for a line, then begin on all processes at once."""
+        """Before an iteration's first optimizer step: wait for a line, then start all processes together."""
         if state.global_step % self._minibatches:
             return
         if self._rank == 0 and not sys.stdin.readline():
             sys.exit(0)
         if self._processes > 1:
-            torch.distributed.barrier()  # or the others would generate already
+            torch.distributed.barrier()  # without it the other processes would already generate
         self._begun, self._tokens = time.perf_counter(), 0
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """After an iteration's last optimizer step: answer with the tokens of all processes and the time."""
+        """After an iteration's last optimizer step: write the tokens of all processes and the seconds."""
         if state.global_step % self._minibatches:
             return
         seconds, count = time.perf_counter() - self._begun, torch.tensor(self._tokens)
@@ -117,7 +117,7 @@ class Pace(TrainerCallback):  # type: ignore[misc]
 
 
 def trainer(job: Job, folder: Path, answers: Any) -> Any:
-    """A GRPO trainer of these numbers, on CPU in float32, with nothing logged or saved."""
+    """A GRPO trainer for this job, on CPU in float32, which logs and saves nothing."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOTrainer
@@ -131,9 +131,9 @@ def trainer(job: Job, folder: Path, answers: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Train for as long as lines come in."""
+    """Train until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the trainer prints must not reach the answers
+    os.dup2(2, 1)  # the trainer's prints must not mix with the answers
     job = Job(**json.loads((folder / "job.json").read_text()))
     trainer(job, folder, answers).train()
 

@@ -1,7 +1,7 @@
 """Verdicts per second and judging process: `python -m bench.verdicts [--quick] [--data FOLDER]`.
 
-Judges gold and perturbed answers of the real data through `tasks.judge.JudgePool`, as the loop does, against the same
-verifier called in this process (the baseline: what the processes and pipes cost).
+Judges correct and wrong answers of the real data with `tasks.judge.JudgePool`, as the loop does. The baseline calls the
+same verifier in this process, so the difference is the cost of processes and pipes.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from tasks.synthetic.generated import puzzle_items
 
 Pair = tuple[str, str]
 GOAL = 300.0
-"""Verdicts per second of one process on a core of its own: the judging of an iteration then goes unnoticed."""
+"""Verdicts per second of one process on one core: fast enough that judging is a small part of an iteration."""
 REPEATS = 3
 
 
 def changed(text: str, answer: str) -> str:
-    """The text with the last digit of its last answer moved by one; without a digit unchanged."""
+    """The text with the last digit of its last answer changed by one; unchanged without a digit."""
     start = text.rfind(answer)
     found = re.search(r"[0-9](?=[^0-9]*$)", answer)
     if start < 0 or not found:
@@ -80,7 +80,7 @@ def verdict_rate(judge: Callable[[list[Pair]], list[Verdict]], pairs: list[Pair]
 
 
 def verdict_checks(name: str, folder: Path, workers: int, limit: int) -> list[Check]:
-    """Processes and direct calls, alternating; the first pass of each (imports, cold caches) is reported apart."""
+    """Alternate processes and direct calls. The first pass of each (imports, cold caches) is reported separately."""
     path, verify, make = TASKS[name]
     pairs = make(folder)[:limit]
     pool = JudgePool(path, workers=workers, limit=5.0, memory_gib=8.0)

@@ -1,6 +1,6 @@
-"""`launch.py check`: everything that can be known of a recipe before training, printed.
+"""`launch.py check`: checks a recipe before training and prints what follows from it.
 
-Invariant: no actor is started and no model is built; what cannot be checked here is said.
+Invariant: no actor is started and no model is built; the output says what was not checked.
 """
 
 import os
@@ -32,11 +32,11 @@ from tasks.starter import CONTEXT
 from trainer.build import check_ranking
 from trainer.model_files import check_judging_model, describe_data, load_task, located
 
-NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU, there without any CUDA library
+NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
 
 
 def check_recipe(options: Namespace) -> int:
-    """Print resolved values, batch arithmetic and placement; then check model, data and devices unless `offline`."""
+    """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
     config = configuration(options)
     plan = batch_plan(config)
     check_options(config.rollout, config.cluster.device)
@@ -71,14 +71,14 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
 
 
 def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
-    """The processes and what they reserve as text."""
+    """The processes and the resources that they reserve, as text."""
     total = demand(bundles)
     rows = [f"  {b.count} x {b.name:<16} {b.cpus:g} CPUs, {b.gpus:g} GPUs each" for b in bundles]
     return "\n".join((f"placement on {device}: {total.cpus:g} CPUs, {total.gpus:g} GPUs in total", *rows))
 
 
 def check_model_and_data(config: Config) -> str:
-    """Read model and data as training would. A starter is not built yet: its data are read without its tokenizer."""
+    """Read model and data as training does. A starter is not built, so its data are read without a tokenizer."""
     if config.model.path == "starter":
         check_template(config.task.template)
         check_context(config, CONTEXT)
@@ -96,7 +96,7 @@ def check_model_and_data(config: Config) -> str:
 
 
 def check_supervised(config: Config) -> list[str]:
-    """Read the rows of `launch.py sft` and `launch.py reward-model` where they are named; a line for each. Raises DataError."""
+    """Read the rows of `launch.py sft` and `launch.py reward-model`, if configured. Returns a line for each. Raises DataError."""
     lines = []
     if config.sft.path:
         lines.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")
@@ -106,13 +106,13 @@ def check_supervised(config: Config) -> list[str]:
 
 
 def local_resources() -> Resources:
-    """CPUs of this machine and GPUs that its driver lists."""
+    """The CPUs of this machine and the GPUs that its driver lists."""
     gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
     return Resources(cpus=float(os.cpu_count() or 1), gpus=float(gpus))
 
 
 def cluster_resources(cluster: ClusterConfig) -> Resources:
-    """Of the running cluster when cluster.address or RAY_ADDRESS names one, else of this machine."""
+    """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
     if cluster.address == "local" or (cluster.address == "auto" and not os.environ.get("RAY_ADDRESS")):
         return local_resources()
     from trainer.cluster import attached_resources

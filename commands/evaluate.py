@@ -1,6 +1,6 @@
-"""`launch.py evaluate`: one model, or one against another, on the held-out problems of a recipe.
+"""`launch.py evaluate`: evaluates one model, or one against another, on the held-out problems of a recipe.
 
-Called by `launch.py`. Invariant: both models answer the same problems, judged alike; every response is written with its verdict.
+Called by `launch.py`. Invariant: both models answer the same problems under the same judge; every response is written with its verdict.
 """
 
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One model against another on the problems that both answered, by their greedy responses."""
+    """The greedy responses of one model against another's, on the problems that both answered."""
 
     win_rate: Estimate  # share of problems on which the first has the higher reward; equal rewards count half
     ties: float  # share of problems with equal rewards
@@ -46,7 +46,7 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     )
     pairs = [(verdict, theirs[name]) for name, verdict in mine.items() if name in theirs]
     if not pairs:
-        raise ActorError("no held-out problem was answered by both models; why engines left them out is printed above")
+        raise ActorError("no held-out problem was answered by both models; see above why engines left them out")
     rewards = [(mine.reward, other.reward) for mine, other in pairs]
     wins = [float(mine > other) + 0.5 * float(mine == other) for mine, other in rewards]
     rng = generator(seed, "comparison")
@@ -60,7 +60,7 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
 
 
 def evaluate_target(options: Namespace) -> int:
-    """`launch.py evaluate`: the configuration is that of --config, or of the target's run, or the default recipe."""
+    """`launch.py evaluate`: take the configuration of --config, or of the target's run, or of the default recipe."""
     run = run_of(Path(options.target)) if options.target else None
     config = configuration(options, run.config if run else DEFAULT)
     return evaluate_models(config, options.target, options.against, options.responses, options.local)
@@ -89,7 +89,7 @@ def evaluate_models(
         with build.connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:
             result = evaluate_model(config, ready.task, ready.model, device, local)
             rows = list(response_rows(result, ready.task, ready.model))
-            write_responses(where, rows)  # at once: whatever becomes of the other model, these are not generated again
+            write_responses(where, rows)  # written before the other model starts, which may fail
             other = evaluate_model(config, ready.task, rival, device, local) if rival else None
         print_evaluation(ready.model, result)
         numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **evaluation_record(result)}
@@ -105,15 +105,15 @@ def evaluate_models(
 
 
 def evaluate_model(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:
-    """A model's evaluation in engines of its own."""
+    """Evaluate a model in new engines."""
     with closing(build.engine_pool(config, model, device, local)) as actors:
         return evaluate_policy(actors, task, build.evaluation_plan(config))
 
 
 def check_unseen(task: TaskConfig, target: str) -> None:
-    """Raises ConfigError when problems would be evaluated that the run of `target` was trained on.
+    """Raises ConfigError when the evaluation would contain problems that the run of `target` was trained on.
 
-    A run holds out `task.eval_problems` of its data, or the whole of `task.eval_path`; generated problems are told apart by hash.
+    A run holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash decides.
     """
     run = run_of(Path(target))
     if run is None or task.eval_path or not task.path:
@@ -133,7 +133,7 @@ def check_unseen(task: TaskConfig, target: str) -> None:
 
 
 def check_rival(model: str, rival: str) -> None:
-    """Raises ConfigError when the two models do not read the same tokens: the problems are tokenized once."""
+    """Raises ConfigError when the two models have different vocabularies: the problems are tokenized only once."""
     inspect_model(rival)
     if load_tokenizer(model).get_vocab() != load_tokenizer(rival).get_vocab():
         raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")

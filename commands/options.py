@@ -1,6 +1,6 @@
-"""What each command is for, and its options besides the fields of the configuration.
+"""The description of each command, and its options besides the fields of the configuration.
 
-Called by `launch.py`. Invariant: nothing here imports an engine or a model library, so a mistyped option is answered at once.
+Called by `launch.py`. Invariant: nothing here imports an engine or a model library, so a mistyped option is reported at once.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from core.config import Config
 from core.load import load_config, override
 
 DEFAULT = Path(core.__file__).parents[1] / "configs" / "demo.yaml"
-"""The recipe without --config. It is found from a package: `ray submit` copies launch.py alone."""
+"""The recipe without --config. Its path is relative to a package, because `ray submit` copies only launch.py."""
 
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -29,12 +29,12 @@ def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def configuration(options: argparse.Namespace, recipe: Path = DEFAULT) -> Config:
-    """The defaults, changed by --config (or else `recipe`), changed by single fields. Raises ConfigError."""
+    """The defaults, changed by --config (or else by `recipe`), then by the fields in `options`. Raises ConfigError."""
     return override(load_config(options.config or recipe), options.fields)
 
 
 def _resume(parser: OptionParser) -> None:
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run from its last checkpoint")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue this run from its last checkpoint")
 
 
 def _engines(parser: OptionParser) -> None:
@@ -73,7 +73,7 @@ def _report(parser: OptionParser) -> None:
 
 
 COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
-    "train": ("Train a recipe, or go on with a run.", True, [_resume, _engines]),
+    "train": ("Train a recipe, or continue a run.", True, [_resume, _engines]),
     "evaluate": (
         "Evaluate a model on held-out problems (--config: by default its run's).",
         True,
@@ -83,6 +83,6 @@ COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]
     "reward-model": ("Train a reward model on preference pairs.", True, [_resume]),
     "check": ("Check a recipe without training.", True, [_check]),
     "replay": ("Show or export the states of a run's replay store.", False, [_replay]),
-    "report": ("Summarise a run and draw its curves anew.", False, [_report]),
+    "report": ("Summarise a run and draw its curves.", False, [_report]),
 }
-"""By command: what it is for, whether it takes a configuration, and what adds its own options."""
+"""Command -> its description, whether it takes a configuration, and the functions that add its own options."""

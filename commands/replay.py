@@ -1,7 +1,7 @@
-"""`launch.py replay`: the states with the highest priority of each problem, with prefix, value, posterior, provenance, age, lineage
-and solve rate; filtered by problem, provenance and depth; or all of them as Parquet for pandas and DuckDB.
+"""`launch.py replay`: shows the highest-priority states of each problem, with prefix, value, posterior, provenance, age, lineage and
+solve rate. They can be filtered by problem, provenance and depth, or written as Parquet for pandas and DuckDB.
 
-Called by `launch.py`. It reads the run's files only, so the run may be going on.
+Called by `launch.py`. It reads only the run's files, so the run may still be running.
 """
 
 from argparse import Namespace
@@ -43,7 +43,7 @@ def show_states(options: Namespace) -> int:
 
 
 def _model_with_tokenizer(run: RunDirectory, config: Config) -> str:
-    """The run's policy; before the first checkpoint the model that it trains."""
+    """The run's policy; before the first checkpoint, its initial model."""
     if run.policy.is_dir() or (run.checkpoints / "latest").is_file():
         return model_of(run.path)
     return resolve_model(config.model.path, config.starter, config.task, config.run.seed)

@@ -1,6 +1,6 @@
-"""`launch.py report`: what a run has reached so far.
+"""`launch.py report`: summarises the results of a run so far.
 
-Called by `launch.py`. It reads the run's files only, so the run may be going on.
+Called by `launch.py`. It reads only the run's files, so the run may still be running.
 """
 
 from argparse import Namespace

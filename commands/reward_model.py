@@ -1,9 +1,9 @@
-"""`launch.py reward-model`: a reward model from preference pairs (Bradley and Terry, 1952), with its accuracy on held-out pairs.
+"""`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952), and measures it on held-out pairs.
 
 Called by `launch.py`. It starts from `model.path` with a new head of one label and writes RUN/policy: a sequence classifier, its
-tokenizer and `reward.json` (mean and deviation of its scores on the held-out dialogues, by which rewards are normalised).
-Invariant: pairs of one prompt are all learned or all held out; held out are the prompts with the smallest hashes. Evaluation prompts
-of the task are not learned either, so that no policy is judged on prompts whose preferences were learned.
+tokenizer and `reward.json` (mean and deviation of its scores on the held-out dialogues, which normalise rewards).
+Invariant: pairs of one prompt are all trained on or all held out; the prompts with the smallest hashes are held out. Evaluation
+prompts of the task are never trained on, so no policy is evaluated on prompts whose preferences the reward model has seen.
 """
 
 from argparse import Namespace
@@ -37,7 +37,7 @@ def pair_scores(batches: Batches, outputs: Outputs) -> Reals:
     found: list[FloatArray] = []
     for own, measured in zip(batches, outputs, strict=True):
         for batch, scores in zip(own, measured, strict=True):
-            found.append(scores.reshape(2, -1).T[batch.weights > 0])  # a filler has no weight
+            found.append(scores.reshape(2, -1).T[batch.weights > 0])  # filler rows have weight 0
     return np.concatenate(found, dtype=np.float64)
 
 
@@ -56,7 +56,7 @@ def measure_pairs(batches: Batches, outputs: Outputs) -> Numbers:
 
 
 def describe_accuracy(numbers: Numbers) -> str:
-    """The accuracy on held-out pairs, where it was measured."""
+    """The accuracy on held-out pairs as text; empty if it was not measured."""
     if "held_out_accuracy" not in numbers:
         return ""
     mean, low, high = (100 * numbers[f"held_out_accuracy{end}"] for end in ("", "_low", "_high"))
@@ -65,7 +65,7 @@ def describe_accuracy(numbers: Numbers) -> str:
 
 
 def save_scale(batches: Batches, outputs: Outputs, directory: Path) -> None:
-    """Write how rewards are normalised: by mean and deviation of the held-out scores."""
+    """Write the mean and deviation of the held-out scores, which normalise rewards."""
     scores = pair_scores(batches, outputs)
     right = accuracy(scores[:, 0] - scores[:, 1])
     known = {"mean": right.mean, "low": right.low, "high": right.high, "pairs": right.problems}
@@ -80,7 +80,7 @@ def accuracy(margins: Reals) -> Estimate:
 
 
 def train_reward_model(options: Namespace) -> int:
-    """`launch.py reward-model`: a new run, or with --resume an earlier one from its last checkpoint."""
+    """`launch.py reward-model`: start a new run, or with --resume continue an earlier one from its last checkpoint."""
     if options.resume is not None:
         return resume_supervised(options.resume, options.fields, reward_job)
     return begin_supervised(configuration(options), reward_job, "reward-model")
@@ -99,7 +99,7 @@ def reward_job(config: Config) -> SupervisedJob:
 
 
 def preferences(settings: RewardModelConfig) -> list[list[tuple[str, Messages]]]:
-    """The chosen and the rejected dialogue of each row of `reward_model.pairs`, with where they stand. Raises DataError."""
+    """The chosen and the rejected dialogue of each row of `reward_model.pairs`, each with its place in the file. Raises DataError."""
     columns = {"reward_model.chosen": settings.chosen, "reward_model.rejected": settings.rejected}
     rows = read_dialogues(settings.pairs, settings.split, columns)
     for row in rows:

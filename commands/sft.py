@@ -1,7 +1,7 @@
 """`launch.py sft`: supervised fine-tuning on a task's canonical solutions, or on dialogues (loss on the assistant's tokens).
 
-Called by `launch.py`. The model that it writes (RUN/policy) is what `model.path` takes. Invariant: held-out rows are never learned:
-the task's evaluation problems, and of the user's dialogues those with the smallest hashes.
+Called by `launch.py`. `model.path` of another run can name the model that it writes (RUN/policy). Invariant: held-out rows are never
+trained on. They are the task's evaluation problems, and the dialogues with the smallest hashes.
 """
 
 from argparse import Namespace
@@ -26,7 +26,7 @@ from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_s
 
 
 def fine_tune(options: Namespace) -> int:
-    """`launch.py sft`: a new run, or with --resume an earlier one from its last checkpoint."""
+    """`launch.py sft`: start a new run, or with --resume continue an earlier one from its last checkpoint."""
     if options.resume is not None:
         return resume_supervised(options.resume, options.fields, sft_job)
     return begin_supervised(configuration(options), sft_job, "sft")
@@ -50,12 +50,12 @@ def held_out_loss(batches: Batches, outputs: Outputs) -> Numbers:
 
 
 def describe_loss(numbers: Numbers) -> str:
-    """The held-out loss, where it was measured."""
+    """The held-out loss as text; empty if it was not measured."""
     return f"loss {numbers['held_out_loss']:.4f} nats per token" if "held_out_loss" in numbers else ""
 
 
 def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
-    """Training and held-out solutions of the task; nothing that judges is needed. Raises DataError, ConfigError."""
+    """Training and held-out solutions of the task; no judge is started. Raises DataError, ConfigError."""
     train, evaluation, duplicates = task_items(config.task, derive(config.run.seed, "task"))
     split = encode_problems(
         config.task,
@@ -69,7 +69,7 @@ def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
 
 
 def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> list[Text]:
-    """Prompt and canonical solution; the solution is learned. Says how many of the `kind` problems are left out.
+    """Prompts with their canonical solutions; only the solution has loss. Prints how many of the `kind` problems are left out.
 
     Raises DataError when no problem has a solution that fits.
     """
@@ -94,7 +94,7 @@ def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> lis
 
 
 def dialogues(settings: SftConfig) -> list[tuple[str, Messages]]:
-    """Each row of `sft.path`: where it stands, for errors, and its dialogue. Raises DataError."""
+    """Each row of `sft.path`: its place in the file (for errors) and its dialogue. Raises DataError."""
     rows = [row[0] for row in read_dialogues(settings.path, settings.split, {"sft.column": settings.column})]
     for where, messages in rows:
         if not any(message.role == "assistant" and message.content.strip() for message in messages):

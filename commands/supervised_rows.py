@@ -1,6 +1,6 @@
-"""What `sft` and `reward-model` have in common before the first step: the check of the model, dialogues read, rows held out.
+"""Preparation that `sft` and `reward-model` share: check the model, read dialogues, hold out rows.
 
-Called by `commands/sft.py` and `commands/reward_model.py`. Invariant: held-out rows and the task's evaluation prompts are never learned.
+Called by `commands/sft.py` and `commands/reward_model.py`. Invariant: held-out rows and the task's evaluation prompts are never trained on.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -19,9 +19,9 @@ SectionName = Literal["sft", "reward_model"]
 
 
 def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -> str:
-    """The directory or hub name of model.path, found good. A row has so many `dialogues` of at most `max_tokens`.
+    """Check model.path and return its directory or hub name. Each row has `dialogues` dialogues of at most `max_tokens` tokens.
 
-    Raises ModelError, and ConfigError when a row does not fit a pass or the model, or adapters are asked for.
+    Raises ModelError, and ConfigError when a row does not fit a micro-batch or the model, or when adapters are configured.
     """
     learner, tokens = config.learner, getattr(config, section).max_tokens
     if learner.lora_rank:
@@ -30,7 +30,7 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
         )
     if learner.micro_batch_tokens < dialogues * tokens:
         raise ConfigError(
-            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} holds no row of {'two times ' * (dialogues - 1)}{section}.max_tokens "
+            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} cannot fit a row of {'two times ' * (dialogues - 1)}{section}.max_tokens "
             f"= {tokens}; raise it to at least {dialogues * tokens}"
         )
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
@@ -44,7 +44,7 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
 
 
 def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:
-    """The dialogues of each row, one per column, each with where it stands (for errors). `columns`: by configuration field.
+    """The dialogues of each row, one per column, each with its place in the file (for errors). `columns`: by configuration field.
 
     Raises DataError.
     """
@@ -65,10 +65,10 @@ def hold_out(
     evaluated: Set[str],
     left_out: str,
 ) -> tuple[list[RowType], list[RowType]]:
-    """Rows to learn, and rows to measure on: those with the smallest keys, whatever the seed and the order.
+    """Training rows and held-out rows. Those with the smallest keys are held out, for any seed and order.
 
-    `rows` of one key (a hash) are all learned or all held out; those of the keys `evaluated` are not learned. Raises DataError
-    when none is left to learn.
+    `rows` of one key (a hash) are all trained on or all held out; those with a key in `evaluated` are not trained on. Raises
+    DataError when no training row is left.
     """
     settings: SupervisedConfig = getattr(config, section)
     ordered = [(key, row) for key in sorted(rows) for row in rows[key]]

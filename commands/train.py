@@ -1,4 +1,4 @@
-"""`launch.py train`: a new run, or an old one resumed.
+"""`launch.py train`: starts a new run or resumes an earlier one.
 
 Called by `launch.py`. Invariant: no actor starts before configuration, model and data have been checked.
 """
@@ -40,7 +40,7 @@ LASTING = (
 
 
 def train(config: Config, recipe: str, local: bool = False) -> int:
-    """A new run; `local`: all in this process, without Ray."""
+    """Start a new run. `local`: all in this process, without Ray. Returns the exit status."""
     batch_plan(config)
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with run.lock():
@@ -79,7 +79,7 @@ def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
 
 
 def check_changes(before: Config, after: Config) -> None:
-    """Raises ConfigError with every field that a resumed run cannot change and `after` changes."""
+    """Raises ConfigError that lists every changed field which a resumed run cannot change."""
     different = []
     for name in FIELDS:
         old, new = attrgetter(name)(before), attrgetter(name)(after)
@@ -91,7 +91,7 @@ def check_changes(before: Config, after: Config) -> None:
 
 @contextmanager
 def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Session]:
-    """Check what can be checked, connect, and start all components; they stop at the end of the block."""
+    """Check model and data, connect, and start all components. They stop at the end of the block."""
     from actors.options import check_training_options
 
     open_log(run)

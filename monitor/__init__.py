@@ -1,1 +1,1 @@
-"""What a person or a dashboard sees of a run."""
+"""Console, files, gauges and reports of a run."""

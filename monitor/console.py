@@ -1,6 +1,6 @@
-"""What a person sees while a run goes: a live table with a progress bar, or one plain line per iteration.
+"""Progress of a run on the console: a live table with a progress bar, or one plain line per iteration.
 
-Opened by `commands/train.py` with `open_console`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI,
+`commands/train.py` opens it with `open_console`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI,
 `ray job submit` logs, a file) every iteration is exactly one line without control codes.
 """
 
@@ -22,15 +22,15 @@ from trainer.metrics import PHASES, IterationMetrics, flatten
 logger = logging.getLogger("retrospect.console")  # log.txt keeps what was shown, line by line
 
 COLUMNS = 6
-"""Newest iterations shown, fewer where the terminal has less than 100 columns; the first one comes before them."""
-CAPTION, COLUMN = 22, 10  # characters of the captions and of one iteration, at most
-ETA_WINDOW = 10  # iterations that the remaining time is estimated from
-ROOMY = 30  # terminal lines from which empty lines separate the groups
+"""Newest iterations shown after the first one; fewer if the terminal has less than 100 columns."""
+CAPTION, COLUMN = 22, 10  # most characters of a caption and of an iteration's column
+ETA_WINDOW = 10  # iterations from which the remaining time is estimated
+ROOMY = 30  # with at least so many terminal lines, empty lines separate the groups
 
 
 class _Row(NamedTuple):
     caption: str  # in the table
-    short: str  # in the plain line; empty: not there
+    short: str  # in the plain line; empty: not shown there
     name: str  # of the metric
     show: Callable[[float], str]
 
@@ -96,7 +96,7 @@ def open_console(
 ) -> "PlainConsole":
     """The console for `stream` (stdout by default): live on a terminal, else plain.
 
-    `earlier`: the iterations before a resumed run; `hints`: header lines, such as the dashboard's address.
+    `earlier`: iterations of the run before it was resumed; `hints`: header lines, such as the dashboard's address.
     """
     out = stream or sys.stdout
     if out.isatty():
@@ -112,7 +112,7 @@ def duration(seconds: float) -> str:
 
 
 def plain_line(metrics: IterationMetrics, iterations: int, remaining: str) -> str:
-    """The iteration in one line, about 200 characters; numbers that are absent are left out."""
+    """The iteration in one line of about 200 characters; metrics that are NaN are left out."""
     values = flatten(metrics)
     rows = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
     shown = ", ".join(f"{row.short} {row.show(values[row.name])}" for row in rows)
@@ -128,7 +128,7 @@ def _phases(metrics: IterationMetrics, names: Sequence[str]) -> str:
 
 
 def _failures(metrics: IterationMetrics) -> str:
-    """The counts that should be 0 and are not: ", 1 restarts of rollout actors, 2 skipped steps"."""
+    """The failure counts that are not 0: ", 1 restarts of rollout actors, 2 skipped steps"."""
     counts = (
         (metrics.restarts, "restarts of rollout actors"),
         (metrics.skipped_steps, "skipped steps"),
@@ -158,7 +158,7 @@ class PlainConsole:
         self._print(" ".join(text.split()))
 
     def phase(self, text: str) -> None:
-        """Say what is going on now ("generate"); nothing on a plain console."""
+        """Show the current phase ("generate"); a plain console shows nothing."""
 
     def close(self) -> None:
         """Stop drawing."""
@@ -187,7 +187,7 @@ class LiveConsole(PlainConsole):
         self._header = [Text(f"Retrospect · {run}", style="bold")]
         self._header += [Text(hint, style="dim", overflow="fold") for hint in hints]
         self._doing, self._begun = "starting", time.monotonic()
-        # Rich sends whatever is printed meanwhile (Ray's worker output too) above the table.
+        # Rich moves everything else that is printed (Ray's worker output too) above the table.
         self._live = Live(console=console, refresh_per_second=2, get_renderable=self.render)
         self._live.start()
 
@@ -207,12 +207,12 @@ class LiveConsole(PlainConsole):
         self._live.stop()
 
     def _print(self, line: str) -> None:
-        """Above the table."""
+        """Print a line above the table."""
         logger.info(line)
         self._console.print(Text(line, style="dim"))
 
     def render(self) -> RenderableType:
-        """Header, progress bar and table as they are now; 21 lines, so that a small terminal cuts nothing off."""
+        """The current header, progress bar and table: 21 lines, so that they fit a small terminal."""
         remaining = self._remaining()
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
@@ -231,7 +231,7 @@ class LiveConsole(PlainConsole):
 
 
 def metrics_table(shown: Sequence[IterationMetrics], *, roomy: bool) -> Table:
-    """Rows: metrics in groups, separated if `roomy`; columns: the given iterations. A dash where there is no number.
+    """Rows: metrics in groups, separated if `roomy`; columns: the given iterations. A dash stands for NaN.
 
     COLUMNS + 1 iterations fit into 100 characters.
     """

@@ -1,6 +1,7 @@
-"""The numbers of an iteration as Ray gauges, for the Ray dashboard's Prometheus endpoint and Grafana.
+"""Exports the metrics of an iteration as Ray gauges, for Prometheus and Grafana.
 
-Opened by `commands/train.py` when Ray is connected; nothing else in `monitor/` imports Ray. Invariant: one gauge `retrospect_<name>` per metric of `trainer.metrics.describe`, labelled with the run's name.
+Opened by `commands/train.py` when Ray is connected; nothing else in `monitor/` imports Ray. Invariant: there is one gauge
+`retrospect_<name>` per metric of `trainer.metrics.describe`, labelled with the run's name.
 """
 
 import math
@@ -13,7 +14,7 @@ PREFIX = "retrospect_"
 
 
 class RayGaugeSink:
-    """Gauges on the metrics agent of the driver's node. A number that is absent this time keeps its last value."""
+    """Gauges on the metrics agent of the driver's node. A metric that is NaN keeps its last value."""
 
     def __init__(self, run: str) -> None:
         self._gauges = {
@@ -29,4 +30,4 @@ class RayGaugeSink:
                 self._gauges[name].set(value)
 
     def close(self) -> None:
-        """Ray drops the gauges with the driver."""
+        """Do nothing: Ray removes the gauges with the driver."""

@@ -1,6 +1,6 @@
-"""What a finished, stopped or running run looks like: a short summary and a picture of the curves.
+"""Reports on a finished, stopped or running run: a short summary and a picture of the curves.
 
-Called by `commands/train.py` at the end and by `launch.py report`; reads the run's files, never its actors.
+Called by `commands/train.py` at the end and by `launch.py report`. It reads the run's files, never its actors.
 """
 
 import math
@@ -23,7 +23,7 @@ PHASE_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7
 
 
 def print_report(run: RunDirectory) -> None:
-    """Print the summary of a run, finished or not, and draw its curves. Raises CheckpointError when there is nothing yet."""
+    """Print the summary of a run and draw its curves. Raises CheckpointError when no iteration is finished yet."""
     metrics = read_metrics(run.metrics)
     if not metrics:
         raise CheckpointError(
@@ -48,9 +48,9 @@ class Change(NamedTuple):
 
 
 def changes(metrics: Sequence[IterationMetrics], before: float = math.nan) -> list[Change]:
-    """Held-out, root and replayed success and reward: first against last, training numbers as means over a tenth of the run.
+    """Held-out, root and replayed success and reward, at the start and at the end of the run.
 
-    `before`: success on the held-out problems before training.
+    Training numbers are means over a tenth of the run. `before`: success on the held-out problems before training.
     """
     window = max(1, len(metrics) // 10)
     found = []
@@ -73,9 +73,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: int, before: float = math.nan) -> str:
-    """The text at the end of a run: what changed, what it cost, where the results are, what to type next.
+    """The summary of a run: what changed, what it cost, where the results are, and the next commands.
 
-    `iterations`: as many as the run is to have; `before`: as in `changes`.
+    `iterations`: number of iterations planned; `before`: as in `changes`.
     """
     last, unfinished = metrics[-1], metrics[-1].iteration < iterations
     head = f"Run {run.name}: {last.iteration} iterations" + (f" of {iterations} (unfinished)" if unfinished else "")
@@ -108,7 +108,7 @@ def curves(metrics: Sequence[IterationMetrics], path: Path, *, title: str = "", 
 
     `before`: success on the held-out problems before training (`success_before`), drawn at iteration 0.
     """
-    import matplotlib as mpl  # a second to import: only when a picture is drawn
+    import matplotlib as mpl  # imported late: it takes a second
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -129,7 +129,7 @@ def curves(metrics: Sequence[IterationMetrics], path: Path, *, title: str = "", 
 
 
 def _series(metrics: Sequence[IterationMetrics], name: str) -> tuple[list[int], list[float]]:
-    """Iterations and values where there is a number: gaps are bridged, not broken."""
+    """Iterations and values without NaN, so that a curve bridges its gaps."""
     pairs = [(m.iteration, value) for m in metrics if math.isfinite(value := flatten(m)[name])]
     return [x for x, _ in pairs], [y for _, y in pairs]
 
@@ -182,7 +182,7 @@ def _draw(
 
 
 def _draw_alone(axes: "Axes", metrics: Sequence[IterationMetrics], name: str, label: str, colour: str) -> None:
-    """The only line of an axis, which begins at 0, or below it if numbers are: estimated KL may be."""
+    """Draw the only line of an axis. The axis begins at 0, or below if there are negative values, as an estimated KL may be."""
     _draw(axes, metrics, name, label, colour)
     axes.set_ylabel(label, color=colour)
     axes.grid(visible=colour == BLUE)  # of the left axis

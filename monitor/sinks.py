@@ -1,7 +1,7 @@
-"""Writes the numbers of an iteration to disk: JSONL (the record that everything else is made from) and TensorBoard.
+"""Writes the metrics of an iteration to disk: JSONL (the source of all reports) and TensorBoard.
 
-Opened by `commands/train.py`. Invariant: after a resume at iteration k both hold iterations 1..k exactly once before k + 1 is
-written, whatever a killed process left behind.
+Opened by `commands/train.py`. Invariant: after a resume at iteration k both contain iterations 1..k exactly once before k + 1 is
+written, also if a process was killed during a write.
 """
 
 import json
@@ -16,7 +16,7 @@ from trainer.metrics import IterationMetrics, describe, flatten, unflatten
 class JsonlSink:
     """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null.
 
-    `last`: the iteration that the run continues after; later and torn lines are dropped.
+    `last`: the iteration after which the run continues; later and incomplete lines are dropped.
     """
 
     def __init__(self, path: Path, *, last: int = 0) -> None:
@@ -41,7 +41,7 @@ def _line(metrics: IterationMetrics) -> str:
 
 
 def read_metrics(path: Path) -> list[IterationMetrics]:
-    """The iterations of a metrics.jsonl, in order. An iteration that occurs twice counts as last written."""
+    """The iterations of a metrics.jsonl, in order. If an iteration occurs twice, the last one counts."""
     found = {int(line["iteration"]): unflatten(line) for line in read_jsonl(path)}
     return [found[iteration] for iteration in sorted(found)]
 
@@ -50,7 +50,7 @@ class TensorBoardSink:
     """Scalars tagged `group/name`, at step = iteration; NaN is left out. `last` as in `JsonlSink`."""
 
     def __init__(self, directory: Path, *, last: int = 0, config: str = "") -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter  # seconds to import: only when a run is written
+        from torch.utils.tensorboard.writer import SummaryWriter  # imported late: it takes seconds
 
         self._writer = SummaryWriter(str(directory), purge_step=last + 1 if last else None)
         self._tags = {info.name: f"{info.group}/{info.name}" for info in describe()}

@@ -1,1 +1,1 @@
-"""States worth restarting from: boundaries, rankings, shards, the sharded store. Imports core only."""
+"""The replay store of states to start from: boundaries, rankings, shards, the sharded store. Imports core only."""

@@ -1,8 +1,8 @@
-"""Where a step of a response ends: the only places at which a state may be cut.
+"""Finds the boundaries of a response: the token positions where a step ends and a state may be cut.
 
-Called by the trainer on the token ids of every response. Everything is decided on bytes, so a token that holds ".\\n"
-or "\\n    " is handled exactly. Invariants: 0 < length < len(token_ids), strictly increasing; every boundary falls
-between two characters, so the prefix decodes to a prefix of the text; something other than blanks follows it.
+Called by the trainer on the token ids of every response. It works on bytes, so a token that contains ".\\n" or "\\n    "
+is handled exactly. Invariants: 0 < length < len(token_ids), strictly increasing; every boundary is between two
+characters, so the prefix decodes to a prefix of the text; something other than blanks follows it.
 """
 
 import io
@@ -31,7 +31,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """The bytes that each token of a vocabulary stands for; special tokens stand for none."""
+    """The bytes of each token of a vocabulary; special tokens have none."""
 
     pieces: tuple[bytes, ...]
     sizes: npt.NDArray[np.int64] = field(
@@ -68,7 +68,7 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
     """Lengths [S] of the states of a response, increasing, each strictly inside it.
 
     `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`: every
-    `stride` tokens, moved on to the end of the character. A step without anything but blanks is no step of its own.
+    `stride` tokens, or where the character there ends. Blanks alone are not a step.
 
     >>> table = TokenTable((b"a", b".\\n", b"b", b"\\n"))
     >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()
@@ -84,7 +84,7 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
 
 
 def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> Ends:
-    """Numbers of tokens up to each byte offset in `cuts`; a token may also take blanks after it, but nothing else."""
+    """Number of tokens up to each byte offset in `cuts`. The last token may also contain blanks after the cut, nothing else."""
     offsets, lengths = ends.tolist(), [0]
     for cut in cuts:
         at = bisect_left(offsets, cut)
@@ -109,7 +109,7 @@ def _after_blanks(text: bytes, offset: int) -> int:
 
 
 def line_ends(text: bytes) -> Ends:
-    """Byte offsets after the line breaks that end a line with something in it."""
+    """Byte offsets after the line breaks that end a line that is not blank."""
     ends, start = [], 0
     while (at := text.find(b"\n", start)) >= 0:
         if text[start:at].strip():
@@ -132,12 +132,11 @@ def sentence_ends(text: bytes) -> Ends:
 
 
 def statement_ends(text: bytes) -> Ends:
-    """Byte offsets after Python statements, wherever `ast` ends one: after the logical line (all its lines) or a `;`.
+    """Byte offsets after Python statements: after the logical line (with all its physical lines) or a `;`.
 
-    The heads of compound statements and decorators are steps of their own. In a fenced block (```) only its inside is code;
-    lines outside end as lines do. Text without a fence is code. Python's tokenizer decides instead of `ast`, which refuses
-    a whole text for one error: what a model writes is often broken. From the first thing that even the tokenizer cannot
-    read, lines end as lines do.
+    The head of a compound statement is a step, and so is a decorator. If the text has fenced blocks (```), only their insides are
+    code. The line rule applies outside, and from the first token that cannot be read. Python's tokenizer is used instead of `ast`,
+    which refuses the whole text for one error: a model's code is often broken.
     """
     ends: Ends = []
     for start, stop, code in _fences(text):
@@ -161,7 +160,7 @@ def _fences(text: bytes) -> list[tuple[int, int, bool]]:
 def _statements(text: bytes) -> Ends:
     lines = [line + b"\n" for line in text.split(b"\n")]
     offsets = [0, *np.cumsum([len(line) for line in lines]).tolist()]
-    source = io.StringIO(text.decode(errors="surrogateescape"), newline="\n")  # half a character may be the last thing
+    source = io.StringIO(text.decode(errors="surrogateescape"), newline="\n")  # the text may end in half a character
     ends, read = [], 0
     try:
         for token in tokenize.generate_tokens(source.readline):
@@ -174,7 +173,7 @@ def _statements(text: bytes) -> Ends:
                 read = offsets[row - 1] + len(line[:column].encode(errors="surrogateescape"))
                 ends.append(read)
     except (tokenize.TokenError, SyntaxError):
-        ends += [read + end for end in line_ends(text[read:])]  # broken code is what a model writes
+        ends += [read + end for end in line_ends(text[read:])]  # a model may write broken code
     return ends
 
 
@@ -182,7 +181,7 @@ _RULES: dict[str, Callable[[bytes], Ends]] = {"line": line_ends, "sentence": sen
 
 
 def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
-    """How the names of this tokenizer's tokens become bytes."""
+    """The function from the name of a token to its bytes, for this tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"tokenizer {type(tokenizer).__name__}: no fast tokenizer; convert it with `tokenizers` first")
@@ -200,7 +199,7 @@ def _sentencepiece(name: str) -> bytes:
 
 
 def _byte_level() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest is shifted to 256 and on."""
+    """Character -> byte of byte-level BPE: printable Latin-1 maps to itself, other bytes are the characters from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}

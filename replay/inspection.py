@@ -1,4 +1,4 @@
-"""Looking inside a store: its states as one table with text, posterior, age and lineage; filtered, printed, exported.
+"""Inspects a store: shows its states as one table with text, posterior, age and lineage; filters, prints and exports it.
 
 Called by `launch.py replay`. It reads the files of a running or finished run and never writes to them. Invariant: the
 table is plain columns (no nesting), so that pandas and DuckDB read the exported Parquet as it is.
@@ -23,13 +23,13 @@ from replay.snapshot import MANIFEST, load_snapshot, read_manifest
 from replay.stats import StoreStats
 
 ATTEMPTS = 10
-"""How often a live shard is read: a checkpoint may replace its files meanwhile."""
+"""Attempts to read a live shard: a checkpoint may replace its files during the read."""
 
 
 def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> list[Shard]:
     """The shards of a run: from their journals in `live`, or from a checkpoint where these are empty or missing (`--local`).
 
-    StoreError when there is neither.
+    Raises StoreError when there is neither.
     """
     shards = [_read_live(path, config) for path in sorted(live.glob(JOURNAL.format("*")))]
     saved = checkpoint is not None and (checkpoint / MANIFEST).is_file()
@@ -56,7 +56,7 @@ def _read_live(journal: Path, config: ReplayConfig) -> Shard:
 
 
 def states_table(shards: Sequence[Shard]) -> pa.Table:
-    """All states, those of the highest priority of each problem first."""
+    """All states by problem, the highest priority first within each."""
     newest = max((shard.version for shard in shards), default=0)
     table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
     return table.sort_by(
@@ -65,7 +65,7 @@ def states_table(shards: Sequence[Shard]) -> pa.Table:
 
 
 def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[IntArray], str]) -> pa.Table:
-    """The rows of `table` with their prefixes as text; decoding is slow, so choose the rows first."""
+    """Add the prefixes as text to the rows of `table`. Decoding is slow, so select the rows first."""
     wanted, texts = table["key"].to_numpy(), dict[int, str]()
     for shard in shards:
         for row in np.flatnonzero(np.isin(shard.states["key"], wanted)).tolist():
@@ -109,8 +109,8 @@ def select(
     depth: tuple[int, int] | None = None,
     per_problem: int | None = None,
 ) -> pa.Table:
-    """Rows of a problem, a provenance (own_failed, own_successful, canonical), a depth range in tokens (both ends
-    included); of each problem the first `per_problem`."""
+    """Rows of a problem, a provenance (own_failed, own_successful, canonical), and a depth range in tokens (both ends
+    included); at most the first `per_problem` of each problem. Raises StoreError for an unknown problem or provenance."""
     if problem is not None:
         table = table.filter(pc.equal(table["problem"], problem))
         if not table.num_rows:
@@ -140,12 +140,12 @@ def first_problems(table: pa.Table, count: int) -> pa.Table:
 
 
 def parents_of(table: pa.Table) -> dict[int, int]:
-    """State key -> key of the state that its trajectory was started from (0: a root)."""
+    """State key -> key of its parent (0: the root)."""
     return dict(zip(table["key"].to_pylist(), table["parent"].to_pylist(), strict=True))
 
 
 def lineage(parents: Mapping[int, int], key: int) -> list[int]:
-    """The state, the state its trajectory was started from, and so on; ends at a root or at a state that was evicted."""
+    """The state, its parent, the parent's parent, and so on, up to a root or an evicted state."""
     chain, at = [key], parents.get(key, 0)
     while at != 0 and at not in chain:
         chain.append(at)
@@ -175,7 +175,7 @@ def states_text(table: pa.Table, whole: pa.Table) -> str:
 
 
 def store_summary(stats: StoreStats) -> str:
-    """The store in a few lines: what it holds, and what became of it since it was created."""
+    """The store in a few lines: its size, and its counters since it was created."""
 
     def _solved(correct: int, of: int) -> str:
         return f"{correct / of:.1%} of {of:,}" if of else "none"
@@ -184,7 +184,7 @@ def store_summary(stats: StoreStats) -> str:
         (
             f"{stats.states:,} states of {stats.problems:,} problems in {stats.trajectories:,} trajectories,"
             f" {stats.replayable:,} may be drawn; {stats.memory_bytes / 2**20:.1f} MiB, {stats.token_bytes / 2**20:.1f} of tokens",
-            f"offered {stats.offered:,}: {stats.merged:,} were there, {stats.rejected:,} below their problem's quota;"
+            f"offered {stats.offered:,}: {stats.merged:,} merged, {stats.rejected:,} rejected by their problem's quota;"
             f" evicted {stats.evicted:,}",
             f"solved: of continuations {_solved(stats.solved, stats.outcomes)}, of rollouts from the root"
             f" {_solved(stats.root_solved, stats.root_outcomes)}; {stats.lost_outcomes:,} outcomes of evicted states",

@@ -1,8 +1,8 @@
-"""A shard's writes since its last snapshot, on disk: what a shard that died is started again from.
+"""The journal: a shard's writes since its last snapshot, on disk. A shard that died is recovered from both.
 
-Used by `replay/server.py`. A journal is a file of entries, each the length of an Arrow IPC stream and the stream itself: first
-a header that names the snapshot it follows, then one record batch per write. Invariants: an entry is on disk when `append`
-returns; a half-written last entry is an unacknowledged write, and is dropped; `begin` replaces the file in one step.
+Used by `replay/server.py`. A journal is a file of entries. An entry is the length of an Arrow IPC stream, and the stream. The first
+entry is a header that names the snapshot; each other entry is the record batch of one write. Invariants: an entry is on disk when
+`append` returns. A half-written last entry is an unacknowledged write and is dropped. `begin` replaces the file atomically.
 """
 
 import os
@@ -14,19 +14,19 @@ import pyarrow as pa
 from core.errors import StoreError, first_line
 
 _LENGTH = 8
-"""Bytes of an entry's length."""
+"""Size of the length field of an entry, in bytes."""
 
 
 class Journal:
     """One shard's journal, opened for writing."""
 
     def __init__(self, path: Path) -> None:
-        """`path` of the file; `begin` or `reopen` before the first `append`."""
+        """`path`: of the file. Call `begin` or `reopen` before the first `append`."""
         self.path = path
         self._file = -1
 
     def begin(self, header: Mapping[str, str]) -> None:
-        """Start anew with nothing but a header."""
+        """Replace the file by one that has only a header."""
         fresh = self.path.with_suffix(".new")
         self.close()
         try:
@@ -39,13 +39,13 @@ class Journal:
             raise unwritable(self.path, error) from error
 
     def reopen(self, size: int) -> None:
-        """Go on after the first `size` bytes, which are complete entries."""
+        """Continue after the first `size` bytes, which are complete entries."""
         self._file = os.open(self.path, os.O_WRONLY)
         os.ftruncate(self._file, size)
         os.lseek(self._file, 0, os.SEEK_END)
 
     def append(self, write: pa.RecordBatch) -> None:
-        """Put a write on disk. StoreError when the disk is full or cannot be written; the write is then not there."""
+        """Put a write on disk. Raises StoreError when the disk is full or cannot be written; then the file is unchanged."""
         size = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             self._write(_entry(write))
@@ -88,7 +88,7 @@ def read_journal(path: Path) -> tuple[dict[str, str], list[pa.RecordBatch], int]
 
 
 def unwritable(path: Path, error: OSError) -> StoreError:
-    """One line for a file that cannot be written."""
+    """The error for a file that cannot be written."""
     return StoreError(f"{path}: cannot be written ({error.strerror}); free space there or choose another run.root")
 
 

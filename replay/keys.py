@@ -1,7 +1,7 @@
-"""Hashes of the store: which shard owns a problem, which state a prefix is, and noise that belongs to a state.
+"""Hashes of the store: the shard of a problem, the key of a state, and the random noise of a state.
 
 Used by the shard and the driver. Invariant: every number depends only on its arguments, never on the number of shards,
-the process or the order of calls. That makes draws independent of placement.
+the process or the order of calls. So draws do not depend on placement.
 """
 
 from typing import Any
@@ -36,9 +36,9 @@ def state_keys(
 ) -> Keys:
     """Keys [S] of the states of T trajectories: a hash of the problem and of the tokens of the prefix.
 
-    `hashes` [T] of the problems; `tokens` of all trajectories one after the other, `sizes` [T] of each; `counts` [T] states
-    of each with prefix `lengths` [S]. A prefix hashes to finalise(hash + sum of finalise(token + 1 + (i + 1) * odd)) over its
-    tokens i = 0, 1, ...: all prefixes of a trajectory come from one running sum, and two collide with probability 2^-64.
+    `hashes` [T] of the problems; concatenated `tokens` of all trajectories, `sizes` [T] of each; `counts` [T] of the states of
+    each trajectory, and their prefix `lengths` [S]. The key is finalise(hash + sum of finalise(token + 1 + (i + 1) * odd)) over
+    the tokens i = 0, 1, ... of the prefix. So one running sum gives all prefixes of a trajectory. Two collide with probability 2^-64.
 
     >>> two = np.array([2]), np.array([2]), np.array([1, 2])
     >>> state_keys(np.array([7], np.uint64), np.array([5, 6], np.uint8), *two).tolist()
@@ -61,7 +61,7 @@ def mix(keys: Keys, seed: int) -> Keys:
 
 
 def gumbels(keys: Keys, seed: int) -> Reals:
-    """Standard Gumbel noise [S] of (seed, key): the n largest of log w + noise are n draws without replacement ~ w."""
+    """Standard Gumbel noise [S] of (seed, key). The n largest log w + noise are n draws without replacement, weighted by w."""
     uniform = ((mix(keys, seed) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
     noise: Reals = -np.log(-np.log(uniform))
     return noise
@@ -70,9 +70,9 @@ def gumbels(keys: Keys, seed: int) -> Reals:
 def eviction_order(
     retention: npt.NDArray[np.float32], version: npt.NDArray[np.int32], keys: Keys
 ) -> npt.NDArray[np.uint64]:
-    """The order of eviction as one integer [S], smallest first: retention, then the older version, then 12 bits of the key.
+    """The order of eviction as one integer [S]. The smallest is evicted first: lowest retention, oldest version, 12 bits of the key.
 
-    The bits of the key spread ties over a trajectory instead of preferring its end.
+    The bits of the key spread the eviction of ties over a trajectory instead of taking one end of it.
     """
     bits = (retention + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000)).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Small records of the store: what happened to a shard, and states as a shard hands them out."""
+"""Small records of the store: the counters of a shard, and the states that it returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,22 +15,22 @@ _PROVENANCE = {int(p): p for p in Provenance}
 
 @dataclass(slots=True)
 class Counters:
-    """What happened to a shard since its store was created."""
+    """Counts of events in a shard since its store was created."""
 
     offered: int = 0  # states in accepted candidates
-    merged: int = 0  # of these, states that were already there
-    rejected: int = 0  # of these, states of too little retention for the quota of their problem
-    evicted: int = 0  # states removed for another of their problem or for the store's bounds
+    merged: int = 0  # of these, states that were already stored
+    rejected: int = 0  # of these, states that their problem's quota rejected for their low retention
+    evicted: int = 0  # states removed later, for the quota of their problem or the bounds of the store
     outcomes: int = 0  # outcomes of replayed states
     solved: int = 0  # of these, correct
-    lost_outcomes: int = 0  # outcomes of states that had been evicted meanwhile
+    lost_outcomes: int = 0  # outcomes that arrived after their state was evicted
     root_outcomes: int = 0  # rollouts from a root among the candidates
     root_solved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """States as a shard hands them out: m of them, highest score first."""
+    """The m states that a shard returns, highest score first."""
 
     problem_ids: list[str]  # [m]
     prefixes: list[IntArray]  # [m]
@@ -40,7 +40,7 @@ class Drawn:
     version: npt.NDArray[np.int32]
     wins: FloatArray
     losses: FloatArray
-    scores: Reals | npt.NDArray[np.uint64]  # what they were chosen by
+    scores: Reals | npt.NDArray[np.uint64]  # by which they were chosen
 
     def take(self, index: Rows) -> "Drawn":
         """Some of them, in the order of `index`."""
@@ -56,7 +56,7 @@ class Drawn:
 
 
 def joined(parts: Sequence[Drawn], count: int) -> Drawn:
-    """The `count` states of the highest scores among those that the shards drew, best first; ties by key, the larger first."""
+    """The `count` highest-scoring states of all shards, best first. Of ties the larger key comes first."""
     lists = [[item for part in parts for item in getattr(part, name)] for name in ("problem_ids", "prefixes")]
     arrays = [np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)[2:]]
     columns: list[Any] = [*lists, *arrays]

@@ -1,8 +1,8 @@
 """A shard with its files: every write is in the journal before it is acknowledged, and a checkpoint is a snapshot.
 
-In a Ray actor of its own (`ShardActor` in `replay/store.py`), or in the driver's process with `--local`, then without files.
-Invariants: a write is applied once however often it is sent; a shard that Ray starts again has every acknowledged write, or
-raises `LostShardError` when its files are gone.
+It runs in a Ray actor (`ShardActor` in `replay/store.py`); with `--local` it runs in the driver's process, without files.
+Invariants: a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged write, or
+raises `LostShardError` when its files are missing.
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger("retrospect.replay")
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """How much a shard holds."""
+    """The size of a shard."""
 
     states: int
     nbytes: int
@@ -41,10 +41,10 @@ class ShardServer:
     def __init__(
         self, index: int, config: ReplayConfig, vocabulary: int, directory: Path | None = None, store_id: str = ""
     ) -> None:
-        """Open an empty shard; or, when a journal of the same `store_id` is in `directory`, what that shard had.
+        """Open an empty shard, or recover it if `directory` has a journal of the same `store_id`.
 
-        `directory`: where the live files are; None: no files. `store_id`: of the `ReplayStore` object, so that the files of an
-        earlier one are never read.
+        `directory`: of the live files; None: no files. `store_id`: names the `ReplayStore` object, so that the files of an earlier
+        one are never read.
         """
         self._index, self._config, self._vocabulary, self._store_id = index, config, vocabulary, store_id
         self._sequence = 0  # of the last write
@@ -78,7 +78,7 @@ class ShardServer:
         return True
 
     def write(self, sequence: int, write: pa.RecordBatch) -> ShardSize:
-        """Apply write number `sequence`; one that was applied already is only acknowledged again."""
+        """Apply write number `sequence`. A write that is already applied is only acknowledged again."""
         self.require(sequence - 1)
         if sequence > self._sequence:
             self._shard.check(write)
@@ -109,7 +109,7 @@ class ShardServer:
         return shard_stats(self._shard)
 
     def save(self, sequence: int, path: Path) -> None:
-        """Write a snapshot to `path`, and begin the journal anew after it."""
+        """Write a snapshot to `path`, and start a new journal after it."""
         self.require(sequence)
         if self._journal is None:
             write_snapshot(self._shard, path)
@@ -123,7 +123,7 @@ class ShardServer:
         self.require(0)
         self._shard = Shard(self._config, self._vocabulary)
         found = [load_snapshot(self._shard, path, lambda name: shard_of(name, shards) == self._index) for path in paths]
-        if self._index == 0 and found:  # counters are of the whole store, whoever has them
+        if self._index == 0 and found:  # counters are only summed over the store, so one shard may have them all
             self._shard.counters = Counters(*map(sum, zip(*map(astuple, found), strict=True)))
         self._sequence = sequence
         if self._journal is not None:
@@ -131,7 +131,7 @@ class ShardServer:
         return self.size()
 
     def size(self) -> ShardSize:
-        """How much the shard holds."""
+        """The size of the shard."""
         return ShardSize(len(self._shard.states), self._shard.nbytes)
 
     def require(self, sequence: int) -> None:
@@ -144,7 +144,7 @@ class ShardServer:
             )
 
     def _snapshot(self) -> Path:
-        """Write a snapshot into the folder of the journal."""
+        """Write a snapshot into the journal's folder. Returns its path."""
         assert self._journal is not None
         path = self._journal.path.with_name(f"shard-{self._index}.{self._store_id}.{self._sequence}.parquet")
         write_snapshot(self._shard, path.with_suffix(".new"))
@@ -152,7 +152,7 @@ class ShardServer:
         return path
 
     def _begin_journal(self, snapshot: str) -> None:
-        """An empty journal that follows a snapshot; older snapshots are removed."""
+        """Start an empty journal that follows a snapshot, and remove older snapshots."""
         assert self._journal is not None
         header = {"store": self._store_id, "sequence": str(self._sequence), "snapshot": snapshot}
         self._journal.begin(header | {"vocabulary": str(self._vocabulary)})
@@ -163,7 +163,7 @@ class ShardServer:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What the files of a shard hold."""
+    """The content of a shard's files."""
 
     shard: Shard
     store_id: str
@@ -172,7 +172,7 @@ class Recovered:
 
 
 def recover(journal: Path, config: ReplayConfig) -> Recovered:
-    """A shard from its journal and the snapshot under it."""
+    """Recover a shard from its snapshot and the journal that follows it."""
     header, writes, size = read_journal(journal)
     shard = Shard(config, int(header["vocabulary"]))
     if header["snapshot"]:
@@ -183,7 +183,7 @@ def recover(journal: Path, config: ReplayConfig) -> Recovered:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under a second name, or a copy where the file system has no links."""
+    """Hard-link a file, or copy it if the file system has no links."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""One shard of the replay store: its states in numpy columns, what a write does to them, and what it hands out.
+"""One shard of the replay store: it stores states in numpy columns, applies writes to them, and draws from them.
 
-`replay/server.py` wraps it. No Ray, no files. Invariants: a write is a deterministic function of the state before it and of its
-arguments, and concerns each problem by itself, so that replaying a journal, or spreading problems over more shards, gives the
-same states; a problem never has more than `quota` states; a trajectory's tokens are stored once, for as long as a state
-refers to it.
+`replay/server.py` wraps it. It uses neither Ray nor files. Invariants: a write is a deterministic function of the current states
+and its arguments, and changes each problem independently. So replaying a journal gives the same states, and so does spreading the
+problems over more shards. A problem never has more than `quota` states. A trajectory's tokens are stored once, and are freed when
+no state refers to them.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from replay.records import Counters, Drawn
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _HANDED_OUT = ("key", "value", "provenance", "version", "wins", "losses")
-_ARRAY_BYTES = 120  # of a numpy array besides its elements, and of the list entry that refers to it
+_ARRAY_BYTES = 120  # overhead of a numpy array and of the list entry that refers to it
 
 
 class Shard:
@@ -54,14 +54,14 @@ class Shard:
     # -- writes
 
     def check(self, write: pa.RecordBatch) -> None:
-        """StoreError for a write that names a problem which was never added."""
+        """Raise StoreError for a write that names a problem which was never added."""
         if writes.kind_of(write) in (writes.RECORD, writes.REVALUE):
             for name in write.column("problem").to_pylist():
                 if name not in self._numbers:
                     raise StoreError(f"problem '{name}' is unknown: no trajectory of it was ever added")
 
     def apply(self, write: pa.RecordBatch) -> None:
-        """Do a write that `check` accepts."""
+        """Apply a write that `check` accepts."""
         match writes.kind_of(write):
             case writes.ADD:
                 self._add(write)
@@ -93,7 +93,7 @@ class Shard:
         self._drop_unused_trajectories()
 
     def _record(self, write: pa.RecordBatch) -> None:
-        """Count outcomes of replayed states; those of states that were evicted meanwhile are counted as lost."""
+        """Count outcomes of replayed states. Outcomes of states that have been evicted since count as lost."""
         problems, correct = self.number(write.column("problem").to_pylist()), writes.column(write, "correct")
         self._age(problems, writes.column(write, "version"))
         rows = self._find(problems, writes.column(write, "key"))
@@ -114,7 +114,7 @@ class Shard:
             self._rank(np.arange(len(self.problems)))
 
     def _revalue(self, write: pa.RecordBatch) -> None:
-        """Take new values where they are not older than the stored ones; states that were evicted are passed over."""
+        """Store new values where they are not older than the stored ones. Skip states that have been evicted."""
         problems, version = self.number(write.column("problem").to_pylist()), writes.column(write, "version")
         self.version = max(self.version, int(version.max(initial=0)))
         rows = self._find(problems, writes.column(write, "key"))
@@ -125,7 +125,7 @@ class Shard:
         self._rank(np.unique(problems[newer]))
 
     def _evict(self, order: int, key: int) -> None:
-        """Remove all states up to this (eviction order, key), and rank the rest of their problems anew."""
+        """Remove all states up to this (eviction order, key), and rank the remaining states of their problems again."""
         orders, keys = self._eviction_order(), self.states["key"]
         chosen = (orders < np.uint64(order)) | ((orders == np.uint64(order)) & (keys <= np.uint64(key)))
         rows = np.flatnonzero(chosen)
@@ -137,10 +137,10 @@ class Shard:
     # -- reads
 
     def draw(self, count: int, exploring: int, seed: int) -> tuple[Drawn, Drawn]:
-        """States without replacement, each with probability ~ exp(priority / temperature) of the rest: `count`, and `exploring`.
+        """Draw `count` states, and `exploring` own failures, without replacement, weighted by exp(priority / temperature).
 
-        The second draw is from own failures where the ranking explores, the first from all else. Gumbel race (Kool et al.,
-        1903.06059): the largest of log weight + noise, where the noise belongs to (seed, state).
+        The second draw is empty unless the ranking explores; then the first leaves out own failures. Both are Gumbel races (Kool et
+        al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state).
         """
         replayable = ~np.isneginf(self.states["priority"])
         failed = self.states["provenance"] == Provenance.OWN_FAILED
@@ -148,14 +148,14 @@ class Shard:
         return self._race(replayable & ~explores, count, seed), self._race(replayable & explores, exploring, seed)
 
     def top(self, count: int, older_than: int) -> Drawn:
-        """The `count` replayable states of highest priority among those valued before a weight version, best first."""
+        """The `count` replayable states of highest priority whose value is older than a weight version, best first."""
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]) & (self.states["version"] < older_than))
         keys = self.states["key"][rows]
         order = eviction_order(self.states["priority"][rows], self.states["version"][rows], keys)
         return self._hand_out(rows, order, count)
 
     def least(self, count: int) -> tuple[Keys, Keys]:
-        """(Eviction order, key) of the `count` states that would be evicted first, in that order."""
+        """(Eviction order, key) of the next `count` states to evict, the first one first."""
         orders, keys = self._eviction_order(), self.states["key"]
         if count < len(orders):
             rows = np.flatnonzero(orders <= np.partition(orders, count)[count])
@@ -174,7 +174,7 @@ class Shard:
         return prefix
 
     def number(self, problem_ids: list[str]) -> Rows:
-        """Numbers [N] of problems; new ones are entered."""
+        """Numbers [N] of problems; a new problem gets the next number."""
         known = self._numbers
         new = [name for name in dict.fromkeys(problem_ids) if name not in known]
         if new:
@@ -209,12 +209,12 @@ class Shard:
         return np.flatnonzero(chosen[self.states["problem"]])
 
     def _rows_by_problem(self, problems: Rows) -> Rows:
-        """Rows of the states of some problems: those of a problem adjacent, oldest first."""
+        """Rows of the states of some problems: grouped by problem, oldest first within each."""
         rows = self._rows_of(problems)
         return rows[np.argsort(self.states["problem"][rows], kind="stable")]
 
     def _find(self, problems: Rows, keys: Keys) -> Rows:
-        """[N] row of each key among the states of its problem; -1: not there."""
+        """[N] row of each key among the states of its problem; -1: not stored."""
         rows = self._rows_of(problems)
         known = self.states["key"][rows]
         order = np.argsort(known)
@@ -225,9 +225,9 @@ class Shard:
         return np.where(self.states["key"][found] == keys, found, -1)
 
     def _age(self, problems: Rows, version: npt.NDArray[np.int32]) -> None:
-        """Decay the outcomes of the written problems and of their states up to the versions [N] of a write.
+        """Decay the outcomes of the written problems and of their states to the versions [N] of a write.
 
-        Each problem by the versions of its own entries alone: the shard's newest version would depend on placement.
+        Each problem uses only the versions of its own entries: the shard's newest version would depend on placement.
         """
         self.version = max(self.version, int(version.max(initial=0)))
         newest = self.problems["version"].copy()
@@ -279,10 +279,10 @@ class Shard:
             parents[above] = self.states["parent"][rows[above]]
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> None:
-        """Enter the states of trajectories `first`, first + 1, ...; equal prefixes become one state.
+        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state.
 
-        Of equal states the newer value wins (of equals the later one), and the higher provenance keeps its trajectory (of equals
-        the earlier one): a proven prefix stays proven.
+        A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from the highest
+        provenance (ties: the first), so a proven prefix stays proven.
         """
         lengths, counts = writes.ragged_column(write, "lengths")
         tokens, sizes = writes.ragged_column(write, "tokens")
@@ -301,9 +301,9 @@ class Shard:
         _, leader, group = np.unique(column["key"], return_index=True, return_inverse=True)
         newest, proven = np.empty(len(leader), np.int64), np.empty(len(leader), np.int64)
         order = np.lexsort((column["version"], group))
-        newest[group[order]] = order  # the last assignment stays: the newest version, the latest of equals
+        newest[group[order]] = order  # the last assignment wins: the newest version, of ties the last
         order = np.lexsort((-column["provenance"].astype(np.int64), group))[::-1]
-        proven[group[order]] = order  # the highest provenance, the earliest of equals
+        proven[group[order]] = order  # the highest provenance, of ties the first
         sources = (("value", newest), ("version", newest), ("trajectory", proven), ("provenance", proven))
         known = leader < len(old)
         for name, source in sources:
@@ -345,7 +345,7 @@ class Shard:
         return eviction_order(self.states["retention"], self.states["version"], self.states["key"])
 
     def _beyond_quota(self, touched: Rows) -> Rows:
-        """Rows of the touched problems' states beyond their quota: those that would be evicted first, of equals the older."""
+        """Rows of the states that exceed the quota of the touched problems: the first in eviction order, of ties the older."""
         rows = self._rows_by_problem(touched)
         problem, keys = self.states["problem"][rows], self.states["key"][rows]
         order = eviction_order(self.states["retention"][rows], self.states["version"][rows], keys)

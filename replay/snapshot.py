@@ -1,4 +1,4 @@
-"""A shard as one Parquet file: written for checkpoints and under the journal, read back, looked into.
+"""Snapshots: a shard as one Parquet file, for checkpoints and as the base of a journal.
 
 One row per problem with its root outcomes, its trajectories and its states as nested columns, so any split of the problems over
 other shards is a choice of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as the one that was written.
@@ -29,11 +29,11 @@ MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
 FORMAT = 2
 PART = 4096
-"""Problems written at once."""
+"""Number of problems per write to the file."""
 
 
 def write_snapshot(shard: Shard, path: Path) -> None:
-    """Write a shard to `path`. StoreError when the disk is full or cannot be written."""
+    """Write a shard to `path`. Raises StoreError when the disk is full or cannot be written."""
     order = np.argsort(shard.problems["hash"], kind="stable")
     about = {"counters": json.dumps(asdict(shard.counters)), "version": str(shard.version)}
     schema = _part(shard, order[:0]).schema.with_metadata(about | {"gate": repr(shard.settings.gate)})
@@ -47,9 +47,9 @@ def write_snapshot(shard: Shard, path: Path) -> None:
 
 
 def load_snapshot(shard: Shard, path: Path, owns: Callable[[str], bool] = lambda _: True) -> Counters:
-    """Add the problems that the shard owns from the snapshot of any shard; the counters of that shard.
+    """Add the problems that the shard owns from the snapshot of any shard. Returns that snapshot's counters.
 
-    StoreError names a file that cannot be read.
+    Raises StoreError that names a file that cannot be read.
     """
     try:
         table = pq.read_table(path)
@@ -66,7 +66,7 @@ def load_snapshot(shard: Shard, path: Path, owns: Callable[[str], bool] = lambda
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `ReplayStore.save` wrote of the whole store. StoreError when there is none."""
+    """The manifest that `ReplayStore.save` wrote. Raises StoreError when it cannot be read."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest.get("format") != FORMAT:
@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _part(shard: Shard, problems: Rows) -> pa.Table:
-    """Some problems as rows; their trajectories in the order in which their states refer to them."""
+    """Some problems as rows. Their trajectories are in the order in which states first refer to them."""
     place = np.full(len(shard.problems), -1)
     place[problems] = np.arange(len(problems))
     owner = place[shard.states["problem"]]
@@ -87,7 +87,7 @@ def _part(shard: Shard, problems: Rows) -> pa.Table:
     rows = rows[np.argsort(owner[rows], kind="stable")]
     owner = owner[rows]
     numbers, first, chain = np.unique(shard.states["trajectory"][rows], return_index=True, return_inverse=True)
-    used = np.argsort(first)  # by first reference, so those of a problem are adjacent
+    used = np.argsort(first)  # by first reference, which groups them by problem
     position = np.empty(len(used), np.int64)
     position[used] = np.arange(len(used))
     chain_owner = owner[first[used]]
@@ -136,7 +136,7 @@ def _nested(columns: dict[str, pa.Array], counts: Rows) -> pa.Array:
 
 
 def _flat(table: pa.Table, name: str) -> tuple[pa.StructArray, Rows]:
-    """All elements of a nested column one after the other, and how many each row has."""
+    """The concatenated elements of a nested column, and the number of elements of each row."""
     nested = table.column(name).combine_chunks()
     if isinstance(nested, pa.ChunkedArray):
         nested = nested.chunk(0) if nested.num_chunks else pa.array([], nested.type)

@@ -1,4 +1,4 @@
-"""What the store says of itself: sizes, ages, what was kept, and how replayed starts do against fresh ones."""
+"""Statistics of the store: sizes, ages of values, evictions, and outcomes of replayed and fresh starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ from replay.shard import Shard
 
 @dataclass(slots=True)
 class StoreStats(Counters):
-    """One shard, or the sum over all. Counters run from the creation of the store, checkpoints included."""
+    """Statistics of one shard, or the sum over all. Counters run from the creation of the store; checkpoints keep them."""
 
     states: int = 0
     replayable: int = 0  # states that the ranking allows to be drawn
@@ -19,27 +19,27 @@ class StoreStats(Counters):
     problems: int = 0  # with at least one state
     token_bytes: int = 0
     memory_bytes: int = 0  # of states, trajectories and tokens
-    version_sum: int = 0  # over states: weight versions of their values
+    version_sum: int = 0  # sum over states: weight versions of their values
     value_sum: float = 0.0
-    depth_sum: int = 0  # over states: prefix tokens
-    requested: int = 0  # states asked for; only the driver knows
-    sampled: int = 0  # of these, handed out
+    depth_sum: int = 0  # sum over states: prefix tokens
+    requested: int = 0  # requested states; only the driver knows
+    sampled: int = 0  # of these, returned
     newest: int = 0  # weight version seen
     oldest: int = 0  # weight version of a state's value; `newest` without states
 
     @property
     def hit_rate(self) -> float:
-        """Share of the states asked for that the store could hand out."""
+        """Share of the requested states that the store returned."""
         return self.sampled / self.requested if self.requested else 0.0
 
     @property
     def mean_age(self) -> float:
-        """Weight versions since the value of a state was written."""
+        """Mean age of the states' values in weight versions."""
         return self.newest - self.version_sum / self.states if self.states else 0.0
 
     @property
     def max_age(self) -> int:
-        """The same of the state whose value is the oldest."""
+        """Age of the oldest value in weight versions."""
         return self.newest - self.oldest if self.states else 0
 
     @property

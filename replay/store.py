@@ -1,8 +1,8 @@
-"""The replay store as the trainer sees it: routes writes to shards, draws over all of them, saves and restores.
+"""The replay store as the trainer sees it: it routes writes to shards, draws from all of them, saves and restores.
 
-`ReplayStore` lives in the driver; each `replay.server.ShardServer` is a Ray actor, or with `local` a plain object. Invariants:
-the number of shards changes nothing but placement; an iteration makes at most one call per shard and kind of work; every wait
-has a deadline, and an error names the shard; a call that found its shard dead is repeated until the deadline, and counts once.
+`ReplayStore` lives in the driver. Each `replay.server.ShardServer` is a Ray actor, or with `local` a plain object. Invariants:
+the number of shards changes nothing but placement. An iteration makes at most one call per shard and kind of work. Every wait has
+a deadline, and an error names the shard. A call to a dead shard is repeated until the deadline, and applied once.
 """
 
 import itertools
@@ -34,34 +34,32 @@ from replay.snapshot import FORMAT, MANIFEST, read_manifest
 from replay.stats import StoreStats, combine
 
 WINDOW = 2048
-"""Newest outcomes that the critic's calibration is measured on."""
+"""Number of newest outcomes on which the critic's calibration is measured."""
 REMEMBERED = 8 * WINDOW
-"""Draws whose values are remembered until their outcomes come: more than are ever in flight."""
+"""Number of drawn states whose values are kept until their outcomes arrive: more than are ever in flight."""
 R = TypeVar("R")
 
 
 class ReplayStore:
-    """States over all shards. Not thread-safe: one driver calls it."""
+    """The states of all shards. Not thread-safe: one driver calls it."""
 
     def __init__(
         self, config: ReplayConfig, *, vocabulary: int, directory: Path, fingerprint: str, local: bool = False
     ) -> None:
         """Start empty shards on the connected Ray cluster.
 
-        `vocabulary`: token ids are in [0, vocabulary). `directory`: for the shards' journals; what an earlier store left there is
-        replaced. `fingerprint`: of task and tokenizer; a saved store of another one is refused. `local`: keep the shards in this
+        `vocabulary`: token ids are in [0, vocabulary). `directory`: for the shards' journals; files of an earlier store there are
+        replaced. `fingerprint`: of task and tokenizer; `restore` refuses a store with another one. `local`: keep the shards in this
         process, without journals.
         """
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._ranking = RANKINGS[config.ranking]
         self._explore, self._max_bytes = config.explore, int(config.max_gib * 2**30)
-        self._requested, self._sampled = 0, 0  # states asked for by `sample`, and handed out
+        self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
         self._gate = 0.0  # trust in the critic
         self._window: list[tuple[float, bool, str]] = []  # value when drawn, outcome, problem: the newest WINDOW
-        self._values_drawn: dict[
-            int, float
-        ] = {}  # the states drawn last and their values then, for the outcomes to come
+        self._values_drawn: dict[int, float] = {}  # key of a drawn state -> its value then
         self._sequence = [0] * config.shards  # number of each shard's last write
         self._sizes = [ShardSize(0, 0)] * config.shards
         self._local = local
@@ -83,7 +81,7 @@ class ReplayStore:
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell what became of continuations of replayed states."""
+        """Record the outcomes of continuations of replayed states, and update the trust in the critic."""
         gate = self._measured_gate(outcomes) if self._ranking.uses_gate else 0.0
         parts = self._split(outcomes, [o.problem_id for o in outcomes])
         if gate != self._gate:
@@ -92,17 +90,15 @@ class ReplayStore:
         self._write({shard: writes.pack_outcomes(part, gate) for shard, part in parts.items()})
 
     def sample(self, n: int, seed: int) -> list[ReplayedState]:
-        """Draw n distinct states without replacement, each with probability ~ exp(priority / temperature) of the rest.
+        """Draw n distinct states without replacement, weighted by exp(priority / temperature).
 
-        The same writes and seed give the same states for any number of shards. Fewer than n when fewer may be replayed. Of a
-        ranking that explores, at most the share `replay.explore` of n, rounded up or down by the seed, comes from own failures.
-        A ranking with a shortlist chooses n of more states so drawn (`replay/rankings/base.py`).
+        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are replayable. With
+        a ranking that explores, at most the share `replay.explore` of n comes from own failures; the seed decides how it is rounded.
+        A ranking with a shortlist draws more states and chooses n of them (`replay/rankings/base.py`).
         """
         self._requested += n
         ranking = self._ranking
-        share = (
-            int(self._explore * n + generator(seed, "share").random()) if ranking.explores else 0
-        )  # right on average
+        share = int(self._explore * n + generator(seed, "share").random()) if ranking.explores else 0  # exact mean
         wanted = n * ranking.shortlist
         found = self._all(ShardServer.draw, wanted, share, derive(seed, "replay"))
         exploring = joined([failed for _, failed in found], share)
@@ -117,14 +113,14 @@ class ReplayStore:
         return states
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
-        """The n states of highest priority among those valued before weight version `older_than`, best first.
+        """The n states of highest priority whose value is older than weight version `older_than`, best first.
 
-        Their stale values matter most: have the critic value them, then `revalue`.
+        Their stale values matter most: compute new ones with the critic, then call `revalue`.
         """
         return joined(self._all(ShardServer.top, n, older_than), n).states()
 
     def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
-        """New values [S] of states from a critic of this weight version."""
+        """Store new values [S] of states, from a critic of this weight version. Raises StoreError unless all are finite."""
         if len(values) != len(states) or not np.isfinite(values).all():
             raise StoreError(f"revalue: {len(states)} states need as many finite values, got {len(values)}")
         numbered = list(zip(states, np.asarray(values).tolist(), strict=True))
@@ -140,7 +136,7 @@ class ReplayStore:
         return combine(self._all(ShardServer.stats), self._requested, self._sampled)
 
     def save(self, folder: Path) -> None:
-        """Write a snapshot of every shard and what the driver knows into a folder."""
+        """Write a snapshot of every shard, and the driver's own state, into a folder."""
         names = [f"shard-{index}.parquet" for index in range(self._shards)]
         folder = Path(os.path.abspath(folder))
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +155,7 @@ class ReplayStore:
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Replace the content by that of `save`, of a store with any number of shards."""
+        """Replace the content by what `save` wrote, from any number of shards. Raises StoreError for another task or tokenizer."""
         manifest = read_manifest(folder)
         for field, mine in (("fingerprint", self._fingerprint), ("vocabulary", self._vocabulary)):
             if manifest[field] != mine:
@@ -174,7 +170,7 @@ class ReplayStore:
         self._load([Path(os.path.abspath(folder)) / name for name in manifest["snapshots"]])
 
     def clear(self) -> None:
-        """Forget everything, as if the store had just been made."""
+        """Make the store empty, as a new one is."""
         self._requested, self._sampled, self._gate = 0, 0, 0.0
         self._window, self._values_drawn = [], {}
         self._load([])
@@ -200,14 +196,14 @@ class ReplayStore:
         return parts
 
     def _write(self, parts: Mapping[int, pa.RecordBatch]) -> None:
-        """Send each shard its write; the sequence number makes a repeated call harmless."""
+        """Send each shard its write. A shard ignores a repeated sequence number."""
         calls = {shard: (self._sequence[shard] + 1, write) for shard, write in parts.items()}
         failed: list[StoreError] = []
         for shard, answer in self._ask(ShardServer.write, calls).items():
             try:
                 self._sizes[shard] = answer()
                 self._sequence[shard] += 1
-            except StoreError as error:  # the other shards have done theirs
+            except StoreError as error:  # the other shards have applied their writes
                 failed.append(error)
         if failed:
             raise failed[0]
@@ -217,7 +213,7 @@ class ReplayStore:
         self._sizes = list(self._call(ShardServer.restore, calls).values())
 
     def _keep_bounds(self) -> None:
-        """Evict down to the bounds on count and bytes, and a 64th further so that evictions stay rare."""
+        """Evict down to the bounds on count and bytes, and 1/64 further so that evictions stay rare."""
         for _ in range(8):  # bytes per state are an average, so a bound on bytes may take more than one pass
             states, nbytes = len(self), sum(size.nbytes for size in self._sizes)
             excess = states - self._capacity + self._capacity // 64 if states > self._capacity else 0
@@ -236,7 +232,7 @@ class ReplayStore:
         self._write(dict.fromkeys(np.unique(shard[chosen]).tolist(), last))
 
     def _remember(self, states: Sequence[ReplayedState]) -> None:
-        """Note the values of drawn states. Kept beyond an outcome: a state may be drawn again before the first one comes."""
+        """Keep the values of drawn states. They outlive the first outcome: a state may be drawn again before it arrives."""
         for state in states:
             self._values_drawn.pop(state.key, None)  # a state that is drawn again becomes the newest
             self._values_drawn[state.key] = state.value
@@ -244,7 +240,7 @@ class ReplayStore:
             del self._values_drawn[key]
 
     def _measured_gate(self, outcomes: Sequence[Outcome]) -> float:
-        """How well the values of replayed states foretold their outcomes, on a sliding window: the trust in the critic."""
+        """The trust in the critic: how well the values of replayed states predict their outcomes, over a sliding window."""
         known = self._values_drawn
         new = [(known[o.state_key], o.correct, o.problem_id) for o in outcomes if o.state_key in known]
         self._window = [*self._window, *new][-WINDOW:]
@@ -255,7 +251,7 @@ class ReplayStore:
         return critic_gate(np.array(values, np.float64), np.array(correct, np.bool_), groups)
 
     def _all(self, method: Callable[..., R], *arguments: Any) -> list[R]:
-        """Call a method of every shard at once, with the number of its last write first; the answers in their order."""
+        """Call a method of every shard concurrently; its first argument is the shard's last write number. Answers by shard."""
         calls = {shard: (self._sequence[shard], *arguments) for shard in range(self._shards)}
         return list(self._call(method, calls).values())
 
@@ -263,7 +259,7 @@ class ReplayStore:
         return {shard: answer() for shard, answer in self._ask(method, arguments).items()}
 
     def _ask(self, method: Callable[..., R], arguments: dict[int, tuple[Any, ...]]) -> dict[int, Callable[[], R]]:
-        """Begin a call of several shards at once; for each a function that waits for its answer."""
+        """Start calls to several shards concurrently. Returns for each shard a function that waits for its answer."""
         if self._local:
             return {shard: partial(method, self._actors[shard], *given) for shard, given in arguments.items()}
         end = time.monotonic() + self._deadline
@@ -273,7 +269,7 @@ class ReplayStore:
         return {shard: partial(self._answer, shard, name, begin[shard], call, end) for shard, call in asked.items()}
 
     def _answer(self, shard: int, method: str, begin: Callable[[], Any], reference: Any, end: float) -> Any:
-        """Wait for an answer; where the actor died, ask the restarted one."""
+        """Wait for an answer. If the actor died, call the restarted one. Raises StoreError after the deadline `end`."""
         name = f"replay-shard-{shard}"
         while True:
             try:
@@ -290,14 +286,14 @@ class ReplayStore:
             except RayActorError as error:
                 if time.monotonic() > end:
                     raise StoreError(
-                        f"{name}: died during {method} and did not come back: {first_line(error)}"
+                        f"{name}: died during {method} and did not restart: {first_line(error)}"
                     ) from error
                 time.sleep(0.1)
                 reference = begin()
 
 
 class ShardActor:
-    """A shard in a process of its own."""
+    """A shard in its own Ray actor."""
 
     def __init__(self, *arguments: Any) -> None:
         self._server = ShardServer(*arguments)
@@ -312,7 +308,7 @@ def _start(config: ReplayConfig, vocabulary: int, directory: Path, store_id: str
     name = f"replay-shard-{index}"
     if _taken(name):
         raise StoreError(
-            f"an actor {name} runs already in this Ray namespace; wait for the other run to end or give this one its own"
+            f"an actor {name} is already running in this Ray namespace; wait for the other run to end or use another one"
         )
     environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
     options = {"name": name, "num_cpus": 0, "max_restarts": -1, "runtime_env": environment}

@@ -1,4 +1,4 @@
-"""Named numpy columns of one length: what a shard keeps its states, trajectories and problems in.
+"""Named numpy columns of one length. A shard stores its states, trajectories and problems in them.
 
 Used by `replay/shard.py` and `replay/snapshot.py`. Invariant: rows keep their order, so an earlier row is an older one.
 """
@@ -21,8 +21,8 @@ STATE: Schema = {
     "length": np.int32,  # tokens of the prefix
     "value": np.float32,
     "version": np.int32,  # weight version that computed the value
-    "priority": np.float32,  # what it is drawn by; -inf: not at all
-    "retention": np.float32,  # what it is kept by
+    "priority": np.float32,  # for drawing; -inf: never drawn
+    "retention": np.float32,  # for eviction: the lowest goes first
     "wins": np.float32,  # decayed number of correct continuations
     "losses": np.float32,
     "tried": np.uint16,  # continuations so far (saturates)
@@ -57,7 +57,7 @@ class Table:
         return self._rows
 
     def __getitem__(self, name: str) -> Column:
-        """A column; writing to it changes the table. Ask anew after `append` and `keep`."""
+        """A column; writing to it changes the table. `append` and `keep` make new columns."""
         return self._columns[name]
 
     def __setitem__(self, name: str, column: Column) -> None:
@@ -66,7 +66,7 @@ class Table:
         self._columns[name] = column.astype(self._columns[name].dtype, copy=False)
 
     def append(self, count: int, columns: Mapping[str, Column]) -> int:
-        """Append rows; columns that are not named are 0. Returns the number of the first new row."""
+        """Append rows; columns that are not given are 0. Returns the number of the first new row."""
         for name, old in self._columns.items():
             new = np.asarray(columns[name], old.dtype) if name in columns else np.zeros(count, old.dtype)
             self._columns[name] = np.concatenate([old, new])
@@ -74,7 +74,7 @@ class Table:
         return self._rows - count
 
     def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
-        """Drop all rows but the chosen ones."""
+        """Remove all rows but the chosen ones."""
         self._columns = {name: column[chosen] for name, column in self._columns.items()}
         self._rows = int(np.count_nonzero(chosen))
 

@@ -1,6 +1,6 @@
-"""The writes of a shard as Arrow record batches: what travels to it, and what its journal keeps.
+"""The writes to a shard as Arrow record batches: they are sent to the shard and stored in its journal.
 
-The driver makes them here and validates everything, so a shard never sees a bad row. Invariant: a write contains all that
+The driver makes them here and validates everything, so a shard never gets a bad row. Invariant: a write contains all that
 the shard needs to apply it again, so replaying the journal gives the same states.
 """
 
@@ -36,7 +36,7 @@ def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
 
 
 def pack_candidates(candidates: Sequence[Candidate], vocabulary: int) -> pa.RecordBatch:
-    """The states of trajectories, one row per trajectory. StoreError names the problem and the state that is out of range."""
+    """The states of trajectories, one row per trajectory. Raises StoreError that names the problem and the bad state."""
     for candidate in candidates:
         _check_candidate(candidate)
     sizes = np.array([len(c.response_ids) for c in candidates], np.int64)
@@ -60,7 +60,7 @@ def pack_candidates(candidates: Sequence[Candidate], vocabulary: int) -> pa.Reco
 
 
 def pack_outcomes(outcomes: Sequence[Outcome], gate: float) -> pa.RecordBatch:
-    """Outcomes of replayed states, one row each, and the trust in the critic from now on. StoreError for a negative version."""
+    """Outcomes of replayed states, one row each, and the new trust in the critic. Raises StoreError for a negative version."""
     for outcome in outcomes:
         if outcome.version < 0:
             raise StoreError(f"outcome of problem '{outcome.problem_id}': version {outcome.version} is negative")
@@ -90,7 +90,7 @@ def kind_of(write: pa.RecordBatch) -> str:
 
 
 def gate_of(write: pa.RecordBatch) -> float:
-    """The trust in the critic that comes with outcomes."""
+    """The trust in the critic, from a `record` write."""
     return float(write.schema.metadata[b"gate"])
 
 
@@ -100,7 +100,7 @@ def column(write: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
 
 
 def ragged_column(write: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], Rows]:
-    """A list column of a write: all elements one after the other, and how many each row has."""
+    """A list column of a write: the concatenated elements, and the number of elements of each row."""
     lists = write.column(name)
     return lists.flatten().to_numpy(zero_copy_only=False), np.diff(lists.offsets.to_numpy()).astype(np.int64)
 
@@ -118,7 +118,7 @@ def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.N
 
 
 def _check_candidate(candidate: Candidate) -> None:
-    """What can be wrong with a trajectory as a whole."""
+    """Check a trajectory as a whole. Raises StoreError."""
     where = f"candidate of problem '{candidate.problem_id}'"
     if not candidate.problem_id:
         raise StoreError("candidate without a problem id; give every problem an id")
@@ -135,7 +135,7 @@ def _check_candidate(candidate: Candidate) -> None:
 def _check_states(
     candidates: Sequence[Candidate], sizes: Rows, counts: Rows, lengths: npt.NDArray[Any], values: npt.NDArray[Any]
 ) -> None:
-    """Every state lies strictly inside its response, lengths increase, values are finite."""
+    """Check that states are strictly inside their response, lengths increase and values are finite. Raises StoreError."""
     owner = np.repeat(np.arange(len(counts)), counts)
     outside = (lengths <= 0) | (lengths >= sizes[owner])
     falling = np.zeros(len(lengths), np.bool_)
@@ -154,7 +154,7 @@ def _check_states(
 
 
 def _checked_tokens(candidates: Sequence[Candidate], sizes: Rows, vocabulary: int) -> npt.NDArray[Any]:
-    """All tokens in the vocabulary's smallest type; StoreError for one outside it."""
+    """All tokens in the smallest type for the vocabulary. Raises StoreError for a token outside the vocabulary."""
     tokens = np.concatenate([c.response_ids for c in candidates]) if candidates else np.zeros(0, np.int32)
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:
         at = int(np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[0])

@@ -1,1 +1,1 @@
-"""What is trained on: problems, verifiers, the processes that judge, the starter model."""
+"""The tasks: problems, verifiers, the judging processes, the starter model."""

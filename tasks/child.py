@@ -1,4 +1,4 @@
-"""A child process that exchanges lines with this one, every wait under a deadline (`time.monotonic`).
+"""A child process that exchanges lines with this one. Every wait has a deadline (`time.monotonic`).
 
 Used by `tasks/judge.py` (a judging process) and `tasks/code/sandbox.py` (a sandbox). Invariant: `kill` ends its process group.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 
 class ChildProcess:
-    """A process in a group of its own, so that what it starts ends with it; and its two pipes."""
+    """A process and its two pipes. It has its own process group, so that the processes it starts end with it."""
 
     def __init__(self, command: Sequence[str], *, most: float = float("inf"), **options: Any) -> None:
-        """`most`: bytes that it may write in all. `options`: as for `subprocess.Popen`. Raises OSError."""
+        """`most`: bytes that it may write in total. `options`: as for `subprocess.Popen`. Raises OSError."""
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, **options
         )
@@ -29,7 +29,7 @@ class ChildProcess:
         self._left = most
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of it. Raises TimeoutError when the process does not read, EOFError when it is gone."""
+        """Write all data. Raises TimeoutError when the process does not read, EOFError when it has ended."""
         rest = memoryview(data)
         while rest:
             _wait_for(self._input, select.POLLOUT, deadline)
@@ -59,7 +59,7 @@ class ChildProcess:
         return None
 
     def stop(self) -> None:
-        """Kill the process group; whoever waits for a line meets the end."""
+        """Kill the process group. A caller that waits for a line then gets EOFError."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -74,7 +74,7 @@ class ChildProcess:
 
 def _wait_for(descriptor: int, event: int, deadline: float) -> None:
     """Return when a pipe is ready or its other end is closed. Raises TimeoutError."""
-    poller = select.poll()  # not select(): that refuses descriptors from 1024 on
+    poller = select.poll()  # select() would refuse descriptors from 1024 on
     poller.register(descriptor, event)
     if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
         raise TimeoutError

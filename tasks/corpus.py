@@ -1,4 +1,4 @@
-"""What a starter is made of: its tokenizer and an endless, seeded stream of solved problems.
+"""The corpus of a starter: its tokenizer and an endless, seeded stream of solved problems.
 
 Called by `tasks/starter.py`, one corpus per kind of task. Invariant: no evaluation problem is in a corpus.
 """
@@ -15,7 +15,7 @@ from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation
 
 PAD, END = "<|pad|>", "<|endoftext|>"
 DECAY = 0.6
-"""Generated tasks: every further operation makes a problem this much rarer, so that skill falls off gently with the length."""
+"""Generated tasks: frequency of a length relative to the one before, so that success falls slowly with the length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The makings of a starter. `fingerprint` names all texts it can yield; `pool`: see `tasks.warmstart.batches`."""
+    """The training data of a starter. `fingerprint`: hash of all its texts; `pool`: see `tasks.warmstart.batches`."""
 
     tokenizer: Callable[[], Tokenizer]
     examples: Callable[[Tokenizer], Iterator[Example]]
@@ -82,7 +82,7 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
 
 
 def _example(item: Item, template: str, tokenizer: Tokenizer, *, whole: bool) -> Example:
-    """`whole`: the loss covers the prompt too (a text model learns language from both)."""
+    """`whole`: the loss also covers the prompt (a text model learns language from both)."""
     assert item.solution is not None
     prompt = render_item(template, tokenizer, item)
     return Example(prompt + respond(tokenizer, item.solution), 1 if whole else len(prompt))
@@ -114,10 +114,10 @@ def byte_pair_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
 
 
 def _qwen2_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    """Qwen2's own tokenizer class, for AutoTokenizer loads a Qwen2 model with no other.
+    """A tokenizer of Qwen2's own class, because AutoTokenizer loads a Qwen2 model with no other.
 
-    transformers (models/auto/tokenization_auto.py) overrules the class named in a qwen2 directory, and the pre-tokenizer
-    stored there with it: a tokenizer of another make would silently come back as a different one.
+    transformers (models/auto/tokenization_auto.py) ignores the class named in a qwen2 directory and the pre-tokenizer stored
+    there. So a tokenizer of another class would silently be loaded as a different one.
     """
     from transformers import Qwen2Tokenizer
 

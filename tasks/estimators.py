@@ -1,7 +1,7 @@
 """Evaluation maths: pass@k, maj@k and bootstrap intervals from several responses per problem.
 
-Called by the evaluation of a checkpoint; pure numpy. Invariant: every estimate is a mean over problems of a number in [0, 1]
-per problem, so that its interval comes from resampling problems (responses to one problem are not independent of it).
+Called by evaluations; pure numpy. Invariant: every estimate is a mean over problems of one number per problem. Its interval
+comes from resampling problems, because responses to the same problem are not independent.
 """
 
 from collections import Counter
@@ -41,9 +41,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
-    """maj@n of one problem: whether the most frequent answer is right; ties share: the right ones' part of the tied answers.
+    """maj@n of one problem: 1 if the most frequent answer is right; for ties the share of right answers among the tied ones.
 
-    Responses without an answer (None) do not vote; no vote at all is wrong. Raises ValueError for unequal lengths.
+    Responses without an answer (None) do not vote. Without any vote the result is 0. Raises ValueError for unequal lengths.
 
     >>> majority(["3", "3", "4", None], [True, True, False, False]), majority(["3", "4"], [True, False])
     (1.0, 0.5)
@@ -62,7 +62,7 @@ def bootstrap(
 ) -> Estimate:
     """Mean of one number per problem with its percentile interval over resampled problems. Raises ValueError if empty.
 
-    All problems alike give an interval of no width: the bootstrap cannot see what was never sampled.
+    If all numbers are equal, the interval has no width: the bootstrap knows only the values in the sample.
     """
     values = np.asarray(per_problem, dtype=np.float64)
     if values.size == 0:

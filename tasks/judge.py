@@ -1,9 +1,9 @@
-"""Judging in worker processes, under a hard time limit per verdict; or in this process, without any.
+"""Judges responses in worker processes, with a hard time limit per verdict; or in this process, without a limit.
 
-Called by `tasks/task.py` with the texts of an iteration's responses. Invariants: one verdict per item in the order of the
-items; whatever a verifier does (raise, hang, crash its process, print, exhaust memory) becomes a verdict of `failed_reward` with
-its reason, after its limit at the latest. Only a verifier that cannot be imported is an error: a ConfigError at the start, an
-ActorError when a lost worker cannot be replaced.
+Called by `tasks/task.py` with the texts of an iteration's responses. Invariants: there is one verdict per item, in the order of the
+items. A verifier that raises, hangs, crashes or exhausts memory gives a verdict of `failed_reward` with the reason, within its time
+limit. Only a verifier that cannot be imported is an error: a ConfigError at the start, an ActorError when a lost worker cannot be
+replaced.
 """
 
 import json
@@ -23,19 +23,19 @@ from tasks.judge_worker import judge_one, load_verifier
 
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64
-"""Items sent to a worker at once: few messages, yet the workers finish together."""
+"""Items per message to a worker: few messages, but small enough that the workers finish together."""
 EXIT_LIMIT = 10.0
-"""Seconds in which a worker that has closed its output must have ended."""
+"""Seconds in which a worker must end after it has closed its output."""
 WORKER_START_LIMIT = 120.0
-"""Seconds in which a worker must have imported its verifier."""
+"""Seconds in which a worker must import its verifier."""
 
 
 class LocalJudge:
-    """One verifier in this process, for breakpoints in it (`task.judge_workers: 0`): nothing bounds its time or memory."""
+    """One verifier in this process (`task.judge_workers: 0`), for breakpoints. Nothing bounds its time or memory."""
 
     def __init__(self, verifier: str, failed_reward: float = 0.0, settings: str | None = None) -> None:
-        """As for `JudgePool`. Raises ConfigError when the verifier cannot be imported."""
-        if os.getcwd() not in sys.path:  # a reward of the user's own lies in the folder that the run is started from
+        """Arguments as for `JudgePool`. Raises ConfigError when the verifier cannot be imported."""
+        if os.getcwd() not in sys.path:  # the user's own reward is in the current folder
             sys.path.append(os.getcwd())
         self._verify = load_verifier(verifier, settings)
         self._failed_reward = failed_reward
@@ -45,7 +45,7 @@ class LocalJudge:
         return [judge_one(self._verify, reference, response, self._failed_reward) for reference, response in items]
 
     def close(self) -> None:
-        """There is no process to end."""
+        """Do nothing: there is no process to end."""
 
 
 class _Worker(ChildProcess):
@@ -59,7 +59,7 @@ class _Worker(ChildProcess):
         self._ready = False
 
     def wait_until_ready(self) -> None:
-        """Raises ConfigError when the verifier cannot be imported."""
+        """Wait until the verifier is imported. Raises ConfigError when it cannot be."""
         if self._ready:
             return
         try:
@@ -73,10 +73,10 @@ class _Worker(ChildProcess):
         self._ready = True
 
     def ending(self) -> str:
-        """How a worker ended that says nothing more; empty where its own timer ended it: its driver did not look in time."""
+        """How a worker ended without an answer. Empty: its own timer ended it, because the driver did not look in time."""
         code = self.exit_status(time.monotonic() + EXIT_LIMIT)
         if code is None:
-            return "it closed its output and ran on"
+            return "it closed its output but did not end"
         if code == -signal.SIGALRM:
             return ""
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
@@ -97,19 +97,19 @@ class JudgePool:
     ) -> None:
         """`limit`: seconds per verdict. `memory_gib`: address space of a worker, 0 for no bound.
 
-        `failed_reward`: of an item that the verifier fails on. `settings`: when given, the function makes the verifier of them.
+        `failed_reward`: the reward when the verifier fails. `settings`: if given, the function returns the verifier for them.
         """
         self._limit = limit
         self._failed_reward = failed_reward
         self._arguments = [verifier, str(limit), str(memory_gib), str(failed_reward)]
         self._arguments += [] if settings is None else [settings]
-        self._workers = [_Worker(self._arguments) for _ in range(workers)]  # they import while the caller goes on
+        self._workers = [_Worker(self._arguments) for _ in range(workers)]  # they import while the caller continues
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
         self.replaced = 0  # workers killed or lost so far
         self._closed = False
 
     def wait_until_ready(self) -> None:
-        """Return when every worker has imported the verifier. Raises ConfigError, after closing, when it cannot be imported."""
+        """Wait until every worker has imported the verifier. If it cannot be imported, close and raise ConfigError."""
         try:
             for worker in self._workers:
                 worker.wait_until_ready()
@@ -139,7 +139,7 @@ class JudgePool:
         return [verdicts[i] for i in range(len(items))]
 
     def _judge_chunk(self, number: int, items: list[tuple[str, str]]) -> list[Verdict]:
-        """Judge on one worker; whenever it hangs or dies, the item it was at fails and a new worker takes the rest."""
+        """Judge on one worker. When it hangs or dies, its current item fails and a new worker gets the remaining items."""
         done: list[Verdict] = []
         while len(done) < len(items):
             worker = self._worker(number)
@@ -166,23 +166,23 @@ class JudgePool:
             self._check_open()
             if not self.replaced:
                 raise
-            raise ActorError(f"a judge was lost and cannot be restarted: {error}") from None
+            raise ActorError(f"a judging worker died and cannot be restarted: {error}") from None
         return self._workers[number]
 
     def _check_open(self) -> None:
-        if self._closed:  # a short list of verdicts must not pass for a whole one
-            raise ActorError("the judges were closed while they judged")
+        if self._closed:  # never return fewer verdicts than items
+            raise ActorError("the judges were closed during a call of judge")
 
     def _replace(self, number: int) -> None:
         self._check_open()
         self._workers[number].kill()
         self._workers[number] = _Worker(self._arguments)
-        if self._closed:  # meanwhile: `close` did not see the new worker
+        if self._closed:  # `close` ran in between and did not see the new worker
             self._workers[number].stop()
         self.replaced += 1
 
     def close(self) -> None:
-        """End all workers at once: a judgement under way, whose caller was interrupted, goes no further."""
+        """End all workers at once, also during a call of `judge` whose caller was interrupted."""
         self._closed = True
         for worker in self._workers:
             worker.stop()

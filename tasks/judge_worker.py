@@ -1,12 +1,12 @@
-"""The process that judges: reads chunks of (reference, response) on its input, writes one verdict per line.
+"""A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
-Started by `tasks/judge.py` as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS GIB FAILED_REWARD [SETTINGS]` (a fresh
-interpreter: nothing of the driver is forked or imported again). With SETTINGS the function makes the verifier of them. Lines
-are JSON in both directions: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed]` out, after a first
-line `ready` (or `cannot start: ...`). What the verifier prints goes to the error stream.
+`tasks/judge.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS GIB FAILED_REWARD [SETTINGS]`, in a new
+interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier for them. Its first line is
+`ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail,
+judge_failed]` out. What the verifier prints goes to the error stream.
 
-Invariant: a verdict is written for every item, whatever the verifier raises or returns; only a hang or a crash of the
-interpreter is left to the driver, and a hang outlives a killed driver by no more than one time limit.
+Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
+interpreter is left to the driver. If the driver is killed, a hanging worker ends after one more time limit.
 """
 
 import importlib
@@ -26,15 +26,15 @@ Verify = Callable[[str, str], Verdict]
 """(reference, response text) -> Verdict. A plain module-level function."""
 
 MOST_DETAIL = 300
-"""Characters of a verdict's reason."""
+"""Most characters of a verdict's reason."""
 GRACE = 2.0
-"""Seconds over the limit after which a worker ends itself: the driver, which should have ended it, must be gone."""
+"""Seconds over the limit after which a worker ends itself: the driver has not ended it, so it must be dead."""
 
 
 def load_verifier(path: str, settings: str | None = None) -> Verify:
-    """The function at an import path 'module:function', or with settings what it makes of them. Raises ConfigError.
+    """The function at an import path 'module:function', or with settings what it returns for them. Raises ConfigError.
 
-    A module that defines `prepare_judge()` has it called once: for what should be loaded before the first verdict's time runs.
+    If the module defines `prepare_judge()`, it is called once, to load things before the time limit of the first verdict.
     """
     module, _, name = path.partition(":")
     try:
@@ -53,7 +53,7 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
 
 
 def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:
-    """The verdict, or one of `failed_reward` with its reason when the verifier raises or returns no finite reward.
+    """The verdict; if the verifier raises or returns no finite reward, one of `failed_reward` with the reason.
 
     A verifier may return a Verdict, a bool or a number (correct when above 0).
     """
@@ -73,7 +73,7 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
             )
         if not math.isfinite(result.reward):
             return _failed(f"judge returned a reward of {result.reward}")
-        # what a verifier of the user's own put into the record may be anything, and raise when it is looked at
+        # the fields of a user's Verdict may be anything, and may raise when they are read
         detail = printable(str(result.detail))
         return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed))
     except (Exception, SystemExit) as error:
@@ -81,7 +81,7 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
 
 
 def said(error: BaseException) -> str:
-    """What an exception says, also one whose __str__ raises."""
+    """The text of an exception, also if its __str__ raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -89,7 +89,7 @@ def said(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A detail as it goes into files and onto terminals: one short line, with what cannot be printed (or is half a character) escaped."""
+    """A detail for files and terminals: one short line, in which unprintable characters and lone surrogates are escaped."""
     escaped = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[:MOST_DETAIL])
     return "".join(escaped)[:MOST_DETAIL]
 
@@ -112,8 +112,8 @@ def main() -> None:
     settings = sys.argv[5] if len(sys.argv) > 5 else None
     sink = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # prints of the verifier must not reach the protocol
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the default ends the process even inside one long C call
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the default action ends the process even inside a long C call
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     if gib:
         resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30), int(gib * 2**30)))
     try:

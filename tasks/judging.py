@@ -1,4 +1,4 @@
-"""The judges of a task: which one a config asks for, and whether it works.
+"""The judges of a task: starts the one that a config names, and checks that it works.
 
 Called by `tasks/task.py` (`start_judges`) and by `launch.py check` (`check_judges`).
 """
@@ -16,26 +16,26 @@ from tasks.kinds import KINDS, judged_by_model
 from tasks.problems import Item
 
 PROBED = 4
-"""Problems that `check_judges` has judged with an empty response: the shortest, which pass the length filters."""
+"""Number of problems that `check_judges` probes: the shortest, because they pass the length filters."""
 SLOW = 256
-"""Canonical solutions that it has judged where a verdict takes long: programs, and rewards of the user's own."""
+"""Most canonical solutions that `check_judges` has judged if verdicts are slow: for programs and the user's own rewards."""
 
 
 Judges = JudgePool | LocalJudge | RewardJudge
-"""What judges responses: `judge` has a verdict for each (reference, response) pair, `close` ends its processes."""
+"""Judges responses: `judge` returns a verdict for each (reference, response) pair, `close` ends its processes."""
 
 
 def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:
-    """The judges of a task; `check`: without Ray.
+    """Start the judges of a task. `check`: without Ray.
 
-    Raises ConfigError when the user's reward cannot be imported or no sandbox can be made, ModelError for a bad reward model.
+    Raises ConfigError when the user's reward cannot be imported or no sandbox can be started, ModelError for a bad reward model.
     """
     if judged_by_model(config):
         local = check or not config.judge_workers
         return RewardJudge(reward_model or RewardModelConfig(), local_scorer if local else _remote_scorer)
     kind = KINDS[config.name]
     if config.reward:
-        try:  # the user's code: find out now, not after the first rollouts
+        try:  # the user's code: report an error now, not after the first rollouts
             judges = _verifier_judges(config, config.reward, config.judge_timeout)
             if isinstance(judges, JudgePool):
                 judges.wait_until_ready()
@@ -46,7 +46,7 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
         return _verifier_judges(config, kind.verifier, config.judge_timeout)
     limits = limits_of(config)
     check_sandbox(config.sandbox, limits)
-    patience = 2 * (limits.wall + START_LIMIT)  # a program and its questions; the sandbox keeps the true limits
+    patience = 2 * (limits.wall + START_LIMIT)  # a sandbox for the program, one for its questions
     return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json())
 
 
@@ -66,26 +66,26 @@ def _verifier_judges(
 
 
 def _remote_scorer(config: RewardModelConfig) -> Scorer:
-    from tasks.dialogue.reward_actor import RewardService  # imports Ray: the driver sets its environment first
+    from tasks.dialogue.reward_actor import RewardService  # imports Ray: not before its environment is set
 
     return RewardService(config)
 
 
 def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
-    """Have the shortest problems judged, with their canonical solution and an empty response, then all canonical solutions.
+    """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
 
-    Returns how many of these are wrong, in a line. Raises ConfigError when the judge has no verdict of the shortest: it raises,
-    hangs, crashes or returns no finite number; DataError when a verifier of ours finds all canonical solutions wrong.
+    Returns a line that says how many solutions are wrong. Raises ConfigError when the judge raises, hangs, crashes or returns no
+    finite number on the shortest problems, DataError when a built-in verifier finds all canonical solutions wrong.
     """
     judges = start_judges(config, reward_model, check=True)
     try:
         shortest = nsmallest(PROBED, items, key=lambda item: len(item.prompt) + len(item.solution or ""))
         probes = [(item.reference, text) for item in shortest for text in {item.solution or "", ""}]
-        verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one: the first failure is enough
+        verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one, to stop at the first failure
         failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
         if failed is not None:
             name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
-            raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); mend the reward function")
+            raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); fix the reward function")
         return _check_solutions(config, items, judges)
     finally:
         judges.close()
@@ -95,7 +95,7 @@ def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) 
     solved = [item for item in items if item.solution is not None]
     if not solved:
         return "canonical solutions: none"
-    if judged_by_model(config):  # its score of one is neither right nor wrong
+    if judged_by_model(config):  # a reward model's score is neither right nor wrong
         return f"canonical solutions: {len(solved)}"
     if config.reward or KINDS[config.name].runs_programs:
         solved = solved[:: -(-len(solved) // SLOW)]
@@ -108,6 +108,6 @@ def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) 
     if len(wrong) == len(solved) and not config.reward:
         raise DataError(
             f"all {len(solved)} canonical solutions are judged wrong, the first of {told}; name the right task and columns, or "
-            f"mend the data set"
+            f"fix the data set"
         )
     return f"canonical solutions: {len(wrong)} of {len(solved)} judged wrong, the first of {told}"

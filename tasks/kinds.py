@@ -1,4 +1,4 @@
-"""The kinds of task, `KINDS`: where their problems come from and what judges a response.
+"""The kinds of task, `KINDS`: the source of their problems, and the judge of their responses.
 
 Called by `tasks/task.py`, `tasks/judging.py`, `tasks/starter.py` and the supervised commands. A new kind of task is a new entry
 in `KINDS` and in the choices of `TaskConfig.name`.
@@ -21,25 +21,25 @@ from tasks.synthetic.generated import Puzzle, puzzle_items
 from tasks.synthetic.lock import LOCK
 
 Answer = Callable[[str], str | None]
-"""The final answer in a response, written so that equal answers are equal texts; None where there is none."""
+"""Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskKind:
     """What a kind of task needs. Its problems are generated from `puzzle`, or read from rows by `read`."""
 
-    verifier: str  # import path of a `tasks.judge_worker.Verify`, or of what makes one of a TaskConfig; empty: a reward model judges
+    verifier: str  # import path of a `tasks.judge_worker.Verify`, or of a function from TaskConfig to one; empty: a reward model judges
     puzzle: Puzzle | None = None
     read: Read | None = None
     has_answers: bool = True  # whether the rows hold gold answers
-    answer: Answer | None = None  # where responses end in short answers that can be voted on
-    runs_programs: bool = False  # of the model, in a sandbox
+    answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
+    runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
 
 
 def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
-    """A row whose prompt column is a dialogue (`chat.read_messages`): the assistant's last turn, if any, is the canonical solution.
+    """The item of a row whose prompt column is a dialogue (`chat.read_messages`). A last turn of the assistant is its solution.
 
-    The reference holds the messages of the prompt. Raises DataError.
+    The reference contains the messages of the prompt. Raises DataError.
     """
     place = f"{where}: column {columns.prompt!r} (task.columns.prompt)"
     messages = chat.read_messages(row[columns.prompt], place)
@@ -47,7 +47,7 @@ def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
     if messages[-1].role == "assistant":
         messages, solution = messages[:-1], messages[-1].content or None
     if not any(message.role == "user" and message.content for message in messages):
-        raise DataError(f"{place}: nobody asks anything before the assistant's last turn; mend or delete the row")
+        raise DataError(f"{place}: there is no message before the assistant's last turn; fix or delete the row")
     return Item(chat.dialogue_text(messages), chat.dump_messages(messages), level_of(row, columns), solution, messages)
 
 
@@ -70,7 +70,7 @@ def judged_by_model(config: TaskConfig) -> bool:
 def task_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], int]:
     """Training and evaluation items of any task, and the number of duplicates dropped. Raises DataError.
 
-    `seed` is that of generated training problems; rows are the same for every seed.
+    `seed` changes only generated training problems; rows are the same for every seed.
     """
     kind = KINDS[config.name]
     if kind.puzzle is not None:
@@ -92,10 +92,10 @@ def _read_rows(config: TaskConfig, path: str, split: str) -> list[Item]:
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
-    """Digests of the task's evaluation prompts, for whoever learns from other rows than the task's own.
+    """Digests of the task's evaluation prompts, for commands that train on other rows than the task's.
 
-    A prompt is given as its text alone, in the task's template, and as the one message of a dialogue. All rows of `eval_path`
-    count, whatever `eval_problems`; there are none where no data are named. Raises DataError as `task_items`.
+    Each prompt has three digests: of its text, of the text in the task's template, and of the text as the only message of a
+    dialogue. All rows of `eval_path` are included, not only `eval_problems`. Empty without data. Raises DataError as `task_items`.
     """
     items: list[Item] = []
     if KINDS[config.name].read is not None and config.eval_path:
@@ -108,7 +108,7 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
 
 
 def asked_prompts(messages: Messages) -> Iterator[str]:
-    """Digests of all that is asked in a dialogue: each turn of the user's, and what comes before each of the assistant's."""
+    """Digests of all prompts in a dialogue: each turn of the user, and the dialogue before each turn of the assistant."""
     for number, message in enumerate(messages):
         if message.role == "assistant":
             yield prompt_digest(chat.dialogue_text(messages[:number]))

@@ -1,7 +1,7 @@
 """From rows of text to problems of tokens: columns, prompt template, length filter, held-out split.
 
-Called by `tasks/kinds.py` and `tasks/task.py` (and by `tasks/starter.py` for the texts alone). Invariants: a problem's id
-depends on its prompt text alone; no prompt text is both in training and in evaluation; what is left out is counted.
+Called by `tasks/kinds.py` and `tasks/task.py` (and by `tasks/starter.py`, which needs only the texts). Invariants: a problem's
+id depends only on its prompt text; no prompt text is both in training and in evaluation; what is left out is counted.
 """
 
 import hashlib
@@ -30,15 +30,15 @@ class Item:
     reference: str  # what the verifier needs
     level: str = ""
     solution: str | None = None  # canonical solution, as a model should answer
-    messages: Messages = ()  # a prompt of several turns, in place of a template around `prompt`
+    messages: Messages = ()  # a prompt of several turns; if given, used instead of template and `prompt`
     where: str = field(default="", compare=False)  # file and row, for errors
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What did not become a training or evaluation problem, and canonical solutions that do not fit a response."""
+    """Counts of prompts left out, and of canonical solutions that are too long for a response."""
 
-    duplicates: int  # rows whose prompt text was there before
+    duplicates: int  # rows whose prompt text occurs in an earlier row
     long_prompts: int
     long_solutions: int
 
@@ -59,12 +59,12 @@ class Split:
 
 
 Read = Callable[[Row, Columns, str], Item]
-"""Makes an item of a row; the last argument names the row in errors ('train.jsonl: row 3')."""
+"""From a row to an item; the last argument names the row in errors ('train.jsonl: row 3')."""
 
 
 def prompt_digest(text: str) -> str:
-    """16 hex digits that identify a prompt text, whatever its case and white space: the same question in another layout is the
-    same problem, and must not be trained on when it is held out.
+    """16 hex digits that identify a prompt text. Case and white space are ignored: a held-out question must not be trained on
+    in another layout either.
 
     >>> prompt_digest("How many?") == prompt_digest("how  many?\\n")
     True
@@ -75,30 +75,30 @@ def prompt_digest(text: str) -> str:
 
 
 def text_of(row: Row, column: str, field: str, where: str) -> str:
-    """The text in a column, stripped. Raises DataError when it is empty or no text."""
+    """The stripped text in a column. Raises DataError when it is empty or not text."""
     value = row[column]
     if isinstance(value, float) and not math.isfinite(value):  # a Parquet file's missing number
-        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {value}; mend or delete the row")
+        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {value}; fix or delete the row")
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value.strip():
         found = "empty" if value is None or isinstance(value, str) else f"{type(value).__name__}, not text"
-        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {found}; mend or delete the row")
+        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {found}; fix or delete the row")
     return value.strip()
 
 
 def solution_of(row: Row, columns: Columns, where: str) -> str | None:
-    """The canonical solution of a row, None where there is no column of them. Raises DataError as `text_of`."""
+    """The canonical solution of a row; None if no column is configured for it. Raises DataError as `text_of`."""
     return None if columns.solution is None else text_of(row, columns.solution, "solution", where)
 
 
 def level_of(row: Row, columns: Columns) -> str:
-    """The difficulty of a row, empty where there is no column of levels."""
+    """The difficulty of a row; empty if no column is configured for it."""
     return "" if columns.level is None else str(row[columns.level])
 
 
 def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
-    """Items of the data set at `path`; `answers`: whether it must have gold answers. Raises DataError as `load_rows`, and for missing columns and bad rows."""
+    """Items of the data set at `path`; `answers`: whether gold answers are required. Raises DataError, also for bad rows."""
     rows = load_rows(path, split)
     columns = config.columns
     wanted = columns.model_dump()
@@ -115,9 +115,9 @@ def split_items(
 ) -> tuple[list[Item], list[Item], int]:
     """Training items, evaluation items (disjoint by prompt text) and the number of duplicates dropped.
 
-    Without evaluation data the `eval_problems` prompts with the smallest hashes are held out, whatever the seed and the
-    order of the rows: the same problems in every run. With them, all of it is kept out of training, and the first `eval_problems` are
-    evaluated. `problems` bounds the training items. Raises DataError.
+    Without evaluation data the `eval_problems` prompts with the smallest hashes are held out: the same ones in every run, for any
+    seed and order of rows. With evaluation data, none of it is trained on, and its first `eval_problems` items are evaluated.
+    `problems` bounds the training items. Raises DataError when no training item is left.
     """
     unique = {prompt_digest(item.prompt): item for item in reversed(items)}
     kept_out: dict[str, Item]
@@ -137,7 +137,7 @@ def split_items(
 
 
 def render_item(template: str, tokenizer: Tokenizer, item: Item) -> list[int]:
-    """Token ids of a prompt: template, then the tokenizer's chat template when it has one. Raises DataError as `prompt_ids`."""
+    """Token ids of a prompt: apply the template, then the tokenizer's chat template if any. Raises DataError as `prompt_ids`."""
     text = template.replace("{prompt}", item.prompt)
     if item.messages or getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, item.messages or (Message("user", text),), item.where or "a prompt")
@@ -150,7 +150,7 @@ def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
 
 
 def check_template(template: str) -> None:
-    """Raises ConfigError when the question would not appear in the prompt."""
+    """Raises ConfigError when the template has no place for the question."""
     if "{prompt}" not in template:
         raise ConfigError(f"task.template = {template!r} has no {{prompt}}; write where the question goes")
 
@@ -163,9 +163,9 @@ def encode_problems(
     max_prompt_tokens: int,
     max_response_tokens: int,
 ) -> Split:
-    """Tokenize, leaving out prompts (and only the solutions of problems) that do not fit. Raises DataError if none fits.
+    """Tokenize. Leave out prompts that are too long; drop only the solution where that is too long. DataError if none fits.
 
-    `items`: for training, for evaluation, and the number of duplicates dropped, as from `split_items`.
+    `items`: training items, evaluation items, and the number of duplicates, as `split_items` returns them.
     """
     train, evaluation, duplicates = items
     check_template(config.template)

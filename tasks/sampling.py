@@ -1,7 +1,7 @@
-"""Which training problems an iteration starts from: all alike, or the hard ones more often.
+"""Samplers of the training problems of an iteration: all with equal probability, or hard ones more often.
 
-Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: what is drawn is a function of the seed
-and of the cursor, so a sampler restored from its cursor goes on exactly as the one that was saved.
+Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: a draw is a function of the seed and the
+cursor, so a restored sampler continues exactly as the saved one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from core.records import Judged, Problem
 from core.seeds import generator
 
 MEMORY = 0.5
-"""What the success so far counts for against that of the newest rollouts of a problem."""
+"""Weight of a problem's earlier success rate when it is blended with that of its newest rollouts."""
 EASY = 0.2
-"""How often a problem that is always solved is drawn, relative to one that never is."""
+"""Weight of a problem that is always solved, relative to one that never is."""
 
 
 def check_cursor(cursor: Mapping[str, Any], problems: int) -> None:
@@ -29,9 +29,9 @@ def check_cursor(cursor: Mapping[str, Any], problems: int) -> None:
 
 
 class UniformSampler:
-    """Draws training problems alike: a new permutation every epoch, each problem once per epoch.
+    """Draws every training problem once per epoch, in a new permutation each epoch.
 
-    Its cursor (epoch, position) resumes it exactly: the permutations come from the seed, not from a running generator.
+    The cursor is (epoch, position). A permutation depends only on the seed and the epoch, not on a running generator.
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
@@ -45,7 +45,7 @@ class UniformSampler:
         return [int(i) for i in generator(self._seed, "problems", epoch).permutation(len(self._problems))]
 
     def sample(self, n: int) -> list[Problem]:
-        """The next n problems; goes on into the next epoch when this one is used up."""
+        """The next n problems; continues with the next epoch when this one is used up."""
         drawn: list[Problem] = []
         while len(drawn) < n:
             if self._position == len(self._order):
@@ -57,25 +57,25 @@ class UniformSampler:
         return drawn
 
     def record(self, judged: Iterable[Judged]) -> None:
-        """What became of the rollouts changes nothing here."""
+        """Do nothing: outcomes do not change the order."""
 
     def state(self) -> dict[str, Any]:
         """The cursor, as plain data."""
         return {"problems": len(self._problems), "epoch": self._epoch, "position": self._position}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Go to a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
+        """Restore a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
         check_cursor(cursor, len(self._problems))
         self._epoch, self._position = cursor["epoch"], cursor["position"]
         self._order = self._permutation(self._epoch)
 
 
 class HardSampler:
-    """Draws problems with a chance that falls with their running success rate from the root.
+    """Draws problems with a weight that falls with their running success rate from the root.
 
-    The weight of a problem with rate r is EASY + (1 - EASY) (1 - r): hard problems come up to 1 / EASY times as often as solved
-    ones, which still come, so that what was learnt is kept and noticed when it is lost. A problem that was never seen counts
-    as hard: first of all, all are tried. No problem comes twice in a draw of up to their number.
+    The weight of a problem with rate r is EASY + (1 - EASY) (1 - r). So hard problems come up to 1 / EASY times as often as solved
+    ones. Solved ones still come, so that the policy does not forget them. A problem that was never seen has rate 0, so all are tried
+    early. No problem comes twice in a draw of up to their number.
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
@@ -110,12 +110,12 @@ class HardSampler:
             self._seen[at] = True
 
     def state(self) -> dict[str, Any]:
-        """The cursor, as plain data: number of draws, and the rates of the problems seen."""
+        """The cursor as plain data: number of draws, and the rates of the problems seen so far."""
         rates = {str(at): float(self._rates[at]) for at in np.flatnonzero(self._seen)}
         return {"problems": len(self._problems), "draws": self._draws, "rates": rates}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Go to a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
+        """Restore a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
         check_cursor(cursor, len(self._problems))
         self._draws = cursor["draws"]
         self._rates[:], self._seen[:] = 0.0, False

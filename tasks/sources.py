@@ -1,7 +1,7 @@
-"""Rows of a data set from wherever the user keeps them: JSONL, Parquet, a local directory of these, a Hugging Face name.
+"""Reads the rows of a data set: a JSONL or Parquet file, a directory of these, or a Hugging Face data set.
 
-Called by `tasks/problems.py`. Invariant: every way to fail is one `DataError` line that names the file (and line) and
-the remedy; nothing is skipped silently.
+Called by `tasks/problems.py`. Invariant: every failure is a `DataError` of one line that names the file (and line) and the
+remedy; nothing is skipped silently.
 """
 
 import difflib
@@ -18,8 +18,8 @@ Row = Mapping[str, Any]
 def load_rows(path: str, split: str) -> list[Row]:
     """All rows of `path`: a .jsonl or .parquet file, a directory of them, or else a Hugging Face data set name.
 
-    In a directory that has files named after the split (`train.jsonl`, `train-00000.parquet`) only these are read; one without
-    files of its own is searched for them, as in a clone of a hub repository. Raises DataError.
+    If a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it has no data
+    files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -34,7 +34,7 @@ def load_rows(path: str, split: str) -> list[Row]:
 
 
 def require_columns(rows: Sequence[Row], wanted: Iterable[tuple[str, str]], source: str) -> None:
-    """Check that every row has the columns. `wanted`: (config field, column). Raises DataError with the nearest name."""
+    """Check that every row has the columns. `wanted`: (config field, column). Raises DataError that names the nearest one."""
     for field, column in wanted:
         missing = next((number for number, row in enumerate(rows, 1) if column not in row), None)
         if missing is None:
@@ -53,12 +53,12 @@ def _split_files(folder: Path, split: str) -> list[Path]:
         below = (file.relative_to(folder) for file in folder.rglob("*") if file.suffix in READERS)
         files = sorted(folder / file for file in below if not any(part.startswith(".") for part in file.parts))
     if not files:
-        raise DataError(f"{folder}: no .jsonl or .parquet file in this directory; give one that holds some")
+        raise DataError(f"{folder}: no .jsonl or .parquet file in this directory; give one that contains some")
     named = [
         file for file in files if file.name.startswith(split) or (file.parent != folder and file.parent.name == split)
     ]
     places = sorted({str(file.parent.relative_to(folder)) for file in named or files})
-    if len(places) > 1:  # the subsets of a repository are different data sets
+    if len(places) > 1:  # several folders are subsets, which are different data sets
         raise DataError(f"{folder}: files of split {split!r} in {', '.join(places)}; give one of these folders")
     if not named and len(files) > 1 and any(file.name.startswith(("train", "test", "valid")) for file in files):
         raise DataError(
@@ -86,10 +86,10 @@ def _read_jsonl(file: Path) -> list[Row]:
         try:
             row = json.loads(line)
         except RecursionError:
-            raise DataError(f"{file}: line {number}: nested too deeply; mend or delete the line") from None
+            raise DataError(f"{file}: line {number}: nested too deeply; fix or delete the line") from None
         except ValueError as error:  # a UnicodeDecodeError is one too
             cut = not data.endswith(b"\n") and number == data.count(b"\n") + 1
-            kind = "the file is cut in the middle of this line" if cut else f"not valid JSON ({error})"
+            kind = "the file ends in the middle of this line" if cut else f"not valid JSON ({error})"
             raise DataError(f"{file}: line {number}: {kind}; restore the file or delete the line") from None
         if not isinstance(row, dict):
             raise DataError(f"{file}: line {number}: expected an object with columns, found {type(row).__name__}")
@@ -115,7 +115,7 @@ def _load_hub(name: str, split: str) -> list[Row]:
     repository, _, subset = name.partition(":")
     try:
         return list(datasets.load_dataset(repository, subset or None, split=split))
-    except Exception as error:  # the hub client raises a dozen unrelated types; all mean "not to be had"
+    except Exception as error:  # the hub client raises many unrelated types; all mean that it cannot be loaded
         raise DataError(
             f"{name}: neither a local file or directory nor a Hugging Face data set with split {split!r} that can be "
             f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'"

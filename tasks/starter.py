@@ -1,10 +1,10 @@
-"""The starter: a small model with its own tokenizer, warm-started here, that stands in for a pretrained one.
+"""The starter: a small model with its own tokenizer, warm-started here, that replaces a pretrained one.
 
 Called by `launch.py` before any engine starts (`resolve_model`). It is an ordinary Hugging Face directory (Qwen2 architecture,
-tied embeddings, safetensors): everything downstream loads it as it loads a user's checkpoint.
+tied embeddings, safetensors), so it is loaded as any user's model is.
 
-Invariants: the result depends only on the starter settings, the task's texts and the seed (its folder is named by their hash);
-a folder in the cache is complete (built beside it, then renamed); no evaluation problem is trained on.
+Invariants: the result depends only on the starter settings, the task's texts and the seed; its folder is named by their hash. A
+folder in the cache is complete: it is built under a temporary name and then renamed. No evaluation problem is trained on.
 """
 
 import hashlib
@@ -23,17 +23,16 @@ from tasks.kinds import KINDS, task_items
 from tasks.problems import Tokenizer
 
 FORMAT = 2
-"""Part of the cache key: raise it whenever the code here makes another model of the same settings."""
+"""Part of the cache key: raise it when a change of the code makes another model from the same settings."""
 CONTEXT = 2048
-"""Positions of the model. Rotary embeddings cost nothing for what is not used."""
+"""Positions of the model. Unused positions cost nothing with rotary embeddings."""
 
 
 def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, seed: int) -> str:
-    """The model to train: the directory of one built (or found in the cache) for 'starter', a local one, or its hub name.
+    """The model to train: for 'starter' the directory of one from the cache or newly built, else a local directory or a hub name.
 
-    Directories are absolute: actors have another working directory. A hub name stays one: each node has its own cache.
-
-    Raises ModelError for a directory without a model and a name that cannot be had, DataError for the task's data.
+    Directories are absolute, because actors have another working directory. A hub name is returned unchanged, because each node
+    has its own cache. Raises ModelError for a directory without a model or an unknown name, DataError for the task's data.
     """
     if model_path == "starter":
         return str(_starter(starter, task, seed))
@@ -50,7 +49,7 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
 
     try:
         snapshot_download(model_path)
-    except Exception as error:  # the hub client raises a dozen unrelated types; all mean "not to be had"
+    except Exception as error:  # the hub client raises many unrelated types; all mean that there is no such model
         raise ModelError(
             f"model.path {model_path}: neither a directory nor a model on the hub ({first_line(error)})"
         ) from None
@@ -77,7 +76,7 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
         os.chmod(work, 0o755)
         os.rename(work, place)
     except OSError:
-        if not place.is_dir():  # else another run was faster and built the same
+        if not place.is_dir():  # false if another run has built the same one first
             raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -115,7 +114,7 @@ def small_model(config: StarterConfig, tokenizer: Tokenizer) -> Any:
             num_key_value_heads=config.heads,
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,
-            initializer_range=0.5 * config.hidden_size**-0.5,  # the usual 0.02 is for widths near 1000
+            initializer_range=0.5 * config.hidden_size**-0.5,  # the usual 0.02 fits widths near 1000
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

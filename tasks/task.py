@@ -1,6 +1,6 @@
-"""A task: problems to train and evaluate on, and the judging of responses to them. `build_task` makes one from a config.
+"""A task: its problems for training and evaluation, and its judges. `build_task` makes one from a config.
 
-Called by `trainer`. A task is a value plus its judging processes: `close` ends them. The kinds of task are in `tasks/kinds.py`.
+Called by `trainer`. The kinds of task are in `tasks/kinds.py`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class Task:
         self.answer = kind.answer
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
-        # whether a prefix of a response (text) is still correct: exact, also where it is cut inside a line
+        # problem, prefix of a response (text) -> whether it is still correct; exact, also inside a line
         self.prefix_correct: Callable[[Problem, str], bool] | None = None
         if (puzzle := kind.puzzle) is not None:
             self.prefix_correct = lambda problem, text: puzzle.prefix_correct(problem.reference, text)
@@ -39,21 +39,21 @@ class Task:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     def check_starts(self, starts: Iterable[Start]) -> None:
-        """Raises DataError when a training rollout would begin from an evaluation problem, by the hash of its prompt's text.
+        """Raises DataError when a start has the prompt of an evaluation problem, by the hash of its text.
 
-        Everything that is trained on or replayed begins with such a start, so this keeps evaluation problems out of both.
+        All training and replay begins with a start, so this keeps evaluation problems out of both.
         """
         prompts = {start.problem_id: start.prompt_ids for start in starts}
         for problem_id, prompt in prompts.items():
             evaluated = self._evaluated.get(prompt_digest(self.decode(prompt)))
             if evaluated is not None:
                 raise DataError(
-                    f"training start of problem {problem_id}: its prompt is that of evaluation problem {evaluated}; remove it "
+                    f"training start of problem {problem_id}: it has the prompt of evaluation problem {evaluated}; remove it "
                     f"from task.path or task.eval_path"
                 )
 
     def judge(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        """A verdict for every trajectory, in the same order, on its whole response (prefix and continuation)."""
+        """Judge the whole response (prefix and continuation) of every trajectory. The order stays the same."""
         texts = self.tokenizer.batch_decode(
             [trajectory.response_ids.tolist() for trajectory in trajectories], skip_special_tokens=True
         )
@@ -77,7 +77,7 @@ def build_task(
 ) -> Task:
     """The task of a config, with its judging processes started. Raises DataError, ConfigError, ModelError.
 
-    `reward_model` judges tasks that have no verifier (default: none is named).
+    `reward_model`: judges tasks without a verifier.
     """
     items = task_items(config, seed)
     split = encode_problems(
@@ -90,7 +90,7 @@ def build_task(
 def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenizer) -> str:
     """32 hex digits of the task's name, its training problems and the tokenizer's vocabulary.
 
-    A replay store or checkpoint made under another fingerprint holds token ids that mean something else.
+    The token ids in a replay store or checkpoint with another fingerprint have another meaning.
     """
     state = hashlib.blake2b(name.encode(), digest_size=16)
     state.update(json.dumps(sorted(tokenizer.get_vocab().items())).encode())

@@ -24,9 +24,9 @@ IGNORED = -100
 
 
 def warm_start(model: Any, corpus: Corpus, tokenizer: Tokenizer, config: StarterConfig, label: str) -> float:
-    """Train in place for `config.steps` optimizer steps.
+    """Train `model` in place for `config.steps` optimizer steps.
 
-    Returns the mean loss (nats per token) of the last tenth of them, 0 without steps.
+    Returns the mean loss (nats per token) of the last tenth of the steps; 0 without steps.
     """
     steps, examples = config.steps, corpus.examples(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
@@ -52,10 +52,10 @@ def warm_start(model: Any, corpus: Corpus, tokenizer: Tokenizer, config: Starter
 
 
 def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator[list[Example]]:
-    """Batches cut by length out of `pool` batches at once, in a shuffled (fixed) order.
+    """Batches in a shuffled (fixed) order. Examples for `pool` batches are sorted by length and then cut into batches.
 
-    A large pool computes little padding, but gives long examples batches of their own: with a few short lengths that hurts
-    what is learned (measured on arithmetic), so such a corpus takes a pool of 1.
+    A large pool needs little padding but puts long examples into separate batches. If there are only a few short lengths, this
+    hurts learning (measured on arithmetic), so such a corpus uses a pool of 1.
     """
     rng = np.random.default_rng(0)
     while True:

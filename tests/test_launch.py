@@ -190,7 +190,7 @@ def test_a_data_file_that_was_cut(tmp_path: Path) -> None:
     line = error_here(
         "check", "--task.name", "gsm8k", "--task.path", str(tmp_path / "d.jsonl"), "--task.columns.prompt", "question"
     )
-    assert "line 3: the file is cut in the middle of this line" in line
+    assert "line 3: the file ends in the middle of this line" in line
 
 
 def test_unreadable_model(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The loop and what surrounds it: checkpoints, run directory, metrics, console, evaluation."""
+"""The training loop and its support: starts, sessions, checkpoints, metrics, evaluation, supervised runs."""

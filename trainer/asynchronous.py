@@ -1,12 +1,12 @@
 """Asynchronous mode: engines never wait for the learner, and the staleness of every token is bounded.
 
-    engines   | batch 1 .... | batch 2 .... | batch 3 .... |        never stop; weights change between two of their steps
-    learner           wait   | update 1     | update 2     | ...    on the oldest batch that is complete
+    engines   | batch 1 .... | batch 2 .... | batch 3 .... |        never stop; weights change between two engine steps
+    learner           wait   | update 1     | update 2     | ...    on the oldest complete batch
 
 Made by `trainer/build.py`, used by `trainer/loop.py`. Batch N is submitted once the learner's version is at least N - 1 -
-`max_staleness`. A start must be trained on before the learner's version is more than `max_staleness` past the one at which it was
-submitted. Invariants: when the learner trains at version v, no token is older than v - `max_staleness`; every submitted start is
-trained on once, with all its samples; `state` lists the starts that are not, and a resumed run submits them again.
+`max_staleness`. A start that is submitted at version v is trained on at version v + `max_staleness` at the latest. Invariants: when
+the learner trains at version v, no token is older than v - `max_staleness`. Every submitted start is trained on once, with all its
+samples. `state` lists the starts that are not trained on yet, and a resumed run submits them again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """What has been submitted to the engines and not been trained on.
+    """The starts that are submitted to the engines and not yet trained on.
 
     Args:
         stream: the engines.
-        sampling: how training rollouts are drawn.
-        starts: per iteration.
+        sampling: how training rollouts are sampled.
+        starts: number of starts per iteration.
         max_staleness: versions that a token may be behind the learner, at least 1.
-        iterations: of the run: nothing is submitted that would not be trained on.
+        iterations: of the run; no start is submitted for a later one.
     """
 
     def __init__(
@@ -44,9 +44,7 @@ class Pipeline:
         self._iterations = iterations
         self._fed = 0  # number of the last batch that was submitted
         self._open: dict[str, Start] = {}
-        self._submitted_at: dict[
-            str, int
-        ] = {}  # the learner's version when a start was submitted: none of its tokens is older
+        self._submitted_at: dict[str, int] = {}  # start id -> learner's version at submission; no token is older
         self._complete: dict[str, list[Trajectory]] = {}  # in the order of completion
 
     @property
@@ -61,9 +59,9 @@ class Pipeline:
             self._submit(choose(self._fed), version)
 
     def take(self, version: int) -> list[Trajectory]:
-        """Wait for a complete batch for the learner at `version`: all samples of its starts, oldest starts first.
+        """Wait for a complete batch for the learner at `version`. Returns all samples of its starts, oldest starts first.
 
-        Raises ActorError when the engines cannot generate any more.
+        Raises ActorError when the engines can no longer generate.
         """
         while (
             chosen := next_batch(self._submitted_at, self._complete, self._starts, version, self._max_staleness)
@@ -75,11 +73,11 @@ class Pipeline:
         return [trajectory for start_id in chosen for trajectory in self._complete.pop(start_id)]
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint (JSON): the last batch that was submitted, and the starts that have not been trained on."""
+        """For a checkpoint (JSON): number of the last submitted batch, and the starts that are not yet trained on."""
         return {"fed": self._fed, "in_flight": [_as_json(start) for start in self._open.values()]}
 
     def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
-        """Continue after iteration `number`: submit the starts of `state` again, for the present weights to generate.
+        """Continue after iteration `number`: submit the starts of `state` again, to be generated with the current weights.
 
         `state` is None after a synchronous iteration. Raises ConfigError when the settings allow fewer starts, or when the starts
         do not fill whole iterations.
@@ -89,13 +87,13 @@ class Pipeline:
         ahead = fed - number
         if ahead > self._max_staleness:
             raise ConfigError(
-                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has starts in flight for {ahead} iterations; leave "
-                f"rollout.max_staleness at {ahead} or more"
+                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has starts in flight for {ahead} iterations; set "
+                f"rollout.max_staleness to {ahead} or more"
             )
         if len(starts) != self._starts * ahead:
             raise ConfigError(
-                f"rollout.starts = {self._starts}: the checkpoint has {len(starts)} starts in flight for {ahead} iterations; leave "
-                f"rollout.starts at {len(starts) // max(1, ahead)}"
+                f"rollout.starts = {self._starts}: the checkpoint has {len(starts)} starts in flight for {ahead} iterations; set "
+                f"rollout.starts to {len(starts) // max(1, ahead)}"
             )
         self._stream.abandon()
         self._open, self._submitted_at, self._complete, self._fed = {}, {}, {}, fed
@@ -112,8 +110,8 @@ def next_batch(
 ) -> list[str] | None:
     """The `count` oldest complete starts for the learner at `version`; None: wait for more.
 
-    `submitted_at`: version at which each open start was submitted. Of the starts that are left, at most `count` may be due at each later
-    version up to their version + `max_staleness`. Earliest deadline first misses no deadline that can be met.
+    `submitted_at`: version at which each open start was submitted. A start is due at that version + `max_staleness`. The batch must
+    leave a schedule of `count` starts per version that meets every later deadline. Earliest deadline first finds one if it exists.
     """
     chosen = sorted(complete, key=submitted_at.__getitem__)[:count]
     if len(chosen) < count:

@@ -1,7 +1,7 @@
-"""Opens what a run needs: model and task, the cluster, then store, engines and learner.
+"""Builds the components of a run: model and task, the cluster, then store, engines and learner.
 
-Called by `commands/`. Engines are imported inside the functions, so that bad input is found without them. Invariant: what has been
-started is stopped when the block is left, however it is left.
+Called by `commands/`. Engines are imported inside the functions, so that bad input is reported before vLLM and DeepSpeed load.
+Invariant: each context manager stops what it has started, also after an error.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ logger = logging.getLogger("retrospect.build")
 
 @dataclass(frozen=True, slots=True)
 class ModelAndTask:
-    """Model and task of a run, checked."""
+    """The checked model and task of a run."""
 
     model: str  # Hugging Face directory or name
     task: Task
 
 
 def iteration_settings(config: Config) -> IterationSettings:
-    """The numbers of an iteration."""
+    """The settings of an iteration, from the configuration."""
     from replay.rankings import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
@@ -67,7 +67,7 @@ def iteration_settings(config: Config) -> IterationSettings:
 
 
 def evaluation_plan(config: Config) -> EvaluationPlan:
-    """How evaluation responses are drawn."""
+    """How evaluation responses are sampled."""
     evaluation = config.evaluation
     sampled = _sampling(config, evaluation.temperature, evaluation.top_p)
     greedy = replace(sampled, temperature=0.0, top_p=1.0)
@@ -115,9 +115,9 @@ def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
 def connected(
     config: Config, name: str, local: bool, needs: Callable[[Config, str], tuple[Bundle, ...]] = placement
 ) -> AbstractContextManager[Device]:
-    """A Ray cluster with the processes that the run `name` needs; with `local` this process. Gives the device."""
+    """Connect to a Ray cluster with room for the processes of the run `name`; `local`: use this process. Yields the device."""
     if local:
-        return nullcontext(cast(Device, config.cluster.device))  # `single_process` has chosen it
+        return nullcontext(cast(Device, config.cluster.device))  # chosen by `single_process`
     from trainer.cluster import connect
 
     return connect(config, name, needs)
@@ -127,18 +127,18 @@ def connected(
 def components(
     config: Config, run: RunDirectory, ready: ModelAndTask, device: Device, *, local: bool = False
 ) -> Iterator[Components]:
-    """Start store, engines and learner of a training run. `local`: all of them in this process."""
+    """Start store, engines and learner of a training run. `local`: all in this process."""
     from replay.boundaries import TokenTable, boundaries
     from replay.store import ReplayStore
     from tasks.sampling import problem_sampler
 
     task = ready.task
-    shutil.rmtree(run.replay, ignore_errors=True)  # a resumed run restores its checkpoint
+    shutil.rmtree(run.replay, ignore_errors=True)  # a resumed run restores the store from its checkpoint
     run.replay.mkdir()
     with ExitStack() as stack:
-        store = ReplayStore(  # first: files that cannot be written must not cost the start of the engines
+        store = ReplayStore(  # first, so that a file error is reported before the engines start
             config.replay,
-            vocabulary=max(len(task.tokenizer), inspect_model(ready.model).vocabulary),  # engines sample unused rows
+            vocabulary=max(len(task.tokenizer), inspect_model(ready.model).vocabulary),  # engines sample unused ids too
             directory=run.replay,
             fingerprint=task.fingerprint,
             local=local,
@@ -168,8 +168,7 @@ def _start_both(
 ) -> tuple[Any, Any]:
     """Start engines and learner at the same time: each spends most of its time importing.
 
-    In one process the learner must come first: it sets the number of threads and the process group, and vLLM would not let it do
-    so later.
+    In one process the learner starts first: it sets the number of threads and the process group, which is impossible after vLLM.
     """
 
     def _start(one: Callable[[], Any]) -> Any:
@@ -194,7 +193,7 @@ def engine_pool(
     local: bool = False,
     quarantine: Callable[[Start, str], None] = _log_start,
 ) -> RolloutPool | LocalPool:
-    """The engines; the caller closes them. `local`: one, in this process. `quarantine` gets starts that no engine can generate."""
+    """The engines; the caller closes them. `local`: one in this process. `quarantine` gets the starts that no engine can generate."""
     seed = derive(config.run.seed, "engine")
     if local:
         from actors.engines import build_engine
@@ -239,7 +238,7 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
 
 @contextmanager
 def asynchronous(config: Config, pool: RolloutPool) -> Iterator[tuple[RolloutStream, Pipeline]]:
-    """The pool on a thread of its own, and the pipeline that submits starts to it."""
+    """Run the pool in a separate thread. Yields it as a stream, and the pipeline that submits starts to it."""
     from actors.stream import streaming
     from trainer.asynchronous import Pipeline
 

@@ -1,10 +1,10 @@
-"""Checkpoints: everything a run needs to continue as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had not stopped.
 
     checkpoints/000010/learner/      policy, critic, optimizers, schedules, random states (DeepSpeed)
     checkpoints/000010/policy/       the policy in Hugging Face format, with its tokenizer
     checkpoints/000010/replay/       snapshot of the replay store
     checkpoints/000010/progress.json iteration, problem cursor, token count, starts in flight (asynchronous mode)
-    checkpoints/best                 name of the checkpoint with the highest success on held-out problems, and that success
+    checkpoints/best                 name of the checkpoint with the highest held-out success, and that success
     checkpoints/latest               name of the newest complete checkpoint, written last
 
 Called by `trainer/session.py`. Invariant: `latest` always names a complete checkpoint. A checkpoint is written under a temporary
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("retrospect.checkpoint")
 
 REQUIRED = ("learner/learner.json", "policy/config.json", "replay/store.json", "progress.json")
-"""What a checkpoint must hold besides the files of the learner's ranks. Processes on other nodes may write most of it."""
+"""Files of every complete checkpoint, besides those of the learner's ranks. Other nodes may have written most of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """What is done after an iteration."""
+    """How far a run is after an iteration."""
 
-    iteration: int  # the last complete one
+    iteration: int  # last complete iteration
     cursor: dict[str, Any]  # of the problem sampler
-    total_tokens: int  # generated in training rollouts
+    total_tokens: int  # generated in training rollouts so far
     pipeline: dict[str, Any] | None = None  # asynchronous mode: starts in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The checkpoint whose policy did best on held-out problems."""
+    """The checkpoint whose policy has the highest held-out success."""
 
     iteration: int
     success: float
@@ -53,10 +53,10 @@ class Best:
 def save(
     run: RunDirectory, parts: "Components", progress: RunProgress, keep: int, success: float | None = None
 ) -> Path:
-    """Write a checkpoint atomically and delete all but the newest `keep` and the best.
+    """Write a checkpoint atomically, then delete all but the newest `keep` and the best.
 
-    `success`: on held-out problems, where this iteration was evaluated. Raises CheckpointError, and leaves `latest` as it was, when
-    the checkpoint cannot be written or a part has written to another disk.
+    `success`: on held-out problems, if this iteration was evaluated. Raises CheckpointError, and leaves `latest` unchanged, when the
+    checkpoint cannot be written or a part of it is on another disk.
     """
     final = run.checkpoints / f"{progress.iteration:06d}"
     try:
@@ -68,13 +68,13 @@ def save(
             wanted = [*REQUIRED, *(f"learner/{name}" for name in files)]
             if missing := [name for name in wanted if not (temporary / name).exists()]:
                 raise CheckpointError(
-                    f"{temporary}: {', '.join(missing)} not there after writing; run.root must lie on storage that all nodes see"
+                    f"{temporary}: {', '.join(missing)} missing after writing; run.root must be on storage that all nodes see"
                 )
         name_best(run, progress.iteration, success)
         write_atomically(run.checkpoints / "latest", final.name)
     except OSError as error:
         raise CheckpointError(
-            f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the rights"
+            f"{final}: cannot write the checkpoint: {error.strerror or error}; free space or fix the permissions"
         ) from error
     finally:
         shutil.rmtree(_sibling(final, "tmp"), ignore_errors=True)  # left by a failure; it may fill the disk
@@ -82,7 +82,7 @@ def save(
         try:
             shutil.rmtree(old)
         except OSError as error:  # the next save tries again
-            logger.warning("%s: cannot delete this old checkpoint: %s; fix the rights", old, error.strerror or error)
+            logger.warning("%s: cannot delete old checkpoint: %s; fix the permissions", old, error.strerror or error)
     return final
 
 
@@ -90,8 +90,8 @@ def save(
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder that replaces `folder` when the block ends without an error.
 
-    `folder` is always the complete old one or the complete new one. After a kill between the two renames it is missing; the next
-    call brings the old one back first.
+    `folder` is always the complete old or the complete new one. If the process is killed between the two renames it is missing;
+    then the next call restores the old one first.
     """
     temporary, old = _sibling(folder, "tmp"), _sibling(folder, "old")
     if old.exists() and not folder.exists():
@@ -113,9 +113,9 @@ def _sibling(folder: Path, end: str) -> Path:
 
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
-    """All checkpoints but that of `iteration`, the `keep` - 1 newest before it, and the best.
+    """The checkpoints to delete: all but that of `iteration`, the `keep` - 1 newest before it, and the best.
 
-    Checkpoints of later iterations count as the oldest: the run was resumed from an earlier one and repeats them.
+    Checkpoints of later iterations count as the oldest: the run was resumed from an earlier one and writes them again.
     """
     others = {int(path.name): path for path in run.checkpoints.iterdir() if path.is_dir() and path.name.isdigit()}
     others.pop(iteration, None)
@@ -126,7 +126,7 @@ def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
 
 
 def best(run: RunDirectory) -> Best | None:
-    """The best checkpoint so far; None before the first that was evaluated."""
+    """The best checkpoint so far; None before the first evaluated one."""
     pointer = run.checkpoints / "best"
     if not pointer.is_file():
         return None
@@ -135,15 +135,15 @@ def best(run: RunDirectory) -> Best | None:
 
 
 def is_best(run: RunDirectory, success: float) -> bool:
-    """Whether a policy with this success on held-out problems is better than that of the best checkpoint."""
+    """Whether this held-out success is higher than that of the best checkpoint."""
     top = best(run)
     return top is None or success > top.success
 
 
 def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
-    """Name the checkpoint of `iteration`, just written, the best if its success (None: not evaluated) is the highest.
+    """Make the new checkpoint of `iteration` the best if its success (None: not evaluated) is the highest.
 
-    A checkpoint that replaced the best one is the best by its own success, or loses the name if it was not evaluated.
+    If it has replaced the best checkpoint, it stays the best with its new success; without an evaluation `best` is removed.
     """
     top = best(run)
     replaced = top is not None and top.iteration == iteration
@@ -160,7 +160,7 @@ def saved(run: RunDirectory) -> int | None:
 
 
 def flush(folder: Path) -> None:
-    """fsync every file and folder below `folder`: after a power cut a renamed folder must have its contents."""
+    """fsync every file and folder below `folder`, so that a renamed folder has its contents after a power cut."""
     for path in [folder, *folder.rglob("*")]:
         sync(path)
 
@@ -179,24 +179,24 @@ def latest(run: RunDirectory) -> Path:
 
 
 def progress_of(path: Path) -> RunProgress:
-    """What was done when the checkpoint was written."""
+    """The progress of the run when the checkpoint was written."""
     return RunProgress(**json.loads((path / "progress.json").read_text()))
 
 
 def in_flight(progress: RunProgress) -> int:
-    """Starts of asynchronous mode that were submitted and not trained on."""
+    """Number of starts of asynchronous mode that are submitted and not yet trained on."""
     return len(progress.pipeline["in_flight"]) if progress.pipeline else 0
 
 
 def continue_from(path: Path, parts: "Components") -> RunProgress:
-    """Bring all parts to where the checkpoint was written, as if the run had never stopped.
+    """Restore all parts from a checkpoint.
 
-    Raises ConfigError when starts of asynchronous mode are in flight there and the run is synchronous.
+    Raises ConfigError when the checkpoint has starts of asynchronous mode in flight and the run is synchronous.
     """
     progress = progress_of(path)
     if parts.pipeline is None and (count := in_flight(progress)):
         raise ConfigError(
-            f"rollout.max_staleness = 0: {path} has {count} starts of asynchronous mode in flight; leave rollout.max_staleness as it was"
+            f"rollout.max_staleness = 0: {path} has {count} starts of asynchronous mode in flight; do not change rollout.max_staleness"
         )
     parts.learner.restore(path / "learner")
     parts.replay.restore(path / "replay")
@@ -205,7 +205,7 @@ def continue_from(path: Path, parts: "Components") -> RunProgress:
 
 
 def start_over(cursor: dict[str, Any], parts: "Components") -> RunProgress:
-    """Bring all parts to where a new run begins; the learner's ranks must be fresh. `cursor`: of the problem sampler then."""
+    """Reset all parts to the beginning of a run; the learner's ranks must be new. `cursor`: the problem sampler's first one."""
     progress = RunProgress(0, cursor, 0)
     parts.replay.clear()
     _set_up(parts, progress)
@@ -215,7 +215,7 @@ def start_over(cursor: dict[str, Any], parts: "Components") -> RunProgress:
 def _set_up(parts: "Components", progress: RunProgress) -> None:
     """Set the problem sampler, give the engines the learner's weights, and submit the starts in flight."""
     parts.problems.restore(progress.cursor)
-    parts.learner.version -= 1  # a broadcast raises it: the version stays
+    parts.learner.version -= 1  # the broadcast adds 1, so the version stays the same
     parts.learner.broadcast(parts.actors, [parts.task.train[0].prompt_ids])
     if parts.pipeline is not None:
         parts.pipeline.restore(progress.pipeline, progress.iteration, parts.learner.version)

@@ -22,8 +22,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     **WAITING,
     "TOKENIZERS_PARALLELISM": "false",
-    "RAY_prestart_worker_first_driver": "0",  # no idle workers: all of ours have their own environment
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a call without `connect` must fail, not start another cluster
+    "RAY_prestart_worker_first_driver": "0",  # no idle workers: every worker of ours needs its own environment
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a Ray call before `connect` must fail, not start another cluster
 }
 os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
 
@@ -35,9 +35,9 @@ from core.errors import ClusterError, first_line  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, choose_device, placement  # noqa: E402
 
 STARTS = 3
-"""Tries to start a local Ray: it waits 30 s for its raylet, without a setting."""
+"""Attempts to start a local Ray: it waits a fixed 30 s for its raylet."""
 PORT_WAIT = {"RAY_gcs_server_port_wait_time_s": "120"}
-"""Seconds that a local Ray waits for the port of its GCS (default 30). For a client that attaches it is a number of tries."""
+"""Seconds that a local Ray waits for the port of its GCS (default 30). A client that attaches reads it as a number of tries."""
 logger = logging.getLogger("retrospect.cluster")
 
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "TORCH_EXTENSIONS_DIR", "VLLM_CACHE_ROOT")
@@ -49,8 +49,8 @@ def connect(
 ) -> Iterator[Device]:
     """Connect, wait for the resources, yield the device ('cpu' or 'cuda'), and disconnect at the end.
 
-    Every run has its own namespace, so that two runs on one cluster may both have a `rollout-0`. `needs`: configuration and device ->
-    the processes that need resources. The request to the autoscaler is withdrawn at the end, or it would keep the nodes. Raises
+    Every run has its own namespace, so two runs on one cluster may both have a `rollout-0`. `needs`: configuration and device -> the
+    processes that need resources. The request to the autoscaler is withdrawn at the end, because it would keep the nodes. Raises
     ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
     """
     start(config.cluster, namespace=f"retrospect-{run_name}")
@@ -60,7 +60,7 @@ def connect(
         yield device
     finally:
         if config.cluster.wait:
-            with suppress(Exception):  # the cluster may be gone; the error that ended the run counts
+            with suppress(Exception):  # if the cluster is down, the error that ended the run matters more
                 ask([])
         ray.shutdown()
 
@@ -84,18 +84,18 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
             bring_up(init)
         else:
             init()
-    except Exception as error:  # Ray raises a bare one when its processes are late
+    except Exception as error:  # Ray raises a plain Exception when its processes start late
         raise ClusterError(
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
             f"fix the address, or use --cluster.address local"
         ) from error
     if on_terminate is not None:
-        signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler ends the process at once
+        signal.signal(signal.SIGTERM, on_terminate)  # replaces Ray's handler, which ends the process at once
 
 
 def bring_up(init: Callable[[], object]) -> None:
-    """Start a local Ray by `init`. When its processes are late, kill them and try again, STARTS times in all. Raises what `init`
-    raises.
+    """Start a local Ray by `init`. When its processes start late, kill them and try again, at most STARTS times in total. Raises
+    what `init` raises.
     """
     before = set(psutil.Process().children())
     for left in reversed(range(STARTS)):
@@ -103,7 +103,7 @@ def bring_up(init: Callable[[], object]) -> None:
             with defaults(PORT_WAIT):
                 init()
             return
-        except Exception as error:  # a bare one
+        except Exception as error:  # Ray raises a plain Exception
             if not left or "timed out during startup" not in str(error):
                 raise
             logger.warning("Ray did not start: %s; starting another", first_line(error))
@@ -115,7 +115,7 @@ def bring_up(init: Callable[[], object]) -> None:
 
 @contextmanager
 def defaults(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables in the environment for the block, where the user has set none."""
+    """Set these environment variables inside the block, except those that the user has set."""
     ours = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -126,9 +126,9 @@ def defaults(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def find() -> str | None:
-    """Where to attach: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded on this machine; else 'local'.
+    """The address to attach to: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded on this machine; else 'local'.
 
-    A killed head leaves its record, and Ray would wait minutes for it: the head must listen.
+    A killed head leaves its record, and Ray would wait minutes for it. So a recorded head counts only if it listens.
     """
     if os.environ.get("RAY_ADDRESS"):
         return None
@@ -180,7 +180,7 @@ def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:
 
 
 def ask(bundles: list[dict[str, float]]) -> None:
-    """Ask the autoscaler for room for these bundles at once, in place of what this driver has asked before."""
+    """Ask the autoscaler for room for all these bundles together. This replaces the driver's earlier request."""
     from ray.autoscaler.sdk import request_resources
 
     request_resources(bundles=bundles)

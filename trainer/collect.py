@@ -1,4 +1,4 @@
-"""Collects the numbers of an iteration that are reported. Called by `trainer/session.py`."""
+"""Collects the metrics of an iteration. Called by `trainer/session.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from replay.stats import StoreStats
 
 OF_POLICY = ("policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm")
-"""Numbers of the update that are missing while only the critic learns."""
+"""Metrics of the update that have no value while only the critic learns."""
 
 
 def collect_metrics(
@@ -34,7 +34,7 @@ def collect_metrics(
 ) -> IterationMetrics:
     """The metrics of an iteration.
 
-    `tokens_before`: generated in earlier iterations; `busy_before`: seconds that the engines had worked when this one began.
+    `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that the engines worked before this one.
     """
     scored = result.scored
     tokens = sum(item.trajectory.tokens.size for item in scored)
@@ -79,7 +79,7 @@ def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
 
 
 def _of_update(stats: UpdateStats) -> dict[str, Any]:
-    """The numbers that both records have under one name, and three with others."""
+    """The metrics of the update: most have the same name in both records, three are renamed."""
     names = {entry.name for entry in fields(stats)} & {entry.name for entry in fields(IterationMetrics)} - {"seconds"}
     found = {name: getattr(stats, name) for name in names} | {"kl": stats.policy_kl}
     found |= {"behaviour_gap_mean": stats.engine_gap_mean, "behaviour_gap_max": stats.engine_gap_max}
@@ -87,7 +87,7 @@ def _of_update(stats: UpdateStats) -> dict[str, Any]:
 
 
 def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:
-    """How old the tokens were, and who waited for whom."""
+    """Staleness of the tokens, idle times and queues."""
     queues = parts.actors.queues()
     trained_at = result.broadcast.version - 1
     staleness = trained_at - np.concatenate([item.trajectory.versions for item in result.scored])

@@ -1,4 +1,4 @@
-"""What evaluations write: a line of numbers each, and every response with its verdict (JSONL or Parquet).
+"""The files of an evaluation: one line of numbers, and every response with its verdict (JSONL or Parquet).
 
 Called by `commands/evaluate.py` and, inside training, by `trainer/session.py`.
 """
@@ -23,9 +23,9 @@ SUFFIXES = (".jsonl", ".parquet")
 
 
 def check_responses_path(path: Path) -> None:
-    """Make the folder and check, before anything is generated, that the file can be written.
+    """Make the folder and check that the file can be written, before anything is generated.
 
-    Raises ConfigError where it cannot, and for a file that is neither JSONL nor Parquet.
+    Raises ConfigError if it cannot, and for a file that is neither JSONL nor Parquet.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--responses {path}: write to a file that ends with {' or '.join(SUFFIXES)}")
@@ -64,7 +64,7 @@ def _row(item: Judged, problem: Problem, task: Task) -> dict[str, object]:
 
 
 def write_responses(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    """Write rows as .jsonl or .parquet. Raises ConfigError when the place cannot be written."""
+    """Write rows as .jsonl or .parquet. Raises ConfigError when the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".parquet":
@@ -84,7 +84,7 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def _encodable(value: object) -> object:
-    """The value, with lone surrogates escaped: Parquet cannot hold them."""
+    """The value, with lone surrogates escaped: Parquet cannot store them."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 

@@ -1,7 +1,7 @@
-"""Evaluation on held-out problems, from the root only, through the same rollout pool as training.
+"""Evaluation on held-out problems, from the root only, with the rollout pool that training uses.
 
-Called inside training (`trainer/session.py`) and by `commands/evaluate.py`. One greedy response per problem gives the accuracy;
-`evaluation.samples` sampled ones give pass@k and maj@k. Invariant: every number is a mean over problems of a number per problem,
+Called during training (`trainer/session.py`) and by `commands/evaluate.py`. One greedy response per problem gives the accuracy;
+`evaluation.samples` sampled ones give pass@k and maj@k. Invariant: every estimate is a mean over problems of a number per problem,
 and its interval resamples problems.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """How responses are drawn."""
+    """How responses are sampled."""
 
     greedy: Sampling
     sampled: Sampling
@@ -38,7 +38,7 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class PassAt:
-    """Share of problems that one of k sampled responses solves."""
+    """Share of problems that at least one of k sampled responses solves."""
 
     k: int
     estimate: Estimate
@@ -51,19 +51,19 @@ class Scores:
     success: Estimate  # greedy responses that are correct
     reward: Estimate  # of the greedy responses
     passes: tuple[PassAt, ...]  # k = 1, 2, 4, ... and all samples; none without samples
-    majority: Estimate | None  # the most frequent answer is right; None without samples or without short answers
+    majority: Estimate | None  # share of problems with a right majority; None without samples or short answers
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a model does on the held-out problems."""
+    """The result of a model on the held-out problems."""
 
     samples: int  # sampled responses per problem
     overall: Scores
     levels: dict[str, Scores]  # by difficulty
     truncated: float  # share of greedy responses that used up their token budget
-    left_out: int  # problems that no engine could generate: they are in no number here
-    judge_failures: int  # greedy and sampled responses whose judge failed: they count as wrong
+    left_out: int  # problems that no engine could generate; every other field leaves them out
+    judge_failures: int  # responses, greedy and sampled, on which the judge failed; they count as wrong
     greedy: list[Judged]  # one per problem
     sampled: list[Judged]  # `samples` of problem 0, then of problem 1, ...
 
@@ -98,7 +98,7 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
         answered &= {item.start.problem_id for item in sampled}
     if not answered:
         raise ActorError(
-            f"evaluation: no engine could generate any of the {len(problems)} held-out problems; why is printed above"
+            f"evaluation: no engine could generate any of the {len(problems)} held-out problems; see the reason above"
         )
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)
@@ -122,8 +122,8 @@ def summarise(
     Args:
         problems: the held-out problems that were answered.
         greedy: one judged response per problem.
-        sampled: as many for every problem, those of problem 0 first; may be empty.
-        answers: the final answer of every sampled response; None: the task has no short answers.
+        sampled: the same number for every problem, those of problem 0 first; may be empty.
+        answers: the final answer of every sampled response; None if the task has no short answers.
         seed: of the bootstrap.
         left_out: held-out problems that were not answered.
     """
@@ -171,7 +171,7 @@ def powers(samples: int) -> list[int]:
 
 
 def percent(estimate: Estimate) -> str:
-    """Mean and interval for a person."""
+    """Mean and interval as text."""
     return f"{100 * estimate.mean:.1f} % (95 % interval {100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
 
 

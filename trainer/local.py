@@ -1,8 +1,8 @@
 """A run in this one process, without Ray: `launch.py train --local`, `launch.py evaluate --local`.
 
-Takes the place of `trainer/cluster.py`. Loop, engine classes, learner and store are the same, but nothing
-is an actor, so that a breakpoint works anywhere. Invariants: a run gives the same numbers as with one engine and one rank on
-Ray with the same threads (bit for bit on CPU); an error of a part ends the run as itself: nothing is restarted.
+Used instead of `trainer/cluster.py`. Loop, engine classes, learner and store are the same, but nothing is a Ray
+actor, so a breakpoint works anywhere. Invariants: a run gives the same numbers as one engine and one rank on Ray
+with the same threads (bit for bit on CPU). Nothing is restarted: an error ends the run and is raised unchanged.
 """
 
 import os
@@ -16,13 +16,13 @@ SINGLE: dict[str, dict[str, Any]] = {
     "learner": {"ranks": 1, "transport": "object_store"},
     "task": {"judge_workers": 0},
 }
-"""What one process allows, by section."""
+"""Settings that one process requires, by section."""
 
 
 def single_process(config: Config) -> Config:
-    """The configuration as one process can run it. Sets the environment of this process, too.
+    """The configuration changed so that one process can run it. Also sets environment variables of this process.
 
-    Must be called before torch's compiler and vLLM are imported: they read their environment then.
+    Must be called before torch's compiler and vLLM are imported, because they read these variables on import.
     """
     from actors.vllm_setup import environment
 
@@ -30,7 +30,7 @@ def single_process(config: Config) -> Config:
     os.environ.update(environment(device, config.rollout.threads))
     from learner.distributed.ranks import rank_environment
 
-    threads = max(config.rollout.threads, config.learner.threads)  # the rank sets them for the whole process
+    threads = max(config.rollout.threads, config.learner.threads)  # the rank sets the number for the whole process
     os.environ.update(rank_environment(device, threads))
     fields = SINGLE | {"cluster": {"device": device}}
     return config.model_copy(

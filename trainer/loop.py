@@ -1,7 +1,7 @@
 """The algorithm: PPO whose rollouts start from prompts and from replayed prefix states (RRL, arXiv 2504.14363).
 
-Called by `trainer/session.py`. Invariant: in synchronous mode iteration i depends only on the run seed, i, and what a checkpoint
-holds (weights, optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
+Called by `trainer/session.py`. Invariant: in synchronous mode iteration i depends only on the run seed, i, and the content of a
+checkpoint (weights, optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def iterate(parts: Components, settings: IterationSettings, number: int, clock: PhaseClock) -> IterationResult:
     """Iteration `number`: choose starts, generate, judge, score, store states, update, broadcast.
 
-    In asynchronous mode the starts of iterations to come are submitted, and the trajectories are of starts submitted earlier.
+    In asynchronous mode it submits the starts of later iterations, and its trajectories come from starts submitted earlier.
 
     Raises:
         ActorError: engines or judges failed before the update, or there is nothing to learn from.
@@ -87,7 +87,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int) -> list[Start]:
-    """Fresh problems, and replayed states as soon as the store holds enough of them."""
+    """Fresh problems, and replayed states once the store has `start_states` states."""
     ready = settings.replayed and len(parts.replay) >= settings.start_states
     states = parts.replay.sample(settings.replayed, derive(settings.seed, "replay", number)) if ready else []
     problems = parts.problems.sample(settings.starts - len(states))
@@ -100,12 +100,12 @@ def choose_starts(parts: Components, settings: IterationSettings, number: int) -
 
 
 def values_of(parts: Components, rollouts: Sequence[Judged]) -> list[FloatArray]:
-    """The critic's values [T] of each rollout that is not trained on."""
+    """The critic's values [T] of each rollout; these rollouts are not trained on."""
     return parts.learner.values(rollouts) if rollouts else []
 
 
 def begin_refresh(parts: Components, settings: IterationSettings) -> ValueRefresh | None:
-    """Ask the critic for new values of the states of highest priority that an earlier critic valued."""
+    """Start to compute new values of the highest-priority states whose value is from an earlier critic. None: no such state."""
     version = parts.learner.version
     states = parts.replay.top(settings.refresh_states, older_than=version) if settings.refresh_states else []
     if not states:
@@ -118,7 +118,7 @@ def begin_refresh(parts: Components, settings: IterationSettings) -> ValueRefres
 
 
 def finish_refresh(parts: Components, refresh: ValueRefresh, clock: PhaseClock) -> None:
-    """Store the values that `begin_refresh` asked for. A state whose new value is not finite keeps its old one."""
+    """Store the values from `begin_refresh`. A state whose new value is not finite keeps its old one."""
     with clock.phase("score"):
         values = np.array([of_state[0] for of_state in refresh.values()], np.float32)
     finite = np.flatnonzero(np.isfinite(values))
@@ -127,10 +127,10 @@ def finish_refresh(parts: Components, refresh: ValueRefresh, clock: PhaseClock) 
 
 
 def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastReport, ActorError | WeightError | None]:
-    """Give the engines the new weights and compare log-probabilities on `probe`.
+    """Send the new weights to the engines and compare log-probabilities on `probe`.
 
-    A failure of the engines is returned, not raised, with a report without numbers: the update is complete and can be saved.
-    Raises LearnerError.
+    A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then has no
+    numbers. Raises LearnerError.
     """
     from learner.stats import BroadcastReport
 

@@ -1,7 +1,7 @@
-"""The numbers of one training iteration: what each means, its unit, and its way into and out of a file.
+"""The metrics of one training iteration: the meaning and unit of each, and how they are written and read.
 
 `trainer/collect.py` fills one `IterationMetrics` per iteration; every `MetricSink` gets it (`monitor/`). Invariant: this record is
-the only list of metrics: TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are made from it.
+the only list of metrics. TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are made from it.
 
 `python -m trainer.metrics` prints docs/metrics.md.
 """
@@ -19,7 +19,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """What a person must know to read a number."""
+    """The description of one metric."""
 
     name: str  # key in metrics.jsonl, and after the prefix in TensorBoard and Ray
     group: str  # TensorBoard folder
@@ -42,58 +42,60 @@ class PhaseSeconds:
     update: float = _metric("seconds", "s", "PPO on policy and critic.")
     broadcast: float = _metric("seconds", "s", "New weights to every engine, acknowledged and probed.")
     evaluate: float = _metric("seconds", "s", "Evaluation on held-out problems.")
-    other: float = _metric("seconds", "s", "Time between the phases. The time of a checkpoint is in no number.")
+    other: float = _metric("seconds", "s", "Time between the phases. No number includes the time of a checkpoint.")
     total: float = _metric("seconds", "s", "The whole iteration.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationMetrics:
-    """Everything that is reported about one iteration. NaN stands for "there is no such number this time"."""
+    """Everything that is reported about one iteration. NaN: the metric has no value in this iteration."""
 
     iteration: int = _metric("progress", "1", "Number of the iteration, from 1.")
     weight_version: int = _metric("progress", "1", "Weight version after the iteration's broadcast.")
-    restarts: int = _metric("progress", "1", "Restarts of rollout actors since the run was started or resumed.")
-    quarantined: int = _metric("progress", "starts", "Starts that no engine could generate since then.")
-    rollout_actors: int = _metric("progress", "1", "Rollout actors that serve.")
+    restarts: int = _metric("progress", "1", "Restarts of rollout actors since run start or resume.")
+    quarantined: int = _metric("progress", "starts", "Starts that no engine could generate since run start or resume.")
+    rollout_actors: int = _metric("progress", "1", "Rollout actors that are in service.")
 
-    root_success: float = _metric("success", "share", "Correct continuations among those that began at a root.")
-    replay_success: float = _metric("success", "share", "Correct continuations of replayed states, if there are any.")
+    root_success: float = _metric("success", "share", "Correct continuations among those that start at a root.")
+    replay_success: float = _metric("success", "share", "Correct continuations among those of replayed states.")
     evaluation_success: float = _metric(
         "success", "share", "Correct greedy responses to held-out problems.", default=math.nan
     )
     evaluation_pass: float = _metric(
         "success",
         "share",
-        "Held-out problems that one of evaluation.samples responses solves (pass@k).",
+        "Held-out problems that at least one of evaluation.samples responses solves (pass@k).",
         default=math.nan,
     )
     evaluation_majority: float = _metric(
         "success", "share", "Held-out problems whose most frequent sampled answer is right (maj@k).", default=math.nan
     )
     reward: float = _metric("success", "1", "Mean reward of all continuations.")
-    replay_share: float = _metric("success", "share", "Starts of the iteration that were replayed states.")
+    replay_share: float = _metric("success", "share", "Starts of the iteration that are replayed states.")
     erroneous_share: float = _metric(
-        "success", "share", "Replayed states that the task's exact checker, if it has one, calls wrong."
+        "success", "share", "Replayed states whose prefix is already wrong, by the task's exact checker if it has one."
     )
-    judge_failures: int = _metric("success", "responses", "Responses whose judge failed: they count as wrong.")
+    judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
 
     policy_loss: float = _metric("ppo", "1", "Clipped policy loss, mean over the steps; none in the critic's warm-up.")
     value_loss: float = _metric("ppo", "1", "Half the squared error of the critic, clipped; mean over the steps.")
     kl: float = _metric("ppo", "nats/token", "PPO KL: how far the update moved the policy from the proximal one.")
-    first_kl: float = _metric("ppo", "nats/token", "The same at the first minibatch, before any step: close to 0.")
+    first_kl: float = _metric("ppo", "nats/token", "PPO KL of the first minibatch, before any step: close to 0.")
     reference_kl: float = _metric("ppo", "nats/token", "KL of the proximal to the reference policy; 0 without one.")
     kl_coefficient: float = _metric("ppo", "1", "Weight of the KL to the reference policy in this update.")
     entropy: float = _metric("ppo", "nats/token", "Entropy of the policy over the generated tokens.")
     explained_variance: float = _metric(
-        "ppo", "1", "Of the critic before the update, 1 - Var(return - value) / Var(return); 0 if all returns agree."
+        "ppo",
+        "1",
+        "Of the critic before the update: 1 - Var(return - value) / Var(return); 0 if all returns are equal.",
     )
     value_auc: float = _metric(
         "ppo",
         "share",
-        "AUC of the critic: values at starts and boundaries against outcomes; 0.5 is chance, none if all ended alike.",
+        "AUC of the critic's values at starts and boundaries; 0.5 is chance, none if all outcomes are equal.",
     )
     value_auc_within: float = _metric(
-        "ppo", "share", "The same between continuations of one start at the same number of tokens."
+        "ppo", "share", "AUC of the critic between continuations of one start at the same number of tokens."
     )
     value_brier: float = _metric("ppo", "1", "Mean squared error of the critic at starts and boundaries; 0 is perfect.")
     clip_fraction: float = _metric("ppo", "share", "Tokens whose probability ratio was clipped.")
@@ -103,7 +105,7 @@ class IterationMetrics:
     value_lr: float = _metric("ppo", "1", "Learning rate of the critic in the last optimizer step.")
     importance_mean: float = _metric("ppo", "1", "Mean weight pi_prox / pi_behaviour of the generated tokens, bounded.")
     importance_truncated: float = _metric("ppo", "share", "Tokens whose weight was cut (truncate) or set to 0 (mask).")
-    skipped_steps: int = _metric("ppo", "steps", "Optimizer steps skipped because a number in them was not finite.")
+    skipped_steps: int = _metric("ppo", "steps", "Optimizer steps skipped because of a NaN or Inf.")
 
     logprob_gap: float = _metric(
         "agreement", "nats", "Largest |log pi_learner - log pi_vllm| of the probe batch after the broadcast."
@@ -111,33 +113,33 @@ class IterationMetrics:
     behaviour_gap_mean: float = _metric(
         "agreement", "nats", "Mean |log pi_prox - log pi_behaviour| of the generated tokens, before the update."
     )
-    behaviour_gap_max: float = _metric("agreement", "nats", "Largest such gap of the iteration.")
+    behaviour_gap_max: float = _metric("agreement", "nats", "Largest |log pi_prox - log pi_behaviour| of these tokens.")
 
     generated_tokens: int = _metric("tokens", "tokens", "Tokens generated in the iteration's training rollouts.")
     total_tokens: int = _metric("tokens", "tokens", "Tokens generated in training rollouts since the run began.")
     truncated_share: float = _metric("tokens", "share", "Continuations that used up their token budget.")
-    padding_share: float = _metric("tokens", "share", "Padding among the tokens that the models read in the update.")
-    tokens_per_second: float = _metric("tokens", "tokens/s", "Generated tokens per second, evaluation left out.")
+    padding_share: float = _metric("tokens", "share", "Padding among the tokens of the update's micro-batches.")
+    tokens_per_second: float = _metric("tokens", "tokens/s", "Generated tokens per second, without evaluation.")
 
-    stale_tokens: float = _metric("flow", "share", "Tokens trained on that an older policy generated.")
-    mean_staleness: float = _metric("flow", "versions", "Weight versions that a token was behind the learner, mean.")
-    max_staleness: int = _metric("flow", "versions", "The same of the oldest token.")
-    actor_idle: float = _metric("flow", "share", "Time in which a rollout actor had nothing to generate, mean.")
-    learner_idle: float = _metric("flow", "share", "Time in which the learner did not score, update or broadcast.")
-    waiting_samples: int = _metric("flow", "samples", "Samples without an engine at the end of the iteration.")
-    running_samples: int = _metric("flow", "samples", "Samples in the engines then.")
-    finished_starts: int = _metric("flow", "starts", "Complete starts that waited for the learner then.")
+    stale_tokens: float = _metric("flow", "share", "Trained tokens that an older policy generated.")
+    mean_staleness: float = _metric("flow", "versions", "Weight versions between token and learner, mean.")
+    max_staleness: int = _metric("flow", "versions", "Weight versions between the oldest token and the learner.")
+    actor_idle: float = _metric("flow", "share", "Time in which a rollout actor has nothing to generate, mean.")
+    learner_idle: float = _metric("flow", "share", "Time in which the learner does not score, update or broadcast.")
+    waiting_samples: int = _metric("flow", "samples", "Samples that wait for an engine at the end of the iteration.")
+    running_samples: int = _metric("flow", "samples", "Samples in the engines at the end of the iteration.")
+    finished_starts: int = _metric("flow", "starts", "Complete starts that wait for the learner then.")
 
     store_states: int = _metric("store", "states", "States in the replay store.")
     store_bytes: int = _metric("store", "bytes", "Memory of the replay store over all shards.")
     store_evictions: int = _metric("store", "states", "States evicted since the run began.")
-    store_replayable: int = _metric("store", "states", "States that the ranking allows to be drawn.")
-    store_hit_rate: float = _metric("store", "share", "States drawn among those asked for, since the run began.")
-    store_mean_age: float = _metric("store", "versions", "Weight versions since a state's value was written, mean.")
-    store_max_age: int = _metric("store", "versions", "The same of the state whose value is the oldest.")
+    store_replayable: int = _metric("store", "states", "States that can be drawn.")
+    store_hit_rate: float = _metric("store", "share", "States drawn, of those requested since the run began.")
+    store_mean_age: float = _metric("store", "versions", "Age of a state's value in weight versions, mean.")
+    store_max_age: int = _metric("store", "versions", "Age of the oldest value in weight versions.")
     store_mean_depth: float = _metric("store", "tokens", "Length of a state's prefix, mean.")
     store_mean_value: float = _metric("store", "1", "The critic's value of a state, mean.")
-    lost_outcomes: int = _metric("store", "continuations", "Outcomes of states that were evicted before, in total.")
+    lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.")
 
     seconds: PhaseSeconds
 
@@ -162,7 +164,7 @@ def flatten(metrics: IterationMetrics) -> dict[str, float]:
 
 
 def unflatten(values: dict[str, float | None]) -> IterationMetrics:
-    """The inverse of `flatten`, with null as NaN; names of other versions are left out, missing ones are NaN or 0."""
+    """The inverse of `flatten`; null becomes NaN. Unknown names are ignored; missing ones become NaN, or 0 if they are counts."""
     found: dict[str, Any] = {}
     for name, entry in _entries():
         value = values.get(name)
@@ -175,14 +177,14 @@ class MetricSink(Protocol):
     """Receives the numbers of every iteration."""
 
     def write(self, metrics: IterationMetrics) -> None:
-        """Take one iteration; called once per iteration, in order."""
+        """Write one iteration; called once per iteration, in order."""
 
     def close(self) -> None:
         """Close the files."""
 
 
 class PhaseClock:
-    """Measures the phases of one iteration; a phase may be entered several times and adds up.
+    """Measures the phases of one iteration. A phase may be entered several times; its seconds add up.
 
     >>> clock = PhaseClock()
     >>> with clock.phase("generate"):
@@ -192,7 +194,7 @@ class PhaseClock:
     """
 
     def __init__(self, announce: Callable[[str], None] = lambda _: None) -> None:
-        """`announce` is told the name of every phase that begins."""
+        """`announce` is called with the name of every phase that begins."""
         self.current: Phase | None = None  # the phase that was entered last
         self._announce = announce
         self._begun = time.perf_counter()
@@ -210,7 +212,7 @@ class PhaseClock:
             self._spent[name] += time.perf_counter() - begun
 
     def seconds(self) -> PhaseSeconds:
-        """What has passed since the clock was made."""
+        """The seconds since the clock was made, by phase."""
         total = time.perf_counter() - self._begun
         return PhaseSeconds(**self._spent, other=max(0.0, total - sum(self._spent.values())), total=total)
 

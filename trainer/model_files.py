@@ -1,4 +1,4 @@
-"""Finds the model that a path names, and checks model, tokenizer and data before anything expensive starts.
+"""Finds the model at a path, and checks model, tokenizer and data before anything expensive starts.
 
 Called by `commands/` and `trainer/build.py`.
 """
@@ -25,7 +25,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a run must know of a model."""
+    """Properties of a model that a run needs."""
 
     architecture: str
     context: int  # tokens
@@ -34,7 +34,7 @@ class ModelInfo:
 
 
 def run_of(target: Path) -> RunDirectory | None:
-    """The run that `target` is or lies in: a run, or a checkpoint or policy of it."""
+    """The run that `target` belongs to: a run directory, or a checkpoint or policy in it."""
     place = target.expanduser().resolve()
     for folder in (place, *place.parents[:3]):  # RUN/checkpoints/NNNNNN/policy is the deepest
         if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
@@ -43,10 +43,10 @@ def run_of(target: Path) -> RunDirectory | None:
 
 
 def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is taken for a hub model.
+    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is a hub model.
 
-    A run's model is that of its newest checkpoint: RUN/policy is the same at the end, and older while the run is extended. Runs
-    of `sft` and `reward-model` have no policy in their checkpoints. Raises CheckpointError when the path exists and is none of them.
+    A run's model is that of its newest checkpoint; RUN/policy is older while a run is extended. Checkpoints of `sft` and
+    `reward-model` have no policy, so for them it is RUN/policy. Raises CheckpointError when an existing path is none of these.
     """
     place = target.expanduser().resolve()
     if (place / "config.yaml").is_file():
@@ -92,7 +92,7 @@ def describe_data(task: "Task") -> str:
 
 
 def check_judging_model(config: Config) -> None:
-    """Raises ModelError when the task's reward model is none, or its context is shorter than prompt and response."""
+    """Raises ModelError when the task's reward model is not one, or its context is shorter than prompt and response."""
     from tasks.dialogue.reward_model import check_reward_context
     from tasks.kinds import judged_by_model
 
@@ -102,7 +102,7 @@ def check_judging_model(config: Config) -> None:
 
 
 def located(reward_model: RewardModelConfig) -> RewardModelConfig:
-    """The section with the directory of the model that its path names."""
+    """The section with its path replaced by the directory of that model."""
     path = model_of(Path(reward_model.path).expanduser()) if reward_model.path else ""
     return reward_model.model_copy(update={"path": path})
 
@@ -124,7 +124,7 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
 
 
 def _read(kind: Any, path: str, field: str, failure: str = "cannot read the model") -> Any:
-    """What transformers' class `kind` loads from `path`. Raises ModelError that names the `field`."""
+    """Load `path` with the transformers class `kind`. Raises ModelError that names the configuration `field`."""
     try:
         return kind.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""The records of an iteration: what it works with, its settings, and what it produced.
+"""The records of an iteration: its components, its settings and its result.
 
 Filled by `trainer/build.py`, used by `trainer/loop.py`.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Rollouts(WeightReceiver, Protocol):
-    """The engines: a pool of Ray actors, such a pool on a thread of its own, or one engine in this process."""
+    """The engines: a pool of Ray actors, such a pool in a separate thread, or one engine in this process."""
 
     @property
     def restarts(self) -> int:
@@ -39,7 +39,7 @@ class Rollouts(WeightReceiver, Protocol):
         """All samples of all starts, ordered by start and sample. Starts that no engine can generate are left out."""
 
     def make_room(self) -> None:
-        """End the optional engines until the next weights come."""
+        """Stop the optional engines until the next weights arrive."""
 
     def queues(self) -> Queues:
         """How many samples wait and run."""
@@ -47,7 +47,7 @@ class Rollouts(WeightReceiver, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What an iteration works with."""
+    """The components of a run that an iteration uses."""
 
     task: Task
     problems: ProblemSampler
@@ -61,33 +61,33 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class IterationSettings:
-    """The numbers an iteration works with."""
+    """The settings of an iteration."""
 
     seed: int
     starts: int  # per iteration
-    replayed: int  # of these, once the store holds `start_states`
+    replayed: int  # of these, once the store has `start_states` states
     start_states: int
     samples: int  # continuations per start
     sampling: Sampling
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
-    refresh_states: int  # states per iteration whose stale values are renewed
-    refresh_while_generating: bool  # False where engines and critic take turns on one GPU
+    refresh_states: int  # states per iteration that get a new value
+    refresh_while_generating: bool  # False if engines and critic share one GPU
     probe_sequences: int
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRefresh:
-    """States that get new values from the critic. The values depend on when they were asked for, not on when they arrive."""
+    """States that get new values from the critic. The values are those of the critic at the time of the request."""
 
     states: list[ReplayedState]
     version: int  # of the critic
-    values: Callable[[], list[FloatArray]]  # waits; one array per state, its first number is the state's value
+    values: Callable[[], list[FloatArray]]  # waits; one array per state, whose first number is its value
 
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """What one iteration produced; `trainer/collect.py` makes metrics of it."""
+    """The result of one iteration; `trainer/collect.py` makes its metrics."""
 
     number: int
     starts: list[Start]  # those with trajectories

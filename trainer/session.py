@@ -26,12 +26,12 @@ from trainer.records import Components, IterationResult, IterationSettings
 logger = logging.getLogger("retrospect.session")
 
 BEFORE_UPDATE: tuple[Phase, ...] = ("replay", "generate", "reward")
-"""The phases in which engines or judges may fail while the learner is as the last complete iteration left it."""
+"""Phases in which the learner still has the state of the last complete iteration, so that it can be saved after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which iterations do what."""
+    """Which iterations evaluate and save."""
 
     iterations: int
     checkpoint_every: int
@@ -51,7 +51,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Whoever is told what happens."""
+    """Receivers of progress."""
 
     phase: Callable[[str], None]  # a phase of the iteration begins
     note: Callable[[str], None]  # one line for a person
@@ -60,24 +60,24 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a run trains with, and where it writes."""
+    """The components of a run, and where it writes."""
 
     parts: Components
     settings: IterationSettings
     schedule: Schedule
     directory: RunDirectory
-    open_outputs: Callable[[int], AbstractContextManager[Outputs]]  # after this iteration; drops what later ones wrote
+    open_outputs: Callable[[int], AbstractContextManager[Outputs]]  # argument: last complete iteration
 
 
 def run_session(session: Session, resumed: Path | None) -> None:
-    """Train to the last iteration, from the beginning or the checkpoint `resumed`, and write the final policy.
+    """Train to the last iteration, from the beginning or from the checkpoint `resumed`, and write the final policy.
 
-    When a learner rank is lost, or a replay shard with its files, all ranks start again and the run continues from its last
-    checkpoint, or from the beginning if there is none; at most `learner_restarts` times, then the error is raised.
+    When a learner rank is lost, or a replay shard and its files, all ranks restart. The run continues from its last checkpoint, or
+    from the beginning if there is none. This happens at most `learner_restarts` times; then the error is raised.
 
     Raises:
-        ActorError, WeightError: engines or judges failed, or an engine has other weights than the learner. The last complete
-            iteration is saved first.
+        ActorError, WeightError: engines or judges failed, or the weights of an engine differ from the learner's. The last
+            complete iteration is saved first.
         DivergenceError: too many optimizer steps were skipped; the ids of their problems are in the run directory.
     """
     parts, schedule, directory = session.parts, session.schedule, session.directory
@@ -85,7 +85,7 @@ def run_session(session: Session, resumed: Path | None) -> None:
     while True:
         try:
             progress = _begin(session, resumed, cursor, again=restarts > 0)
-            drop_evaluations(directory.evaluations, progress.iteration or -1)  # a new run repeats that before training
+            drop_evaluations(directory.evaluations, progress.iteration or -1)  # -1: a new run repeats 0, too
             with session.open_outputs(progress.iteration) as outputs:
                 if progress.iteration == 0:
                     first = _evaluate(session, 0, PhaseClock(outputs.phase))
@@ -119,7 +119,7 @@ def run_session(session: Session, resumed: Path | None) -> None:
 
 
 def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again: bool) -> RunProgress:
-    """Bring the parts to where training begins: `again` after a loss. `cursor`: of the problem sampler in a new run."""
+    """Set the parts to where training begins. `again`: after a lost rank or shard. `cursor`: the problem sampler's first one."""
     parts = session.parts
     if again:
         parts.actors.make_room()  # an engine that joined later may have taken the lost rank's resources
@@ -133,7 +133,7 @@ def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again
 def _finish(
     session: Session, outputs: Outputs, before: RunProgress, result: IterationResult, clock: PhaseClock, busy: float
 ) -> RunProgress:
-    """Evaluate, report and save after an iteration. `busy`: seconds that the engines had worked before it.
+    """Evaluate, report and save after an iteration. `busy`: seconds that the engines worked before it.
 
     Raises ActorError or WeightError when the engines failed in the broadcast or the evaluation, after the iteration is saved.
     """
@@ -173,7 +173,7 @@ def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:
 
 
 def _save(session: Session, outputs: Outputs, progress: RunProgress, reason: str, success: float | None = None) -> None:
-    """Write the checkpoint of `progress`, unless it is the latest already, and say so. `success`: on held-out problems."""
+    """Write and report the checkpoint of `progress`, unless it is already the latest. `success`: on held-out problems."""
     directory = session.directory
     if checkpoint.saved(directory) == progress.iteration:
         path = checkpoint.latest(directory)

@@ -1,4 +1,4 @@
-"""From problems and replayed states to starts, and from trajectories to what the replay store gets.
+"""Makes starts of problems and replayed states, and candidates and outcomes for the replay store of trajectories.
 
 Pure functions, called by `trainer/loop.py`. Invariant: results depend only on the arguments, so an iteration can be repeated.
 """
@@ -86,14 +86,14 @@ def candidates(
 ) -> list[Candidate]:
     """The states that the trajectories pass through, with the critic's values.
 
-    `values`: [C] per trajectory; the value of the state of length L is the one before continuation token L - K, where K is the length
-    of the replayed prefix. `boundaries`: response tokens [R] -> lengths at which a step ends. Only those inside the continuation are
-    offered: those inside the prefix are states already. A trajectory without a state is offered too, for its outcome counts for its
-    problem. States without a finite value and trajectories without a finite reward are left out.
+    `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, where K is the length
+    of the replayed prefix. `boundaries`: response tokens [R] -> lengths at which a step ends. Only boundaries inside the continuation
+    make candidates; those inside the prefix are states already. A trajectory without a state is included, because its outcome counts
+    for its problem. States without a finite value and trajectories without a finite reward are left out.
 
-    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then a success that continues a state is left out. From a proven
-    chain it is an outcome of that chain, and a chain of its end alone would only compete with it; a success found by exploring is
-    offered whole (`discoveries`).
+    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out. A success
+    from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it. A success found by
+    exploring is added whole (`discoveries`).
     """
     found = []
     for item, known in zip(judged, values, strict=True):
@@ -123,7 +123,7 @@ def candidates(
 
 
 def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem]) -> list[Judged]:
-    """The canonical solutions of the fresh starts' problems as if they had been generated, for the critic to value."""
+    """The canonical solutions of the fresh starts' problems as rollouts, for the critic to value."""
     return [
         _rollout(start, solution, Verdict(1.0, True, "canonical solution"))
         for start in starts
@@ -132,9 +132,10 @@ def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem])
 
 
 def discoveries(judged: Sequence[Judged]) -> list[Judged]:
-    """The first success of each start that explores, as if it had been generated from the root, for the critic to value.
+    """The first success of each exploring start as a rollout from the root, for the critic to value.
 
-    So its prefix, until now part of a failure, joins a proven chain. The start keeps its state key: it is no outcome of the root.
+    So its prefix, until now part of a failure, joins a proven chain. The start keeps its state key, because the success does not
+    count as an outcome of the root.
     """
     first: dict[str, Judged] = {}
     for item in judged:
@@ -147,7 +148,7 @@ def discoveries(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Problem]) -> list[Judged]:
-    """Rollouts of one arbitrary token from each state: their first value is that of the state."""
+    """A rollout of one arbitrary token from each state; its first value is the value of the state."""
     starts = replayed_starts(states, problems, samples=1, seed=0, iteration=0)
     return [_rollout(start, np.zeros(1, np.int32), Verdict(0.0, False)) for start in starts]
 

@@ -1,8 +1,8 @@
-"""A supervised training run: steps over rows, measured on held-out rows, checkpointed and resumed.
+"""A supervised training run: it takes steps over rows, measures on held-out rows, writes checkpoints, and can be resumed.
 
-Used by `commands/sft.py` and `commands/reward_model.py`, which say what a row is and what is measured. The run directory is that of
-`core/run_directory.py` (config, metrics.jsonl, checkpoints/, and the model in policy/). Invariant: step s reads rows that follow from
-the seed and s alone, so a resumed run repeats the uninterrupted one.
+Used by `commands/sft.py` and `commands/reward_model.py`, which define the rows and what is measured. The run directory is that of
+`core/run_directory.py` (config, metrics.jsonl, checkpoints/, and the model in policy/). Invariant: the rows of step s depend only on
+the seed and s, so a resumed run repeats the uninterrupted one.
 """
 
 import json
@@ -30,12 +30,12 @@ Numbers = dict[str, float]
 Batches = Sequence[Sequence[Any]]  # [rank][micro-batch]
 Outputs = Sequence[Sequence[FloatArray]]  # [rank][micro-batch] of the model, see `learner.supervised`
 LINES = 20
-"""Progress lines of a run."""
+"""Number of progress lines of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedJob:
-    """A model, the rows that it learns, and what is measured on the held-out ones."""
+    """A model, the rows that it is trained on, and what is measured on the held-out ones."""
 
     model: str  # Hugging Face directory or name
     settings: SupervisedConfig
@@ -44,26 +44,26 @@ class SupervisedJob:
     batches: Callable[[Sequence[Any]], Batches]  # of rows
     measure: Callable[[Batches, Outputs], Numbers]  # by name
     describe: Callable[[Numbers], str]  # empty when nothing was measured
-    save: Callable[[Batches, Outputs, Path], None] | None = None  # writes what belongs to the model
+    save: Callable[[Batches, Outputs, Path], None] | None = None  # writes further files into the model's folder
 
 
 MakeJob = Callable[[Config], SupervisedJob]
 
 
 def begin_supervised(config: Config, make_job: MakeJob, recipe: str) -> int:
-    """Train from the beginning."""
+    """Start a new run. Returns the exit status."""
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with run.lock():
-        job = make_job(config)  # bad input is found before anything is written
+        job = make_job(config)  # raises for bad input before anything is written
         run.clear()
         write_atomically(run.config, dump_config(config))
         return _supervise(config, job, run, None)
 
 
 def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> int:
-    """Go on from the last checkpoint. Raises ConfigError when fields are to be changed: the rows of a step rest on them."""
+    """Continue from the last checkpoint. Raises ConfigError for any option: the rows of a step depend on the configuration."""
     if options:
-        raise ConfigError(f"--resume takes the run's own configuration; leave out {options[0]}")
+        raise ConfigError(f"--resume uses the run's own configuration; leave out {options[0]}")
     run = RunDirectory.open(path)
     with run.lock():
         config = load_config(run.config)
@@ -90,7 +90,7 @@ def _supervise(config: Config, job: SupervisedJob, run: RunDirectory, resumed: P
 
 
 def export_model(group: "SupervisedGroup", job: SupervisedJob, folder: Path) -> None:
-    """Write the model in Hugging Face format, and what belongs to it."""
+    """Write the model in Hugging Face format, and the job's further files."""
     group.export(folder)
     if job.save:
         batches = job.batches(job.held_out)
@@ -98,7 +98,7 @@ def export_model(group: "SupervisedGroup", job: SupervisedJob, folder: Path) -> 
 
 
 def held_out_numbers(group: "SupervisedGroup", job: SupervisedJob) -> Numbers:
-    """What is measured on the held-out rows, by name."""
+    """Measure on the held-out rows: name -> value."""
     batches = job.batches(job.held_out)
     return job.measure(batches, group.measure(batches))
 
@@ -106,7 +106,7 @@ def held_out_numbers(group: "SupervisedGroup", job: SupervisedJob) -> Numbers:
 def take_steps(
     group: "SupervisedGroup", job: SupervisedJob, config: Config, run: RunDirectory, resumed: Path | None
 ) -> None:
-    """All steps after the checkpoint `resumed`, or all. Raises DivergenceError after learner.max_skipped_steps in a row."""
+    """Take all steps after the checkpoint `resumed` (None: all). DivergenceError after learner.max_skipped_steps in a row."""
     from learner.schedule import learning_rate
 
     settings, rows = job.settings, len(job.train)
@@ -150,7 +150,7 @@ def rows_of_step(seed: int, step: int, rows: int, batch_size: int) -> list[int]:
 
 
 def _note(run: RunDirectory, numbers: Numbers, job: SupervisedJob, total: int) -> None:
-    """Write the numbers of a step, and print them where held-out rows were measured or it is time for a line."""
+    """Write the numbers of a step. Print them if held-out rows were measured or a progress line is due."""
     with run.metrics.open("a", encoding="utf-8") as file:
         file.write(json.dumps(numbers) + "\n")
     step = int(numbers["step"])
@@ -161,14 +161,14 @@ def _note(run: RunDirectory, numbers: Numbers, job: SupervisedJob, total: int) -
 
 
 def _keep_lines(path: Path, last: int) -> None:
-    """Keep the metrics of the first `last` steps: the later ones are repeated, and the last line may be incomplete."""
+    """Keep the metrics of the first `last` steps. The later steps are repeated, and the last line may be incomplete."""
     lines = path.read_text(encoding="utf-8").splitlines() if last and path.exists() else []
     kept = [line + "\n" for line in lines if line.endswith("}") and json.loads(line)["step"] <= last]
     write_atomically(path, "".join(kept))
 
 
 def _save(group: "SupervisedGroup", run: RunDirectory, step: int, keep: int) -> None:
-    """Write a checkpoint, name it the latest, and delete all but the newest `keep`."""
+    """Write a checkpoint, make it the latest, and delete all but the newest `keep`."""
     final = run.checkpoints / f"{step:06d}"
     with checkpoint.replacing(final) as temporary:
         group.save(temporary)

@@ -1,9 +1,10 @@
-"""How fast and how lean is the learner? `python -m bench.learner [--quick] [--device cuda]`.
+"""How fast is the learner, and how much memory does it need? `python -m bench.learner [--quick] [--device cuda]`.
 
-PPO updates (driver and Ray included) and updates of a bare DeepSpeed loop run in turns over the same micro-batches: random
-tokens with the lengths of GSM8K. Then the peak memory of both sides. On CPU: of a small model with micro-batches of 16,384
-tokens, and of one with Qwen2's vocabulary and 2,048 tokens, where logits take nearly all of the memory. There the weights are also
-broadcast to two vLLM engines. On a GPU: speed and memory of a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
+PPO updates (driver and Ray included) alternate with updates of a bare DeepSpeed loop over the same micro-batches: random tokens
+with the lengths of GSM8K. Then the peak memory of both sides is measured. On CPU this is done for a small model with micro-batches
+of 16,384 tokens, and for one with Qwen2's vocabulary and 2,048 tokens, whose logits take nearly all of the memory. On CPU the
+weights are also broadcast to two vLLM engines. On a GPU speed and memory are measured for a random Qwen2 of 0.5 B parameters in
+bf16 under ZeRO 2 and 3.
 """
 
 import os
@@ -27,15 +28,15 @@ from core.errors import ClusterError, RetrospectError
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
 """The default starter's shape."""
 WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)
-"""Qwen2's vocabulary, and nearly nothing else."""
+"""A very small model with Qwen2's vocabulary."""
 HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)
 """Qwen2 0.5 B."""
 PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""Dense bf16 FLOP/s by NVIDIA's data sheets. The MFU of other GPUs is not reported."""
+"""GPU -> dense bf16 FLOP/s by NVIDIA's data sheets. For other GPUs no MFU is reported."""
 
 
 def local_ray() -> AbstractContextManager[object]:
-    """A Ray of this process's own, stopped at the end of the block."""
+    """A local Ray for this process, stopped at the end of the block."""
     context: AbstractContextManager[object] = ray.init(
         address="local", namespace="retrospect", include_dashboard=False, log_to_driver=False
     )
@@ -43,7 +44,7 @@ def local_ray() -> AbstractContextManager[object]:
 
 
 def speed_checks(name: str, sides: Sides, repeats: int) -> list[Check]:
-    """Updates of both sides in turns."""
+    """Run updates of both sides alternately and compare them."""
     ours, theirs = [], []
     for _ in range(repeats):
         begun = time.perf_counter()
@@ -60,7 +61,7 @@ def speed_checks(name: str, sides: Sides, repeats: int) -> list[Check]:
 
 
 def peaks(actor: Any, idle: float, score: Callable[[], object], update: Callable[[], object]) -> tuple[float, float]:
-    """MiB that one side needs for scoring, and for updates with what they leave (optimizer states)."""
+    """Peak MiB of one side: in scoring above the memory before, in updates above `idle` (with optimizer states)."""
     before = memory_now(actor)
     return peak_memory(actor, score) - before, peak_memory(actor, update) - idle
 

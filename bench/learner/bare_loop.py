@@ -1,7 +1,7 @@
 """The loop that `bench.learner` compares with: torch and DeepSpeed without PPO, as one would write it by hand.
 
-It has the same models and the same passes (forward, backward and step of policy and critic) as the learner. Its losses are a
-log-likelihood and a squared error. It runs as a Ray actor.
+It has the learner's models and passes (forward, backward and step of policy and critic). Its losses are a log-likelihood and a
+squared error. It runs as a Ray actor.
 """
 
 import os
@@ -90,7 +90,7 @@ class BareLoop:
         )
 
     def update(self, steps: Sequence[StepPlan]) -> float:
-        """All optimizer steps of policy and critic; returns the seconds that they took."""
+        """Take all optimizer steps of policy and critic. Returns the seconds."""
         begun = time.perf_counter()
         for step in steps:
             self._policy_step(step.batches)

@@ -18,14 +18,14 @@ LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_val
 SMALL = Shape(2048, hidden=512, intermediate=2048, layers=8, heads=8, key_value_heads=8)
 """35 M parameters: 140 MB."""
 WARM = 2
-"""Rounds that do not count: in them the system allocates pages to the object store and to the engines."""
+"""Rounds that are not measured: the system allocates pages for the object store and the engines in them."""
 ENGINES = RolloutConfig(
     actors=2, max_prompt_tokens=64, max_response_tokens=64, max_running=8, kv_cache_gib=0.1, threads=1
 )
 
 
 def broadcast_checks(quick: bool, threads: int) -> list[Check]:
-    """Broadcast from one rank and two copies by the driver, in turns. Ray must be connected."""
+    """Alternate broadcasts from one rank with two copies by the driver. Ray must be connected."""
     took, copied = [], []
     with tempfile.TemporaryDirectory() as folder:
         size = int(build_model(Path(folder), SMALL if quick else LARGE).num_parameters())

@@ -12,17 +12,17 @@ MIB = 2**20
 EXACT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB)}
 """Environment of a process in which glibc returns each block of 1 MiB or more to the system as soon as it is free.
 
-Resident memory is then what the tensors take, not what the allocator keeps of earlier ones. It makes the process slower."""
+Then resident memory is that of the tensors, without freed blocks that the allocator keeps. It makes the process slower."""
 
 
 def memory_now(actor: Any) -> float:
-    """MiB that the actor's process holds."""
+    """MiB that the actor's process uses."""
     amount: float = ray.get(actor.__ray_call__.remote(_now))
     return amount
 
 
 def peak_memory(actor: Any, work: Callable[[], object]) -> float:
-    """The most MiB that the actor's process holds during `work`."""
+    """The most MiB that the actor's process uses during `work`."""
     ray.get(actor.__ray_call__.remote(_forget_peak))
     work()
     amount: float = ray.get(actor.__ray_call__.remote(_peak))

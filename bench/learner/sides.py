@@ -32,20 +32,20 @@ DATA = Path(os.environ.get("RETROSPECT_DATA", SHARED if SHARED.is_dir() else ROO
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model, what it is trained on, and how."""
+    """A model, its training data and settings."""
 
     shape: Shape
     trajectories: int
     budget: int  # tokens of a micro-batch
     threads: int
-    length: int | None = None  # tokens of every trajectory; none: those of GSM8K
+    length: int | None = None  # tokens of every trajectory; None: the lengths of GSM8K
     device: Device = "cpu"
     zero_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Both sides after one pass of each kind, so that what is made once is there (threads, kernels, optimizer states)."""
+    """Both sides after one pass of each kind, so that threads, kernels and optimizer states exist."""
 
     group: LearnerGroup
     rank: Any  # the Ray actor of the group's one rank
@@ -54,8 +54,8 @@ class Sides:
     idle: tuple[float, float]  # MiB of rank and bare loop before their first update
     judged: list[Judged]
     scored: list[Scored]
-    batches: list[MicroBatch]  # those that the rank scores
-    steps: list[StepPlan]  # those that the rank trains on
+    batches: list[MicroBatch]  # the batches that the rank scores
+    steps: list[StepPlan]  # the batches that the rank trains on
 
     @property
     def tokens(self) -> int:
@@ -65,7 +65,7 @@ class Sides:
 
 @contextmanager
 def started(work: Work) -> Iterator[Sides]:
-    """Start and warm up both sides. Ray must be connected. On a GPU each side takes half of it."""
+    """Start and warm up both sides. Ray must be connected. Each side takes half of a GPU."""
     cuda = work.device == "cuda"
     dtype = "bfloat16" if cuda else "float32"
     judged = trajectories(work.trajectories, work.shape.vocabulary, work.length)
@@ -110,7 +110,7 @@ def started(work: Work) -> Iterator[Sides]:
 
 
 def record_calls(group: LearnerGroup) -> dict[Any, Any]:
-    """From now on, keep what rank 0 gets in the last call of each `RankWorker` method: {method: first argument}."""
+    """Record rank 0's first argument in the last call of each `RankWorker` method from now on: {method: argument}."""
     begin, sent = group._ranks.begin, {}
 
     def _begin(method: Callable[..., Any], *args: Any) -> Callable[[], list[Any]]:
@@ -125,7 +125,7 @@ def record_calls(group: LearnerGroup) -> dict[Any, Any]:
 def trajectories(count: int, vocabulary: int, length: int | None) -> list[Judged]:
     """Random tokens; every fourth trajectory is replayed from the middle of its solution.
 
-    Prompts and solutions have the lengths of GSM8K's (characters / 3), or a fourth and the rest of `length`.
+    Prompts and solutions have GSM8K's lengths (characters / 3), or a quarter and three quarters of `length`.
     """
     rng = np.random.default_rng(0)
     with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:

@@ -1,4 +1,4 @@
-"""By what the store ranks states, one file per ranking. A new ranking is a file here and a line in `RANKINGS`."""
+"""The rankings of states, one file each. A new ranking is a file here and a line in `RANKINGS`."""
 
 from replay.rankings import canonical, frontier, posterior, success_prefix, uniform, value
 from replay.rankings.base import Ranking
@@ -11,4 +11,4 @@ RANKINGS: dict[str, Ranking] = {
     "canonical": canonical.RANKING,
     "uniform": uniform.RANKING,
 }
-"""By the name in `replay.ranking`."""
+"""The rankings by their name in `replay.ranking`."""

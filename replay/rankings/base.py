@@ -1,8 +1,8 @@
-"""What a ranking is: a small pure function from the columns of whole problems to the priority of each state.
+"""Defines a ranking: a small pure function from the columns of whole problems to the priority of each state.
 
 The shard calls it for all states of the problems that a write touches. Invariant: the priority of a state depends only on
-the columns of its own problem, so that placement over shards cannot change it. A priority of -inf means: keep the state,
-but never replay it. States are drawn with probability ~ exp(priority / temperature).
+the columns of its own problem, so placement over shards cannot change it. A state with priority -inf is stored but never
+replayed. States are drawn with probability ~ exp(priority / temperature).
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StateColumns:
-    """The states of one or more whole problems: [S] each, those of a problem adjacent, oldest first. Never written to."""
+    """The states of one or more whole problems, [S] each: grouped by problem, oldest first. A ranking must not change them."""
 
-    problem: Index  # which problem, non-decreasing
-    chain: Index  # which trajectory the state was cut from
+    problem: Index  # number of the problem, non-decreasing
+    chain: Index  # number of the trajectory that the state was cut from
     length: Index  # tokens of the prefix
     total: Index  # tokens of that trajectory's response
     value: FloatArray  # the critic's V(s)
@@ -32,47 +32,47 @@ class StateColumns:
     wins: FloatArray  # decayed number of correct continuations
     losses: FloatArray  # decayed number of wrong continuations
     tried: Index  # continuations so far, not decayed
-    root_wins: FloatArray  # the same for rollouts of the problem from its root
+    root_wins: FloatArray  # decayed number of correct rollouts of the problem from its root
     root_losses: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """What rankings read besides the columns."""
+    """The settings of rankings."""
 
-    target: float  # frontier: success that a start should still have
+    target: float  # frontier: success rate that a start should have
     gate: float = 0.0  # trust in the critic, in [0, 1]; see `replay/rankings/calibration.py`
-    decay: float = 1.0  # of outcomes per weight version: how much of them a state can have at all
+    decay: float = 1.0  # factor on outcomes per weight version; bounds the outcomes that a state can have
 
 
 def rank_settings(config: ReplayConfig) -> RankSettings:
-    """The rankings' share of the replay section."""
+    """The settings of rankings, from the replay section of the configuration."""
     return RankSettings(target=config.target, decay=config.decay)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """A named ranking: its formula, and what it needs of the store and the loop."""
+    """A named ranking: its formula, and what it requires from the store and the loop."""
 
     priority: Callable[[StateColumns, RankSettings], FloatArray]
-    """What states are drawn by, [S]."""
+    """Priority [S] by which states are drawn."""
     retention: Callable[[StateColumns, FloatArray], FloatArray] | None = None
-    """What states are kept by when the store is full, from their columns and priorities [S]; None: their priority."""
+    """Retention [S] from columns and priorities: the lowest is evicted first. None: retention is the priority."""
     needs_values: bool = False
-    """Whether the critic's values are read: only then are stale values worth renewing."""
+    """Whether the ranking reads the critic's values. Only then are stale values refreshed."""
     needs_canonical: bool = False
-    """Whether nothing can be replayed without canonical solutions."""
+    """Whether the ranking replays only prefixes of canonical solutions."""
     chains: bool = False
-    """Whether priority belongs to chains: a state's depends on which others of its chain are stored, and a success that
-    continues a proven chain makes no new one (`trainer/starts.py`)."""
+    """Whether the ranking follows chains: a state's priority depends on the other stored states of its chain, and a success
+    that continues a proven chain makes no new chain (`trainer/starts.py`)."""
     explores: bool = False
-    """Whether own failures are a second pool, of which a batch has at most the share `replay.explore`."""
+    """Whether own failures are a second pool; at most the share `replay.explore` of a batch comes from it."""
     uses_gate: bool = False
-    """Whether the critic's measured calibration is part of it."""
+    """Whether the ranking uses the measured trust in the critic."""
     shortlist: int = 1
-    """States drawn per state wanted."""
+    """States drawn per requested state."""
     choose: Callable[[Keys, FloatArray, FloatArray, FloatArray, float, int], Index] | None = None
-    """Order of a shortlist, best first, from keys, wins, losses and values [m], gate and seed; None: as drawn."""
+    """Order of a shortlist, best first, from keys, wins, losses and values [m], gate and seed. None: the order of the draw."""
 
 
 def only(chosen: Flags) -> FloatArray:

@@ -13,8 +13,8 @@ VISITS = 8
 def canonical(columns: StateColumns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
     """Priority [S] of canonical prefixes, from the end backwards.
 
-    The states of a canonical chain, deepest first, are numbered 0, 1, ...; priority is 0 for number floor(v / 8), v the
-    continuations of all states of the chain so far, and -inf for the others. A chain that reached its beginning rests.
+    The states of a canonical chain are numbered 0, 1, ... from the deepest. Priority is 0 for number floor(v / 8) and -inf for the
+    others, where v counts the continuations of all states of the chain. A chain that has reached its beginning is not replayed.
     """
     found = chains_of(columns, columns.provenance == Provenance.CANONICAL)
     sizes = np.diff(np.append(found.first, len(found.order)))

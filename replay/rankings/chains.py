@@ -1,7 +1,7 @@
-"""Chains: the states of each stored trajectory in their order, and which of them a problem keeps first.
+"""Chains: the states of each stored trajectory in order of depth, and which of them a problem keeps longest.
 
-Used by the rankings that follow chains (`frontier`, `canonical`). Invariant: what is said of a chain depends on the columns
-of its problem alone. The number of its trajectory is only a name, because it depends on placement.
+Used by the rankings that follow chains (`frontier`, `canonical`). Invariant: every result for a chain depends only on the
+columns of its problem. The number of its trajectory serves only as a name, because it depends on placement.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from replay.keys import Reals
 from replay.rankings.base import Flags, Index, StateColumns
 
 KEPT_FIRST = 1 << 10
-"""Step of the shallowest and the tried states in `retention_order`: they are thinned out last."""
+"""Step of the shallowest and the tried states in `retention_order`: they are evicted last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
     """K states on C chains."""
 
-    order: Index  # [K] rows of the columns: those of a chain adjacent, shallowest first
+    order: Index  # [K] rows of the columns: grouped by chain, shallowest first
     first: Index  # [C] where each chain begins in `order`
-    run: Index  # [K] which chain
+    run: Index  # [K] number of the chain
 
     def sums(self, numbers: npt.NDArray[np.generic]) -> Reals:
-        """[C] sums over the chains of numbers [K] of their states, from the shallowest on."""
+        """[C] sum over each chain of the numbers [K] of its states, added from the shallowest on."""
         found: Reals = np.bincount(self.run, numbers, minlength=len(self.first)).astype(np.float64)
         return found
 
     @property
     def place(self) -> Index:
-        """[K] number of each state within its chain, 0 for the shallowest."""
+        """[K] place of each state in its chain, 0 for the shallowest."""
         found: Index = np.arange(len(self.run)) - self.first[self.run]
         return found
 
@@ -47,17 +47,17 @@ def chains_of(columns: StateColumns, members: Flags) -> Chains:
 
 
 def retention_order(columns: StateColumns, found: Chains, chosen: Flags) -> Reals:
-    """[K] the order in which a problem keeps the states of its chains: r + w for a state of its r-th chain, 0 <= w < 1.
+    """[K] the order in which a problem keeps the states of its chains, lowest first: r + w in its r-th chain, 0 <= w < 1.
 
-    Chains that have been tried come first, then those that begin nearest to the root, then the older ones. A problem keeps a
-    whole chain before it gives up a state of the one before. Within a chain, w is 0 for the `chosen` state [S], 1 / (1 + 1024)
-    for the tried ones and the shallowest, and 1 / (1 + 2^k) for those whose place is a multiple of 2^k and no more. So a chain
-    that is too long keeps states from its beginning to its end.
+    Tried chains come first, then chains that begin nearest to the root, then older ones. So all states of one chain come before
+    those of the next. Within a chain, w is 0 for the `chosen` state [S], and 1 / (1 + 1024) for the tried states and the shallowest.
+    It is 1 / (1 + 2^k) for a state whose place is divisible by 2^k but not by 2^(k + 1). So a chain that is too long keeps
+    states from its beginning to its end.
     """
     order, first, place = found.order, found.first, found.place
     head = order[first]
     tried = found.sums(columns.tried[order]) > 0
-    oldest = np.minimum.reduceat(order, first) if len(first) else first  # rows of a problem are oldest first
+    oldest = np.minimum.reduceat(order, first) if len(first) else first  # within a problem the first row is the oldest
     depth = columns.length[head] / columns.total[head]
     ranked = np.lexsort((oldest, depth, ~tried, columns.problem[head]))
     problem = columns.problem[head][ranked]

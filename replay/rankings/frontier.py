@@ -1,13 +1,13 @@
 """The ranking `frontier`: replay the shallowest state of a proven chain that the policy can still finish.
 
-A chain is what the store holds of one own successful or canonical trajectory. Invariant: everything is computed from the
+A chain is the stored states of one own successful or canonical trajectory. Invariant: everything is computed from the
 columns of a single problem.
 
 Formula. State i of a chain leaves the share x_i = 1 - length / (tokens of its trajectory) of the way, and has decayed outcomes
-w_i, l_i. The root has W, L. If every step were as hard as every other, the chance to finish would be exp(-h x). The hazard h is
-failures over the way that was gone. A failing continuation goes 0.4 of its way on average: the mean where exp(-h x) is about
-0.3. All rollouts from the root together count as one failure. Steps are not equally hard, so exp(-h x) is only a prior. Finishing
-from deeper is never harder, so a curve that rises with depth is fitted to all outcomes together:
+w_i, l_i. The root has W, L. If all steps were equally hard, the chance to finish would be exp(-h x). The hazard h is the number of
+failures per way covered. A failing continuation covers 0.4 of its way on average, if exp(-h x) is about 0.3. All rollouts from the
+root together count as one failure. Steps are not equally hard, so exp(-h x) is only a prior. Finishing from a deeper state is never
+harder, so a curve that rises with depth is fitted to all outcomes together:
 
     way      = (0.4 + W + 0.4 L) / (1 + L)
     h        = (1 + sum of l_i) / (way + sum of (w_i + 0.4 l_i) x_i)
@@ -16,14 +16,14 @@ from deeper is never harder, so a curve that rises with depth is fitted to all o
     p        = isotonic regression of rate, weights w_i + l_i + 0.1     (pool adjacent violators)
 
 The frontier is the shallowest state with p >= target (about 0.3), or the deepest state when there is none. A state is mastered
-by its own outcomes: (w + 1) / (w + l + 2) > 0.9. A mastered frontier has nothing more to teach, so it moves one state up whatever
-p says there. A chain whose shallowest state is mastered rests, because the root comes next. Outcomes decay, so that it is tried
-again later. A problem whose root success (W + 1) / (W + L + 2) is above 0.9 rests as a whole.
+if its own outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier teaches nothing more, so it moves one state up for any p
+there. A chain whose shallowest state is mastered rests (is not replayed), because the root comes next. Outcomes decay, so it is
+tried again later. All chains of a problem rest if its root success (W + 1) / (W + L + 2) is above 0.9.
 
 Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem without any proven chain may be explored: the deepest third of
-the states of its own failures form a second pool, of which a batch has at most the share `explore`. The first success found so
-makes a chain of its whole trajectory (`trainer/starts.py`). A success from a proven chain is an outcome of that chain and starts
-no new one.
+the states of its own failures form a second pool. At most the share `explore` of a batch comes from it. The first success found
+this way makes a chain of its whole trajectory (`trainer/starts.py`). A success from a proven chain is an outcome of that chain and
+starts no new one.
 
 Worked example, target 0.3, gate 0, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
 
@@ -47,39 +47,39 @@ from replay.rankings.base import Flags, Index, Ranking, RankSettings, StateColum
 from replay.rankings.chains import Chains, chains_of, retention_order
 
 LOST = 0.4
-"""Share of its way that a failing continuation goes on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
+"""Share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
 WAY = 0.4
-"""Way of the one failure that h begins with: the frontier of an untried chain is where exp(-x / 0.4) = 0.3, about its middle."""
+"""Way of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about its middle."""
 PSEUDO = 2.0
-"""Outcomes that the prior stands for."""
+"""Number of outcomes that the prior counts as."""
 UNTRIED = 0.1
-"""Weight of a state without outcomes in the joint curve: its prior must not outvote what was seen elsewhere."""
+"""Weight of a state without outcomes in the joint curve: small, so that its prior does not outweigh outcomes elsewhere."""
 MASTERED = 0.9
 
 
 def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
     """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
     priority = np.full(len(columns.value), -np.inf, np.float32)
-    rested = resting(columns)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    rests = resting(columns)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rests)
     curve = success_curve(columns, found, settings.gate)
     known = mastered(columns.wins, columns.losses)[found.order]
     at = frontiers(found, curve, known, settings.target)
     at = at[~known[found.first]]
     priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
-    priority[explores(columns, rested)] = 0.5
+    priority[explores(columns, rests)] = 0.5
     return priority
 
 
 def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: class + 1 / (1 + order): a problem keeps whole chains, and the store what can still teach.
+    """Retention [S]: class + 1 / (1 + order). So a problem keeps whole chains, and the store keeps what can still teach.
 
-    Classes: 4 chains that have been tried, and the shallowest state of a chain that rests (its outcomes keep the chain from
-    coming back as a new one); 3 untried chains; 2 the other states of chains that rest; 1 failures to explore; 0 all else.
+    Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
+    3 untried chains; 2 the other states of resting chains; 1 failures to explore; 0 all others.
     """
-    rested = resting(columns)
-    retention = explores(columns, rested).astype(np.float32)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rested)
+    rests = resting(columns)
+    retention = explores(columns, rests).astype(np.float32)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rests)
     order, first, run = found.order, found.first, found.run
     rests = mastered(columns.wins, columns.losses)[order[first]][run]
     tried = (found.sums(columns.tried[order]) > 0)[run]
@@ -113,11 +113,11 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
         falls = (rate[1:] < rate[:-1]) & (chain[start[1:]] == chain[start[:-1]])
         if not falls.any():
             break
-        # merge every maximal run of falling blocks at once; runs are disjoint, so one pass is vectorised
+        # merge every maximal run of falling blocks at once: runs are disjoint, so this is one vectorised pass
         block = np.cumsum(np.concatenate([[True], ~falls])) - 1
         total = np.bincount(block, weight).astype(np.float64)
         pooled = np.bincount(block, rate * weight) / total
-        alone = np.bincount(block) == 1  # keep these bit for bit: what other chains do must not round them anew
+        alone = np.bincount(block) == 1  # unmerged blocks stay bit for bit: other chains must not change their rounding
         first = np.concatenate([[True], ~falls])
         rate, weight = np.where(alone, rate[first], pooled), total
         start = start[first]
@@ -126,16 +126,16 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
 
 
 def frontiers(found: Chains, curve: Reals, known: Flags, target: float) -> Index:
-    """[C] place in `found.order` of each chain's frontier; `known` [K]: which states are mastered."""
+    """[C] index in `found.order` of each chain's frontier; `known` [K]: whether a state is mastered."""
     sizes = np.diff(np.append(found.first, len(curve)))
-    below = found.sums(curve < target).astype(np.int64)  # p rises: these come first
+    below = found.sums(curve < target).astype(np.int64)  # p rises with depth, so these states come first
     at = found.first + np.minimum(below, sizes - 1)
     up: Index = at - (known[at] & (at > found.first))
     return up
 
 
 def mastered(wins: npt.NDArray[np.floating], losses: npt.NDArray[np.floating]) -> Flags:
-    """Whether outcomes say that success is above 0.9: (w + 1) / (w + l + 2), nine wins without a loss.
+    """Whether the success estimate (w + 1) / (w + l + 2) is above 0.9: nine wins without a loss are enough.
 
     >>> mastered(np.array([9.0, 8.0, 20.0]), np.array([0.0, 0.0, 2.0])).tolist()
     [True, False, False]
@@ -144,16 +144,16 @@ def mastered(wins: npt.NDArray[np.floating], losses: npt.NDArray[np.floating]) -
 
 
 def resting(columns: StateColumns) -> Flags:
-    """[S] whether the state's problem is solved from its root already."""
+    """[S] whether the state's problem is mastered from its root."""
     return mastered(columns.root_wins, columns.root_losses)
 
 
-def explores(columns: StateColumns, rested: Flags) -> Flags:
+def explores(columns: StateColumns, rests: Flags) -> Flags:
     """[S] the deepest third of own failures of problems without any proven state."""
     proven = columns.provenance != Provenance.OWN_FAILED
-    hopeful = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0
+    has_chain = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0
     deep = columns.length * 3 >= columns.total * 2
-    return np.asarray(deep & ~hopeful[columns.problem] & ~rested)
+    return np.asarray(deep & ~has_chain[columns.problem] & ~rests)
 
 
 RANKING = Ranking(frontier, chain_retention, needs_values=True, chains=True, explores=True, uses_gate=True)

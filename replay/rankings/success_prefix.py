@@ -11,7 +11,7 @@ def success_prefix(columns: StateColumns, settings: RankSettings) -> FloatArray:
 
 
 def own_successes(columns: StateColumns, priority: FloatArray) -> FloatArray:  # noqa: ARG001
-    """Retention [S]: own successes stay, also of problems that are easy now."""
+    """Retention [S]: own successes are kept, also those of problems that have become easy."""
     return only(columns.provenance == Provenance.OWN_SUCCESSFUL)
 
 

@@ -1,10 +1,10 @@
 """Programs judged by unit tests: MBPP's rows, and the graded reward of a response.
 
-Called by `tasks/task.py` (rows to items) and, in the judging processes, by `tasks/judge_worker.py` (`verifier`). How a test is
-judged: `tasks/code/unit_tests.py` takes it apart, the program's side is evaluated in a sandbox, and the values that come out are
-compared here. Invariants: the process that runs the program never holds an expected value; what it says is compared as plain
-data of builtin types (an object of the program's own equals nothing), with Python's == and no tolerance but what the test itself
-writes; no code of the program, and none of the data set, runs in this process.
+Called by `tasks/task.py` (rows to items) and, in the judging processes, by `tasks/judge_worker.py` (`verifier`). To judge a test,
+`tasks/code/unit_tests.py` splits it, a sandbox evaluates the program's side, and the resulting values are compared here.
+Invariants: the process that runs the program never has an expected value. Its results are compared with Python's == as plain data
+of builtin types; an object of a class of the program equals nothing. The only tolerance is what the test itself writes. No code of
+the program or of the data set runs in this process.
 """
 
 import json
@@ -30,7 +30,7 @@ from tasks.sources import Row
 
 _DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d+)?|Infinity|NaN)")
 _MOST_DIGITS = 5000
-"""Of a Decimal on the wire: reading one takes time quadratic in its length."""
+"""Bound on an encoded Decimal: parsing one takes time quadratic in its length."""
 _FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _HEX = re.compile(r"-?0x[0-9a-f]+")
@@ -39,26 +39,26 @@ _SCALARS = (bool, int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a problem's verdict rests on."""
+    """What a program is judged against."""
 
     setup: str
-    imports: str  # those statements of the setup that questions need, too
+    imports: str  # import statements of the setup; questions need them, too
     tests: tuple[UnitTest, ...]
 
     @property
     def holes(self) -> list[str]:
-        """The expressions that the program answers, of all tests in order."""
+        """The expressions that the program evaluates, of all tests in order."""
         return [hole for test in self.tests for hole in test.holes]
 
     @property
     def offsets(self) -> list[int]:
-        """Of each test, the number of its first hole among `holes`."""
+        """For each test, the index of its first hole in `holes`."""
         return list(accumulate((len(test.holes) for test in self.tests), initial=0))[:-1]
 
     @property
-    def spared(self) -> set[int]:
-        """Those of the holes that need no value where the assertion holds without them."""
-        return {at + i for at, test in zip(self.offsets, self.tests, strict=True) for i in test.spared}
+    def skippable(self) -> set[int]:
+        """Indices in `holes` of those that short-circuiting may skip."""
+        return {at + i for at, test in zip(self.offsets, self.tests, strict=True) for i in test.skippable}
 
 
 @lru_cache(4096)
@@ -72,18 +72,18 @@ def parse_reference(text: str) -> Reference:
 
 
 def program_of(response: str) -> str:
-    """The program in a response: its last fenced block (closed or not) that defines something, without a definition the last.
+    """The program in a response: its last fenced block (closed or not) that defines something, or else its last block.
 
-    Without any block the whole text. An example after the program is thus left out. Blocks may be indented, as in a list.
+    So an example after the program is left out. A response without a block is taken whole. Blocks may be indented, as in a list.
     """
     blocks = [textwrap.dedent(block) if indent else block for indent, block in _FENCED.findall(response)]
     return next((block for block in reversed(blocks) if _DEFINES.search(block)), blocks[-1] if blocks else response)
 
 
 def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
-    """A row with a list of asserts. The prompt shows the first one (it names the function), the others stay hidden.
+    """The item of a row with a list of asserts. The prompt shows only the first one, because it names the function.
 
-    Raises DataError, and ConfigError when no column of tests is named.
+    Raises DataError, and ConfigError when task.columns.tests is empty.
     """
     if columns.tests is None:
         raise ConfigError("task.columns.tests is empty: task mbpp needs the column of unit tests (MBPP's is test_list)")
@@ -102,13 +102,13 @@ def _refused(where: str) -> Iterator[None]:
     try:
         yield
     except TestError as error:
-        raise DataError(f"{where}: {error}; mend or delete the row") from None
+        raise DataError(f"{where}: {error}; fix or delete the row") from None
 
 
 def _setup(value: object, where: str) -> str:
     given: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(line, str) for line in given):
-        raise DataError(f"{where} is neither text nor a list of lines; mend the row")
+        raise DataError(f"{where} is neither text nor a list of lines; fix the row")
     setup = _lines("\n".join(given))
     with _refused(where):
         read_setup(setup)
@@ -119,7 +119,7 @@ def _tests(value: object, setup: str, where: str) -> list[str]:
     with _refused(where):
         found: object = statements(value) if isinstance(value, str) else value
     if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
-        raise DataError(f"{where} holds no list of asserts; mend or delete the row")
+        raise DataError(f"{where} is no list of asserts; fix or delete the row")
     tests = []
     for number, test in enumerate(found, 1):
         with _refused(f"{where}: test {number} cannot be used"):
@@ -132,9 +132,9 @@ def _lines(text: str) -> str:
 
 
 def equal(expected: object, found: Any) -> bool:
-    """Whether an encoded value (`tasks/code/sandbox_driver.py`) equals a literal, as == says of the values themselves.
+    """Whether an encoded value (`tasks/code/sandbox_driver.py`) equals a literal, as == decides for the decoded values.
 
-    The literal leads: nothing larger than it is built out of what a program says. Malformed encodings equal nothing.
+    No value larger than the literal is built from the program's output. A malformed encoding equals nothing.
     """
     if found is None or isinstance(found, _SCALARS):
         return isinstance(expected, (*_SCALARS, complex, type(None))) and bool(expected == found)
@@ -163,7 +163,7 @@ def equal(expected: object, found: Any) -> bool:
 
 
 def _is_ratio(expected: float, above: int, below: int) -> bool:
-    """Whether it is above / below, exactly as Fraction's == has it (which would look for a common divisor first, slowly)."""
+    """Whether `expected` is exactly above / below. Fraction's == says the same, but computes a common divisor first, slowly."""
     if below <= 0 or not math.isfinite(expected):
         return False
     mine, whole = expected.as_integer_ratio()
@@ -171,7 +171,7 @@ def _is_ratio(expected: float, above: int, below: int) -> bool:
 
 
 def _pair_up(expected: Iterable[Any], found: list[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Whether each expected item is the same as one that was found, and none is left over."""
+    """Whether the two can be paired off: each expected item with the same found one, and none left."""
     left = list(expected)
     if len(left) != len(found):
         return False
@@ -188,7 +188,7 @@ def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
 
 
 def is_plain(found: Any, depth: int = 0) -> bool:
-    """Whether an encoding holds values of builtin types only, all the way down, and no deeper than the driver writes them."""
+    """Whether an encoding has only values of builtin types, at every level, and is nested no deeper than the driver writes."""
     if not isinstance(found, list):
         return True
     if depth > DEEPEST:
@@ -214,7 +214,7 @@ def is_plain(found: Any, depth: int = 0) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question over the values of its holes (by their number), for the test of this number."""
+    """The question of test `number`, and the values of its holes by their index in the test."""
 
     number: int
     test: UnitTest
@@ -222,7 +222,7 @@ class _Asked:
 
 
 class CodeJudge:
-    """Verdicts of programs. One per judging process: it keeps a spare sandbox."""
+    """Judges programs. Each judging process has one, because it keeps a spare sandbox."""
 
     def __init__(self, sandbox: Sandbox, rewards: CodeConfig) -> None:
         self._sandbox = sandbox
@@ -236,8 +236,8 @@ class CodeJudge:
             report = self._sandbox.run(ProgramJob(program_of(response), known.holes, known.setup))
             if report.syntax:
                 return Verdict(rewards.compile_error, False, f"does not compile: {report.syntax}")
-            wanting = {i: why for i, why in report.raised.items() if i not in known.spared}
-            problem = report.failed or next(iter(wanting.values()), "") or report.ended
+            missing = {i: why for i, why in report.raised.items() if i not in known.skippable}
+            problem = report.failed or next(iter(missing.values()), "") or report.ended
             if problem or len(report.values) + len(report.raised) < len(known.holes):
                 return Verdict(rewards.runtime_error, False, f"run-time error: {problem or 'no answer'}")
             passed, why = self._passed(known, report)
@@ -250,7 +250,7 @@ class CodeJudge:
         return Verdict(reward, False, f"passed {passed} of {len(known.tests)} tests; {why}")
 
     def _passed(self, known: Reference, report: Report) -> tuple[int, str]:
-        """How many tests passed, and what is said of the first that did not."""
+        """How many tests passed, and a description of the first that failed (empty: none)."""
         answers: list[bool | None] = []
         asked: list[_Asked] = []  # the tests that are more than `hole == literal`
         for number, (at, test) in enumerate(zip(known.offsets, known.tests, strict=True)):
@@ -268,14 +268,14 @@ class CodeJudge:
         return sum(map(bool, answers)), f"failed {first.text[:120]}" if first else ""
 
     def _ask(self, asked: list[_Asked], imports: str) -> Mapping[int, bool]:
-        """Answer questions over plain values in a sandbox of their own, which the program has never been in.
+        """Evaluate questions over plain values in a new sandbox, in which the program has never run.
 
-        Raises SandboxError when it ends early: neither the program nor its answers can be blamed.
+        Raises SandboxError when that sandbox ends early: neither the program nor its answers can cause this.
         """
         if not asked:
             return {}
         values = {f"t{one.number}_{i}": value for one in asked for i, value in one.values.items()}
-        # a hole that raised is no parameter: a question that does ask for it raises, too
+        # a hole that raised is not passed: a question that reads it raises, too
         questions = [
             f"bool((lambda {', '.join(f'h{i}=t{one.number}_{i}' for i in one.values)}: {one.test.question})())"
             for one in asked

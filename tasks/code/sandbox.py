@@ -2,13 +2,13 @@
 
 Called by `tasks/code/programs.py` in the judging processes. Invariants:
 
-- One sandbox per program, never reused. A spare one, its interpreter started, waits while another works.
-- Inside: own user, PID, mount, IPC, network, UTS and cgroup namespaces, no capabilities; the system's /usr and the Python
-  installation read-only, without third-party packages; no /proc, /sys, /etc, /home; an empty /tmp; an empty environment with
-  a fixed hash seed. No file can be written: one in memory, even an empty one, takes memory of the kernel that no limit counts.
-  One process (`tasks/code/seccomp.py`), so RLIMIT_AS bounds its memory, but for some tens of MiB of the kernel's (pipes, locks).
-- `run` returns after the wall clock at the latest, and everything inside is then dead: the kernel ends the PID namespace.
-- It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only the mode named unsafe runs anything.
+- Each program gets a new sandbox. A spare one, with its interpreter started, waits while another works.
+- Namespaces: user, PID, mount, IPC, network, UTS and cgroup. No capabilities. An empty environment with a fixed hash seed.
+- Files: the system's /usr and the Python installation, read-only, without third-party packages; an empty /tmp; no /proc, /sys,
+  /etc, /home. No file can be written, not even in memory: files there take kernel memory that no limit counts.
+- Memory: there is one process (`tasks/code/seccomp.py`), so RLIMIT_AS bounds it, plus some tens of MiB in the kernel (pipes, locks).
+- `run` returns when the wall-clock limit ends, or earlier. Everything inside is then dead: the kernel ends the PID namespace.
+- It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only `unsafe-subprocess` runs programs.
 """
 
 import json
@@ -33,11 +33,11 @@ DRIVER = Path(__file__).with_name("sandbox_driver.py")
 FILE_MIB = 16
 """Size of the largest file, where one can be written at all (unsafe-subprocess)."""
 MOST_OUTPUT = 1 << 20
-"""Bytes that a sandbox may say; one that says more is stopped."""
+"""Bytes that a sandbox may output; one that outputs more is stopped."""
 MOST_REASON = 300
-"""Characters kept of why something failed."""
+"""Characters kept of an error's reason."""
 START_LIMIT = 120.0
-"""Seconds in which the interpreter of a sandbox must be up."""
+"""Seconds in which the interpreter of a sandbox must start."""
 UNSAFE_WARNING = (
     "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory limits: they "
     "can read and change your files, use the network, start processes and signal them"
@@ -47,7 +47,7 @@ _REMEDY = (
     "unsafe-subprocess, which protects neither your files nor your network"
 )
 _PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a virtual environment's link to it
-_FLAGS = ("-s", "-S", "-P", "-B")  # no site, no user packages, nothing beside the script, no byte code written
+_FLAGS = ("-s", "-S", "-P", "-B")  # no user packages, no site, no modules from the script's folder, no byte code
 
 
 class SandboxError(Exception):
@@ -56,22 +56,22 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one program: seconds of processor time (three times that by the clock), address space in MiB."""
+    """Limits of one program: seconds of processor time, and address space in MiB."""
 
     seconds: float
     memory_mib: int
 
     @property
     def wall(self) -> float:
-        """Seconds by the clock: a busy machine must not fail a program, a sleeping program must end."""
+        """Wall-clock seconds: three times the processor time, so that a busy machine fails no program and a sleeping one ends."""
         return 3.0 * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramJob:
-    """A program, statements after it, and expressions to evaluate then, in its namespace.
+    """A program, the statements that follow it (`setup`), and the expressions to evaluate after both in its namespace.
 
-    `values` (in the driver's encoding) are put into the namespace by name before.
+    `values` (in the driver's encoding) are put into the namespace by name first.
     """
 
     program: str
@@ -82,22 +82,22 @@ class ProgramJob:
 
 @dataclass(slots=True)
 class Report:
-    """What came out of a sandbox. All of it is under the program's control: data to compare, not to trust."""
+    """The output of a sandbox. The program controls all of it: compare it, do not trust it."""
 
     expected: int  # number of expressions
-    syntax: str = ""  # why the program does not compile, empty if it does
-    failed: str = ""  # why program or setup raised or ended, empty if they did not
-    values: dict[int, Any] = field(default_factory=dict)  # per expression that has a value: its encoding
-    raised: dict[int, str] = field(default_factory=dict)  # per expression that has none: why
-    ended: str = ""  # why the sandbox was stopped before its end, empty otherwise
+    syntax: str = ""  # why the program does not compile; empty if it does
+    failed: str = ""  # why program or setup raised or ended; empty if they did not
+    values: dict[int, Any] = field(default_factory=dict)  # expression -> its encoded value
+    raised: dict[int, str] = field(default_factory=dict)  # expression -> why it has no value
+    ended: str = ""  # why the sandbox ended early; empty if it did not
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether no more output is expected."""
         return bool(self.syntax or self.failed) or len(self.values) + len(self.raised) >= self.expected
 
     def take(self, line: bytes) -> None:
-        """Read a line of the sandbox's. A line that is not of the driver's form is left out; the first answer counts."""
+        """Read a line of output. Ignore a line that the driver would not write. The first answer to an expression counts."""
         try:
             match json.loads(line):
                 case ["syntax", str(why)]:
@@ -110,7 +110,7 @@ class Report:
                     self.raised[index] = why[:MOST_REASON] or "?"
                 case [int(index), "large"] if self._is_open(index):
                     self.raised[index] = "a value too large to compare"
-        except (ValueError, RecursionError):  # not JSON, not text, a number of too many digits, or nested too deeply
+        except (ValueError, RecursionError):  # not JSON, not text, too many digits, or nested too deeply
             return
 
     def _is_open(self, index: int) -> bool:
@@ -118,7 +118,7 @@ class Report:
 
 
 class Sandbox:
-    """Runs programs, each in a sandbox of its own. Use it from one thread: a sandbox dies with the thread that made it."""
+    """Runs programs, each in a new sandbox. Use it from one thread: a sandbox dies with the thread that started it."""
 
     def __init__(self, mode: SandboxMode, limits: Limits) -> None:
         self._mode: SandboxMode = mode
@@ -135,8 +135,8 @@ class Sandbox:
         try:
             process.wait_until_ready()
             process.hand_in(job)
-            with suppress(SandboxError, OSError):  # not this program's fault; the next one will hear of it
-                self._spare = _Process(self._mode, self._limits)  # it comes up while this one works
+            with suppress(SandboxError, OSError):  # this program is not affected; the next run raises the error
+                self._spare = _Process(self._mode, self._limits)  # it starts while this one works
             return process.read(len(job.expressions), self._limits)
         finally:
             process.kill()
@@ -149,7 +149,7 @@ class Sandbox:
 
 
 def check_sandbox(mode: SandboxMode, limits: Limits) -> None:
-    """Raises ConfigError, with the remedy, when programs cannot be run in this mode; warns of the unsafe one."""
+    """Raises ConfigError, with the remedy, when programs cannot be run in this mode. Warns if the mode is unsafe."""
     if mode == "unsafe-subprocess":
         print(f"warning: {UNSAFE_WARNING}", file=sys.stderr, flush=True)
     sandbox = Sandbox(mode, limits)
@@ -185,11 +185,11 @@ class _Process(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone before it was used."""
+        """Whether the process has ended, for a spare one: before it was used."""
         return self.exit_status(0.0) is not None
 
     def wait_until_ready(self) -> None:
-        """Raises SandboxError when the interpreter does not come up."""
+        """Wait for the interpreter. Raises SandboxError when it does not start."""
         try:
             self.line(time.monotonic() + START_LIMIT)
         except (TimeoutError, EOFError):
@@ -200,15 +200,15 @@ class _Process(ChildProcess):
             raise SandboxError(said[0] if said else f"exit status {status}") from None
 
     def hand_in(self, job: ProgramJob) -> None:
-        """Send the job. Raises SandboxError when the sandbox is gone."""
+        """Send the job. Raises SandboxError when the sandbox has ended."""
         record = {each.name: getattr(job, each.name) for each in fields(job)}
         try:
             self.send(json.dumps(record).encode("ascii") + b"\n", time.monotonic() + START_LIMIT)
         except (TimeoutError, EOFError):
-            raise SandboxError("the sandbox ended before its program was there") from None
+            raise SandboxError("the sandbox ended before it received its program") from None
 
     def read(self, expected: int, limits: Limits) -> Report:
-        """Collect what the sandbox says until it has answered every expression, ends, says too much or is too slow."""
+        """Collect output until every expression is answered, the sandbox ends, or a limit on output or time is reached."""
         deadline = time.monotonic() + limits.wall
         report = Report(expected)
         try:
@@ -225,8 +225,8 @@ class _Process(ChildProcess):
     def _status(self, deadline: float) -> str:
         code = self.exit_status(deadline)
         if code is None:
-            return "closed its output and ran on"
-        number = code - 128 if code > 128 else -code  # bubblewrap's way, and the kernel's
+            return "closed its output but did not end"
+        number = code - 128 if code > 128 else -code  # signal as bubblewrap reports it, or as the kernel does
         if number <= 0:
             return f"ended itself with status {code}"
         if number in (signal.SIGXCPU, signal.SIGKILL):
@@ -248,7 +248,7 @@ def _filter_pipe() -> Iterator[int]:
     if program is None:
         raise SandboxError("no list of system calls for this processor")
     read, write = os.pipe()
-    os.write(write, program)  # less than a pipe holds
+    os.write(write, program)  # smaller than a pipe's buffer
     os.close(write)
     try:
         yield read
@@ -263,7 +263,7 @@ def bubblewrap_command(seccomp: int) -> list[str]:
         raise SandboxError("bubblewrap (bwrap) is not installed")
     options = ["--unshare-all", "--unshare-user", "--unshare-cgroup", "--uid", "65534", "--gid", "65534"]
     options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    options += ["--setenv", "PYTHONHASHSEED", "0"]  # the order of a set is part of what a program computes
+    options += ["--setenv", "PYTHONHASHSEED", "0"]  # a program's result may depend on the order of a set
     options += ["--ro-bind", "/usr", "/usr"]
     for place in ("/bin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(place):

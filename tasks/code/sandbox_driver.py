@@ -1,10 +1,10 @@
-"""What runs inside a sandbox: one program, then expressions in its namespace; their values go out as plain data.
+"""The script inside a sandbox: it runs one program, evaluates expressions in its namespace, and writes their values as plain data.
 
-Started by `tasks/code/sandbox.py` as a script with the limits as arguments (it imports nothing of the project: nothing of it is
-in there). It says `ready`, reads one job as a line of JSON, writes one line of JSON per step, and ends.
+`tasks/code/sandbox.py` starts it with the limits as arguments. It imports nothing of the project, which is not in the sandbox. It
+writes `ready`, reads one job as a line of JSON, writes one line of JSON per step, and ends.
 
-Whatever the program does to this process (builtins, frames, the output itself) changes only the values that come out. The
-process knows inputs, never expected values: those are compared outside (`tasks/code/programs.py`).
+A program that tampers with this process (builtins, frames, the output itself) can change only the values that come out. The
+process knows inputs, never expected values: `tasks/code/programs.py` compares outside.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import resource
 import sys
 import types
 
-TYPE_CHECKING = False  # as typing has it: importing that would be a seventh of a sandbox's cost
+TYPE_CHECKING = False  # importing it from typing would cost a seventh of a sandbox's time
 if TYPE_CHECKING:
     from typing import Any
 
 LARGEST_VALUE = 1 << 18
-"""Characters of one value on the wire; a larger one is reported as such."""
+"""Most characters of an encoded value; a larger one is reported as too large."""
 DEEPEST = 100
-"""Nesting of a value; a deeper (or cyclic) one is not plain data."""
+"""Deepest nesting of a value; a deeper (or cyclic) one is not plain data."""
 MODULE = "program"
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
     """A value as JSON: scalars as they are, containers as [kind, items ...], anything else as ['o', type name].
 
-    Subclasses count as what they derive from, as == does: a Counter as a dict, a named tuple as a tuple, a bool as a bool.
+    An instance of a subclass is encoded as its base, as == compares it: a Counter as a dict, a named tuple as a tuple.
     """
     if value is None or isinstance(value, bool):
         return None if value is None else bool(value)
@@ -52,7 +52,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
         return ["d", *([encode_value(key, depth + 1), encode_value(item, depth + 1)] for key, item in value.items())]
     sets: tuple[Any, ...] = (set, type({}.keys()), type({}.items()))
     kinds: tuple[tuple[str, Any], ...] = (("l", list), ("t", tuple), ("s", sets), ("z", frozenset))
-    module = sys.modules.get("fractions")  # there if the program has made one
+    module = sys.modules.get("fractions")  # imported if the program has made a Fraction
     if module and isinstance(value, module.Fraction):
         return ["q", hex(value.numerator), hex(value.denominator)]
     module = sys.modules.get("decimal")
@@ -65,9 +65,9 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def decode_value(data: Any) -> Any:
-    """The value of an encoding. Opaque objects become None: an expression over them was refused before.
+    """The value of an encoding. Opaque objects become None, because an expression over them is refused earlier.
 
-    Raises whatever a malformed encoding makes of itself.
+    May raise any exception for a malformed encoding.
     """
     if not isinstance(data, list):
         return data
@@ -99,14 +99,14 @@ def limit(seconds: float, mebibytes: int, file_mebibytes: int) -> None:
         (resource.RLIMIT_NOFILE, 64, 64),
         (resource.RLIMIT_CORE, 0, 0),
     ):
-        present = resource.getrlimit(kind)[1]  # of whoever started us; it may only be lowered
+        present = resource.getrlimit(kind)[1]  # the hard limit of the parent can only be lowered
         if present != resource.RLIM_INFINITY:
             soft, hard = min(soft, present), min(hard, present)
         resource.setrlimit(kind, (soft, hard))
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, whatever its __str__ does."""
+    """The text of an exception, also if its __str__ raises."""
     try:
         return f"{type(error).__name__}: {error}"[:200]
     except BaseException:
@@ -114,7 +114,7 @@ def reason(error: BaseException) -> str:
 
 
 def run_job(job: dict[str, Any], output: int) -> None:
-    """Compile and run the program, run the setup, evaluate every expression; a line for each."""
+    """Compile and run the program, run the setup, evaluate every expression. Write a line for each step."""
 
     def _say(*items: Any) -> None:
         text = json.dumps(items)
@@ -140,7 +140,7 @@ def run_job(job: dict[str, Any], output: int) -> None:
     for name, value in job["values"].items():
         try:
             names[name] = decode_value(value)
-        except Exception:  # no value of the driver's: the expressions over it raise, the others do not
+        except Exception:  # not an encoding of the driver: only expressions that read it raise
             continue
     for index, expression in enumerate(job["expressions"]):
         try:
@@ -154,10 +154,10 @@ def main() -> None:
     """Command line: SECONDS MEBIBYTES FILE_MEBIBYTES."""
     job_in, output = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
-    for standard in (0, 1, 2):  # what a program prints goes nowhere
+    for standard in (0, 1, 2):  # discard what a program prints
         os.dup2(null, standard)
     os.close(null)
-    # what programs import most, while nobody waits
+    # modules that programs often import: loaded here, while the sandbox is a spare
     for name in ("collections", "heapq", "itertools", "re", "operator", "bisect"):
         builtins.__import__(name)
     limit(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
@@ -166,7 +166,7 @@ def main() -> None:
         line = source.readline()
     if line:
         run_job(json.loads(line), output)
-    os._exit(0)  # neither atexit handlers nor threads of the program keep the sandbox
+    os._exit(0)  # atexit handlers and threads of the program must not delay the end
 
 
 if __name__ == "__main__":

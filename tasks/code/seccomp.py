@@ -1,10 +1,10 @@
 """The system calls that a sandboxed program may not make, as a seccomp filter for `bwrap --seccomp`.
 
-Called by `tasks/code/sandbox.py`. Namespaces and limits already confine the program; the filter closes what they leave open:
-child processes (one process, hence one bound on all memory), memory that outlives its mapping (memfd, System V), sockets of
+Called by `tasks/code/sandbox.py`. Namespaces and limits already confine the program. The filter denies what they still allow:
+child processes (one process, so that one limit bounds all memory), memory that outlives its mapping (memfd, System V), sockets of
 families without namespaces (vsock, netlink), the kernel's keyring, tracing, new namespaces and mounts.
 
-Invariant: on a machine whose system calls are not known here there is no filter, and the sandbox refuses to start.
+Invariant: for a machine whose system calls are not listed here there is no filter, and the sandbox refuses to start.
 """
 
 import errno
@@ -14,12 +14,12 @@ import struct
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF: ld abs, jeq, jge, jset, ret
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _NUMBER, _ARCHITECTURE, _ARGUMENT_0 = 0, 4, 16  # offsets in struct seccomp_data
-_X32 = 0x40000000  # the x32 calls of an x86-64 kernel: the same calls under other numbers
+_X32 = 0x40000000  # bit of the x32 calls of an x86-64 kernel: the same calls with other numbers
 _CLONE_THREAD = 0x00010000
 _CLONE3 = 435
 _COMMON = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 447)
-"""The same on every machine: io_uring_*, open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, pidfd_getfd,
-process_madvise, mount_setattr, memfd_secret."""
+"""Denied calls with the same number on every machine: io_uring_*, open_tree, move_mount, fsopen, fsconfig, fsmount, fspick,
+pidfd_getfd, process_madvise, mount_setattr, memfd_secret."""
 
 # per machine: name of the architecture for seccomp, number of clone, and the denied calls
 _X86_64 = {
@@ -45,10 +45,10 @@ _MACHINES = {"x86_64": (0xC000003E, 56, _X86_64), "aarch64": (0xC00000B7, 220, _
 
 
 def denied_calls() -> bytes | None:
-    """The filter as an array of `struct sock_filter`, None on a machine whose numbers are not known.
+    """The filter as an array of `struct sock_filter`; None on a machine whose system calls are not listed.
 
-    A denied call fails with EPERM, clone3 with ENOSYS (the C library then takes clone, whose flags a filter can read:
-    threads yes, processes no). Calls of another architecture end the process.
+    A denied call fails with EPERM. clone3 fails with ENOSYS, so the C library uses clone, whose flags a filter can read: it allows
+    threads and denies processes. A call of another architecture ends the process.
     """
     known = _MACHINES.get(platform.machine())
     if known is None:

@@ -1,17 +1,17 @@
-"""Unit tests taken apart: what the program computes, and what is then asked of it.
+"""Splits a unit test into what the program computes (holes) and the check of it (question).
 
-Called by `tasks/code/programs.py`. A test is one `assert` statement. Its **holes** are the largest expressions that begin at a name
-which is neither a builtin nor a module of the standard library nor imported from there by the setup, hence the program's own:
+Called by `tasks/code/programs.py`. A test is one `assert` statement. Its **holes** are the largest expressions that begin with a name
+of the program. A name is the program's unless it is a builtin, a standard module, or imported from one by the setup:
 
     assert sorted(pairs([1, 2])[0])[1:] == [2]       the hole is    sorted(pairs([1, 2])[0])
 
-Functions of one argument that only look at a value (`_PURE`) belong to the hole: what they return is plain where the value itself
-(a generator, say) is not. Where that leaves no hole, the program must define the one builtin that is called (MBPP has its own
-`sum` and `divmod`). Holes are evaluated in the program's sandbox. The rest of the assertion is the **question**: it is evaluated in
+Functions of one argument that only read a value (`_PURE`) belong to the hole: they return plain data even where the value itself
+is not plain (a generator). If a test has no hole, the program must define the builtin that the test calls (MBPP defines its own
+`sum` and `divmod`). Holes are evaluated in the program's sandbox. The rest of the assertion is the **question**. It is evaluated in
 another sandbox, over the plain values of the holes.
 
-Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. A test is refused that
-rests on values or functions of the setup's own, compares one answer with another, or asks about objects rather than values.
+Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. A test is refused if it
+uses values or functions that the setup defines, compares two answers of the program, or checks objects instead of values.
 """
 
 import ast
@@ -40,40 +40,40 @@ _OF_VALUES = frozenset(name for kind in (str, bytes, int, float, complex, list, 
 
 
 class TestError(ValueError):
-    """A test that cannot be taken apart; the message says why."""
+    """A test that cannot be split; the message says why."""
 
     __test__ = False  # not one of pytest's
 
 
 @dataclass(frozen=True, slots=True)
 class UnitTest:
-    """An assertion apart: `holes` for the program's side; for the other a `question` over h0, h1, ...
+    """A split assertion: the program evaluates `holes`; `question` is an expression over their values h0, h1, ...
 
-    Where the assertion is `hole == literal`, `literal` holds the value (in a tuple) and the question needs no interpreter.
+    If the assertion is `hole == literal`, `literal` is the value (in a tuple) and the question needs no interpreter.
     """
 
     text: str
     holes: tuple[str, ...]
     question: str
-    modules: tuple[str, ...]  # of the standard library, that the question names
+    modules: tuple[str, ...]  # standard modules that the question names
     literal: tuple[Any] | None
-    spared: frozenset[int]  # the holes that Python evaluates only if what is left of them asks for it
+    skippable: frozenset[int]  # holes that short-circuiting may skip (`f(1) or f(2)`: f(2))
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The names that the statements before the tests bind."""
 
-    imports: tuple[str, ...] = ()  # import statements of the standard library, which questions need, too
+    imports: tuple[str, ...] = ()  # imports from the standard library; questions need them, too
     imported: frozenset[str] = frozenset()
-    derived: frozenset[str] = frozenset()  # what the program made: `root` of `root = Node(1)`
+    derived: frozenset[str] = frozenset()  # made by the program: `root` of `root = Node(1)`
     own: frozenset[str] = frozenset()  # all others: data, functions, classes
-    objects: frozenset[str] = frozenset()  # those of `derived` that a class made: their methods are the program's
+    objects: frozenset[str] = frozenset()  # names in `derived` that are instances of the program's classes
 
 
 @lru_cache(4096)
 def read_setup(text: str) -> Setup:
-    """What a setup binds. Raises TestError when it is not Python, or imports names that it does not name."""
+    """What a setup binds. Raises TestError when it is not Python or contains `import *`."""
     body = _parsed(text, "the setup")
     imports = [node for node in body if _of_the_library(node)]
     imported = {(name.asname or name.name).partition(".")[0] for node in imports for name in node.names}
@@ -102,7 +102,7 @@ def read_setup(text: str) -> Setup:
 
 
 def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
-    """Take an assertion apart. Raises TestError when it is none or cannot be judged apart from the program."""
+    """Split an assertion. Raises TestError when it is no assertion or cannot be judged outside the program's process."""
     body = _parsed(text.strip(), "it")
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise TestError("it is not one assert statement")
@@ -112,7 +112,7 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
         splitter = _Splitter(setup, _called(question, setup))
         question = splitter.question(question)
     if not splitter.holes:
-        raise TestError("it asks nothing of the program")
+        raise TestError("it does not call the program")
     _check_question(question)
     names = {node.id for node in ast.walk(question) if isinstance(node, ast.Name)}
     return UnitTest(
@@ -121,7 +121,7 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
         ast.unparse(question),
         tuple(sorted((names & _MODULES) - setup.imported)),
         _literal(question),
-        frozenset(splitter.spared),
+        frozenset(splitter.skippable),
     )
 
 
@@ -145,43 +145,41 @@ class _Splitter(ast.NodeTransformer):
         self._claimed = claimed
         self._known = (_BUILTINS | _MODULES | setup.imported) - setup.own - setup.derived - claimed
         self.holes: list[str] = []
-        self.spared: set[int] = set()
+        self.skippable: set[int] = set()
 
-    def question(self, node: ast.expr, spared: bool = False) -> ast.expr:
-        """What and, or, not, if join is taken apart one by one; each may have one hole. `spared`: Python may leave it out.
+    def question(self, node: ast.expr, skippable: bool = False) -> ast.expr:
+        """Split the operands of and, or, not, if one by one; each may have one hole. `skippable`: short-circuiting may skip it.
 
-        Several may stand side by side in a list or tuple that is compared with what has none: `(f(1), f(2)) == (3, 4)`.
+        A list or tuple may have several holes if it is compared with an operand without holes: `(f(1), f(2)) == (3, 4)`.
         """
         match node:
             case ast.BoolOp(op, values):
-                return ast.BoolOp(op, [self.question(each, spared or i > 0) for i, each in enumerate(values)])
+                return ast.BoolOp(op, [self.question(each, skippable or i > 0) for i, each in enumerate(values)])
             case ast.UnaryOp(ast.Not() as op, operand):
-                return ast.UnaryOp(op, self.question(operand, spared))
+                return ast.UnaryOp(op, self.question(operand, skippable))
             case ast.IfExp(test, body, orelse):
-                return ast.IfExp(self.question(test, spared), self.question(body, True), self.question(orelse, True))
+                return ast.IfExp(self.question(test, skippable), self.question(body, True), self.question(orelse, True))
         before = len(self.holes)
         asked: ast.expr = self.visit(node)
-        if spared:
-            self.spared.update(range(before, len(self.holes)))
+        if skippable:
+            self.skippable.update(range(before, len(self.holes)))
         if len(self.holes) > before + 1 and not _side_by_side(asked):
             both = " and ".join(self.holes[before:])
-            raise TestError(
-                f"it asks one thing of several that the program makes ({both}); write the expected value out"
-            )
+            raise TestError(f"it compares several results of the program ({both}); write the expected value out")
         return asked
 
     def visit(self, node: ast.AST) -> Any:
-        """A hole becomes a name; what only contains one is searched further."""
+        """Replace a hole by a name. Search further in a node that only contains one. Raises TestError inside a lambda."""
         if isinstance(node, _BINDERS):
             if _names(node) - self._known:
-                raise TestError("it asks the program inside a comprehension or lambda; write the calls out")
+                raise TestError("it calls the program inside a comprehension or lambda; write the calls out")
             return node
         if isinstance(node, ast.expr) and self._is_hole(node):
             self.holes.append(ast.unparse(node))
             return ast.Name(f"h{len(self.holes) - 1}", ast.Load())
         match node:
             case ast.Call(ast.Attribute() as method, arguments, keywords) if self._asks_a_value(node):
-                method.value = self.visit(method.value)  # not the method itself, which would be a hole
+                method.value = self.visit(method.value)  # visiting the method itself would make it a hole
                 node.args = [self.visit(each) for each in arguments]
                 node.keywords = [self.generic_visit(each) for each in keywords]  # type: ignore[misc]
                 return node
@@ -197,14 +195,14 @@ class _Splitter(ast.NodeTransformer):
         return not any(self._asks_a_value(part) for part in _chain(node))
 
     def _asks_a_value(self, node: ast.expr) -> bool:
-        """Whether it is a method of a builtin type, with arguments: these say what is expected (`f(1).startswith('a')`)."""
+        """Whether it calls a method of a builtin type with arguments: they are expected values (`f(1).startswith('a')`)."""
         match node:
             case ast.Call(ast.Attribute(receiver, name), arguments, keywords) if name in _OF_VALUES:
                 return bool(arguments or keywords) and not self._is_object(receiver)
         return False
 
     def _is_object(self, node: ast.expr) -> bool:
-        """Whether it is a class of the program's, or an object that was just made of one: its methods are the program's."""
+        """Whether it is a class of the program or a new instance of one: then its methods are the program's."""
         match node:
             case ast.Call(ast.Name(name), _, _):
                 return name[:1].isupper()
@@ -214,7 +212,7 @@ class _Splitter(ast.NodeTransformer):
 
 
 def _chain(node: ast.expr) -> Iterator[ast.expr]:
-    """`name.attribute[index](argument)` and what it begins with, down to the name."""
+    """`name.attribute[index](argument)` and each expression that it begins with, down to `name`."""
     yield node
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -222,7 +220,7 @@ def _chain(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _head(node: ast.expr) -> tuple[str, bool] | None:
-    """The name that `name.attribute[index](argument)...` begins with, and whether it is that which is called."""
+    """The name that `name.attribute[index](argument)...` begins with, and whether that name itself is called."""
     parts = list(_chain(node))
     first = parts[-1]
     if not isinstance(first, ast.Name):
@@ -231,16 +229,16 @@ def _head(node: ast.expr) -> tuple[str, bool] | None:
 
 
 def _is_programs(name: str, called: bool, setup: Setup, claimed: Set[str] = frozenset()) -> bool:
-    """Whether a name is one that the program defines. Raises TestError for what the setup makes of its own."""
+    """Whether the program defines a name. Raises TestError for a name that the setup defines."""
     if name in setup.own:
         raise TestError(
-            f"it rests on {name}, which the setup makes, where the program could read it; write it out in the test"
+            f"it uses {name} from the setup, where the program could read it; write the value out in the test"
         )
     if name in setup.derived or name in claimed:
         return True
     if name in setup.imported or name in _BUILTINS:
         return False
-    return called or name not in _MODULES  # modules are not called: `trace(f(1))` is a function of the program's
+    return called or name not in _MODULES  # a module is never called: in `trace(f(1))`, trace is the program's
 
 
 def _of_the_library(node: ast.stmt) -> TypeGuard[ast.Import | ast.ImportFrom]:
@@ -250,7 +248,7 @@ def _of_the_library(node: ast.stmt) -> TypeGuard[ast.Import | ast.ImportFrom]:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """The names that a statement binds, also in the functions and classes of its own."""
+    """The names that a statement binds, also inside its functions and classes."""
     names = set[str]()
     for part in ast.walk(node):
         match part:
@@ -272,9 +270,9 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _called(question: ast.expr, setup: Setup) -> frozenset[str]:
-    """The builtin that the program must have defined: the one called first, if possible one that does more than look at a value.
+    """The builtin that the program must define: the first one called, preferably one that is not in `_PURE`.
 
-    Raises TestError when its arguments calculate with another call: they may hold what is expected.
+    Raises TestError when its arguments compute with another call: they may contain the expected value.
     """
     calls = [
         (node.lineno, node.col_offset, node.func.id, node)
@@ -289,7 +287,7 @@ def _called(question: ast.expr, setup: Setup) -> frozenset[str]:
         if isinstance(argument, ast.BinOp | ast.Compare) and any(
             isinstance(part, ast.Call) for part in ast.walk(argument)
         ):
-            raise TestError("it does not show which of its functions is the program's")
+            raise TestError("it is not clear which of its functions the program defines")
     return frozenset({first[2]})
 
 
@@ -309,16 +307,16 @@ def _side_by_side(asked: ast.expr) -> bool:
 
 
 def _check_question(question: ast.expr) -> None:
-    """Raises TestError for what is asked of an object: only values leave the program's sandbox."""
+    """Raises TestError for a check of an object: only values leave the program's sandbox."""
     for node in ast.walk(question):
         match node:
             case ast.Name(name) if name in _OF_OBJECTS:
-                raise TestError(f"{name}() asks about an object of the program's; ask about its values")
+                raise TestError(f"{name}() checks an object of the program; check its values")
             case ast.Call(ast.Name("isinstance"), [_, kinds], []):
                 other = {name.id for name in ast.walk(kinds) if isinstance(name, ast.Name)} - _TYPES
                 if other:
                     raise TestError(
-                        f"it asks for an instance of {', '.join(sorted(other))}; only values of builtin types can be asked"
+                        f"it checks for an instance of {', '.join(sorted(other))}; only builtin types can be checked"
                     )
             case ast.Compare(left, operators, others) if any(
                 isinstance(each, ast.Is | ast.IsNot) for each in operators
@@ -326,7 +324,7 @@ def _check_question(question: ast.expr) -> None:
                 operands = [left, *others]
                 holes = [each for each in operands if _is_hole_name(each)]
                 if holes and not all(each in holes or _is_singleton(each) for each in operands):
-                    raise TestError("it asks whether two objects are the same; ask whether they are equal")
+                    raise TestError("it checks whether two objects are identical; check whether they are equal")
 
 
 def _is_singleton(node: ast.expr) -> bool:

@@ -1,7 +1,7 @@
-"""Dialogues: rows of any usual form to messages, and messages to tokens of which the assistant's can be learned.
+"""Dialogues: reads rows of the usual forms as messages, and tokenizes messages with a mask of the assistant's tokens.
 
-Called by `tasks/kinds.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands. Invariant: a dialogue
-rendered by the tokenizer's own chat template where it has one, else by `PLAIN`, in training as in scoring.
+Called by `tasks/kinds.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands. Invariant: training and
+scoring render a dialogue with the same chat template: the tokenizer's, or `PLAIN` if it has none.
 """
 
 import json
@@ -47,7 +47,7 @@ class ChatTokens:
 def read_messages(value: object, where: str) -> Messages:
     r"""Messages of a cell: a list of objects with role and content, or a text of turns (`\n\nHuman: ... \n\nAssistant: ...`).
 
-    A text without turns is one message of the user. `where` opens the error line. Raises DataError.
+    A text without turns is one message of the user. `where`: begins the error message. Raises DataError.
     """
     if isinstance(value, str) and value.strip():
         return _from_text(value)
@@ -75,7 +75,7 @@ def _from_object(turn: object, where: str) -> Message:
 
 
 def dialogue_text(messages: Sequence[Message]) -> str:
-    """The dialogue as a text of turns, up to where the assistant's next one begins; `read_messages` reads it."""
+    """The dialogue as a text of turns that ends with an open turn of the assistant; `read_messages` reads it."""
     return "".join(f"\n\n{_NAMES[message.role]}: {message.content}" for message in messages) + "\n\nAssistant:"
 
 
@@ -90,11 +90,12 @@ def load_messages(text: str) -> Messages:
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply: bool) -> str:
-    """The dialogue as the model reads it; `reply`: up to where the assistant's next turn begins.
+    """The dialogue as the model reads it. `reply`: append what begins the assistant's next turn.
 
-    Raises DataError, opened by `where`, when the tokenizer's chat template refuses the dialogue (no system turn, roles in turn).
+    Raises DataError, which begins with `where`, when the chat template refuses the dialogue: it may allow no system message, or
+    only alternating roles.
     """
-    from jinja2 import TemplateError  # not before it is needed: the commands start faster
+    from jinja2 import TemplateError  # imported late, so that the commands start faster
 
     try:
         text = tokenizer.apply_chat_template(
@@ -105,22 +106,22 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply:
         )
     except TemplateError as error:
         raise DataError(
-            f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); mend or delete the row, or use "
+            f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); fix or delete the row, or use "
             f"another template"
         ) from None
     return str(text)
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[int]:
-    """Token ids of a dialogue up to where the assistant's next turn begins. Raises DataError as `chat_text`."""
+    """Token ids of a dialogue and of what begins the assistant's next turn. Raises DataError as `chat_text`."""
     return _ids(tokenizer, chat_text(tokenizer, messages, where, reply=True))
 
 
 def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
-    """Token ids of a whole dialogue, learned where the assistant speaks, up to and with the end-of-sequence token of each turn.
+    """Token ids of a whole dialogue. Learned are the assistant's turns, each including its end-of-sequence token.
 
-    A template that does not end a turn with that token gets one after the last, an empty one too. Raises DataError as `chat_text`,
-    and when the template writes earlier turns anew, so that what the model reads before a reply is not what precedes it here.
+    If the template does not end turns with that token, one is added after the last turn, also if it is empty. Raises DataError as
+    `chat_text`, and when the template changes earlier turns: then the context of a reply here is not what the model reads later.
     """
     ids: list[int] = []
     learned: list[int] = []

@@ -1,7 +1,7 @@
-"""The reward model as a Ray actor that scores batches during training, and its side in the driver.
+"""The reward model as a Ray actor that scores batches during training, and the driver's handle of it.
 
-Made by `tasks/judging.py` when the first batch is judged: Ray is connected by then. Invariants: a call has a deadline; an actor that
-dies or hangs is restarted once per batch, after that the run stops with its name.
+Made by `tasks/judging.py` for the first batch, when Ray is connected. Invariants: every call has a deadline. An actor that dies or
+hangs is restarted once per batch; after a second failure an ActorError names it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _ATTEMPTS = 2
 
 
 class RewardService:
-    """The actor as the driver sees it: a `tasks.dialogue.reward_model.Scorer`."""
+    """The driver's handle of the actor: a `tasks.dialogue.reward_model.Scorer`."""
 
     def __init__(self, config: RewardModelConfig) -> None:
         self._config = config
@@ -46,9 +46,7 @@ class RewardService:
             else:
                 return scores
             self.close()
-        raise ActorError(
-            f"{_NAME}: {failure}, {_ATTEMPTS} times; look into its log, then resume from the last checkpoint"
-        )
+        raise ActorError(f"{_NAME}: {failure}, {_ATTEMPTS} times; read its log, then resume from the last checkpoint")
 
     def _start(self) -> Any:
         config = self._config

@@ -1,7 +1,7 @@
-"""The reward model: scores of dialogues, in batches, and how they become rewards.
+"""The reward model: scores dialogues in batches and turns the scores into rewards.
 
 Used by `tasks/judging.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
-dialogue's score does not depend on the batch it is in (beyond rounding), nor on who loads the model.
+dialogue's score does not depend on its batch (beyond rounding), nor on the process that loads the model.
 """
 
 import json
@@ -18,24 +18,24 @@ from tasks.dialogue import chat
 from tasks.dialogue.chat import Message, Messages
 
 FILE = "reward.json"
-"""Beside the model: how its scores are normalised, and its accuracy."""
+"""File in the model's folder: how its scores are normalised, and its accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Scores of the held-out dialogues the model was measured on; reward = (score - mean) / deviation."""
+    """Statistics of the model's scores on held-out dialogues; reward = (score - mean) / deviation."""
 
     mean: float = 0.0
     deviation: float = 1.0
-    lowest: float | None = None  # of those scores; None where the model came without
+    lowest: float | None = None  # lowest of those scores; None for a model without a scale file
 
     def save(self, directory: Path, accuracy: dict[str, float]) -> None:
-        """Write it beside the model."""
+        """Write the scale and the accuracy into the model's folder."""
         (directory / FILE).write_text(json.dumps({**asdict(self), "accuracy": accuracy}, indent=1) + "\n")
 
 
 def read_scale(path: str) -> Scale:
-    """The scale of a model; scores as they are for a model without one."""
+    """The scale of a model; one that leaves scores unchanged if the model has none."""
     file = Path(path) / FILE
     if not file.is_file():
         return Scale()
@@ -82,7 +82,7 @@ class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
     def __init__(self, path: str, *, batch_tokens: int, device: str, threads: int | None = None) -> None:
-        """`batch_tokens`: tokens of one pass, padding included. `threads`: of torch in this process, None for as many as now."""
+        """`batch_tokens`: tokens of one forward pass with padding. `threads`: of torch in this process; None: unchanged."""
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -90,7 +90,7 @@ class RewardScorer:
             torch.set_num_threads(threads)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         config: Any = AutoConfig.from_pretrained(path)
-        if config.pad_token_id is None:  # the classifier finds the last token by it, and many on the hub name none
+        if config.pad_token_id is None:  # the classifier needs it to find the last token; many hub models have none
             pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
             config.pad_token_id = end if pad is None else pad
         self._model = AutoModelForSequenceClassification.from_pretrained(path, config=config).to(device).eval()
@@ -99,7 +99,7 @@ class RewardScorer:
         self._torch = torch
 
     def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
-        """Score of each dialogue, which ends with the assistant's turn; None where it does not fit the model's context."""
+        """Score of each dialogue (it ends with the assistant's turn); None if it is longer than the model's context."""
         rows = [chat.encode_dialogue(self._tokenizer, messages, "reward model").ids for messages in dialogues]
         scores: list[float | None] = [None] * len(rows)
         fitting = sorted((i for i, ids in enumerate(rows) if len(ids) <= self._context), key=lambda i: len(rows[i]))
@@ -120,14 +120,14 @@ class RewardScorer:
         return scores
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to end."""
 
 
 class Scorer(Protocol):
     """A reward model in this process or in another."""
 
     def score(self, dialogues: Sequence[Messages]) -> list[float | None]:
-        """Score of each dialogue; None where there is none."""
+        """Score of each dialogue; None for one that cannot be scored."""
         ...
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ def local_scorer(config: RewardModelConfig) -> Scorer:
 
 
 class RewardJudge:
-    """Judges responses by a reward model, which is started with the first batch. Raises ModelError when it is none."""
+    """Judges responses by a reward model, which starts with the first batch. Raises ModelError when it is not a reward model."""
 
     def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
         check_reward_model(config.path)
@@ -168,7 +168,7 @@ class RewardJudge:
 
 
 def lowest_score(scores: Sequence[float | None], scale: Scale) -> float:
-    """The lowest score known: of this batch and of those the model was measured on; the mean where there is none.
+    """The lowest finite score of this batch and of the scale; the scale's mean if there is none.
 
     >>> lowest_score([2.0, None, float("nan")], Scale()), lowest_score([2.0], Scale(lowest=-1.0)), lowest_score([None], Scale(mean=3.0))
     (2.0, -1.0, 3.0)
@@ -178,8 +178,8 @@ def lowest_score(scores: Sequence[float | None], scale: Scale) -> float:
 
 
 def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
-    """The normalised score as reward; correct when above the threshold. What cannot be scored earns as `lowest` does, with its
-    reason: nothing is gained by a response too long to be judged.
+    """The normalised score as reward; correct when above the threshold. A dialogue that cannot be scored gets the reward of
+    `lowest` and the reason, so a response that is too long to be judged gains nothing.
     """
     least = (lowest - scale.mean) / scale.deviation
     if score is None:

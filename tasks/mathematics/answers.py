@@ -1,8 +1,8 @@
 r"""Mathematics: final answers of GSM8K (`#### n`) and MATH (`\boxed{}`), compared by value with math-verify.
 
 Called by `tasks/task.py` (rows to items) and by `tasks/judge_worker.py` in the judging processes (`verify_gsm8k`, `verify_math`).
-Invariants: a response without an answer in the asked form is wrong, with that reason. Equal texts, plain numbers and answers too
-large to evaluate are decided here; math-verify decides the rest. There is no time limit in here: the judge ends what takes too long.
+Invariants: a response without an answer in the required form is wrong, with that reason. Equal texts, plain numbers and answers too
+large to evaluate are decided here; math-verify decides the rest. Nothing here limits time: the judge ends what takes too long.
 """
 
 import re
@@ -31,9 +31,9 @@ _WORDS = re.compile(r"[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})+")
 _MOST_DIGITS = 4000
 """Digits of a plain number; a longer one is not read as a number."""
 _LONGEST = 500
-"""Characters of an answer that math-verify reads: its parser's time grows fast with the length."""
+"""Most characters of an answer that math-verify parses: the time grows fast with the length."""
 _DEEPEST = 10
-"""Brackets within brackets of such an answer: the parser's time doubles with each."""
+"""Deepest nesting of brackets that math-verify parses: the time doubles with each level."""
 _FACTORIAL = re.compile(r"([0-9]{4,})\s*!")
 _EXPLODES = re.compile(
     r"!\s*!|[({][^()a-zA-Z]*[)}]\s*!"  # a factorial of a factorial, or of numbers in brackets
@@ -45,23 +45,23 @@ _EXPLODES = re.compile(
 
 
 def gsm8k_solution(answer: str) -> str:
-    """The canonical solution as a model should answer: without the calculator marks.
+    """The canonical solution as a model should write it: without the calculator marks.
 
-    GSM8K writes `48/2 = <<48/2=24>>24`: everything from `<<` to the next `>>` on the same line is dropped, the rest
-    (`48/2 = 24`) kept, white space at the ends of lines removed.
+    GSM8K writes `48/2 = <<48/2=24>>24`. Everything from `<<` to the next `>>` on the same line is removed (`48/2 = 24` stays), and
+    white space at the ends of lines.
     """
     lines = _CALCULATOR.sub("", answer).strip().split("\n")
     return "\n".join(line.rstrip() for line in lines)
 
 
 def hash_answer(text: str) -> str | None:
-    """What stands behind the last `####` of a text, None without one."""
+    """The text after the last `####` on its line; None if there is none."""
     found = _HASHES.findall(text)
     return (found[-1].strip() or None) if found else None
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` (or `\fbox{...}`, `\boxed 7`) of a text; None without a closed one."""
+    r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed 7`) of a text; None if it is missing or not closed."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if start < 0:
         return None
@@ -79,7 +79,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def number(answer: str) -> Decimal | None:
-    """The value of a plain number: sign, digits, thousands separators, decimals; a currency or percent sign around it.
+    """The value of a plain number: sign, digits, thousands separators, decimals; a currency or percent sign is allowed.
 
     >>> number("$1,080"), number("-3.50"), number("1,2"), number("x+1")
     (Decimal('1080'), Decimal('-3.50'), None, None)
@@ -116,7 +116,7 @@ def rational(answer: str) -> Fraction | None:
 def same_answer(gold: str, answer: str) -> bool:
     """Whether two answers, written without `####` or box, mean the same.
 
-    Units, currency and percent signs do not count, nor does a base that only one of the two writes.
+    Units, currency and percent signs are ignored, and so is a base that only one of the two writes.
     """
     gold, answer = gold.strip(), answer.strip()
     if gold == answer:
@@ -125,7 +125,7 @@ def same_answer(gold: str, answer: str) -> bool:
     if gold_value is not None and answer_value is not None:
         return gold_value == answer_value
     gold_based, answer_based = _BASED.fullmatch(gold), _BASED.fullmatch(answer)
-    if gold_based and answer_based:  # math-verify takes the base of `42_7` for decoration
+    if gold_based and answer_based:  # math-verify ignores the base of `42_7`
         bases = {match[2] or match[3] for match in (gold_based, answer_based)} - {None}
         return gold_based[1] == answer_based[1] and len(bases) < 2
     units = _UNIT.search(gold), _UNIT.search(answer)
@@ -137,7 +137,7 @@ def same_answer(gold: str, answer: str) -> bool:
 
 
 def _too_large(answer: str) -> bool:
-    r"""Whether evaluating an answer could take seconds. Only the usual ways are recognised: the judge's limit bounds the rest.
+    r"""Whether evaluating an answer could take seconds. Only common forms are recognised; the judge's limit ends the others.
 
     >>> [_too_large(text) for text in ("9^{9^{9}}", "(10^9)!", "(x+1)^{999}", "2^{2004}", "(n-1)!", "e^{-x^2}", r"1,\!000")]
     [True, True, True, False, False, False, False]
@@ -151,7 +151,7 @@ def _too_large(answer: str) -> bool:
 
 @lru_cache(1)
 def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any], list[Any]]:
-    """math-verify's parse and verify: imported late, for it loads sympy and a grammar."""
+    """math-verify's parse, verify and targets. Imported late, because it loads sympy and a grammar."""
     import logging
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
@@ -164,7 +164,7 @@ def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any], list[Any]]:
 def _parsed(answer: str) -> list[Any]:
     parse, _, targets = _math_verify()
     answer = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", answer)  # its grammar misreads `\frac \pi4`
-    answer = _FACTORIAL.sub(r"k_{\1}", answer)  # as a symbol: 1/2004! and 1/2005! both round to 0
+    answer = _FACTORIAL.sub(r"k_{\1}", answer)  # a symbol, because 1/2004! and 1/2005! both round to 0
     found: list[Any] = parse(f"${answer}$", extraction_config=targets, parsing_timeout=None)
     return found
 
@@ -176,12 +176,12 @@ def _same_by_math_verify(gold: str, answer: str) -> bool:
 
 
 def gsm8k_answer(response: str) -> str | None:
-    """The answer that `verify_gsm8k` judges, plain numbers by their value."""
+    """The answer that `verify_gsm8k` judges; a plain number is normalised to its value."""
     return _by_value(hash_answer(response) or boxed_answer(response))
 
 
 def math_answer(response: str) -> str | None:
-    r"""The answer that `verify_math` judges, plain numbers and fractions by their value."""
+    r"""The answer that `verify_math` judges; a plain number or fraction is normalised to its value."""
     return _by_value(boxed_answer(response))
 
 
@@ -191,7 +191,7 @@ def _by_value(answer: str | None) -> str | None:
 
 
 def prepare_judge() -> None:
-    """Load math-verify, in a judging process before its first answer."""
+    """Load math-verify before a judging process judges its first answer."""
     same_answer("x+x", "2x")
 
 
@@ -203,7 +203,7 @@ def _judge(gold: str, answer: str | None, form: str) -> Verdict:
 
 
 def verify_gsm8k(reference: str, response: str) -> Verdict:
-    r"""Judge the last `#### n` of a response, or without one its last `\boxed{n}` (chat models prefer it)."""
+    r"""Judge the last `#### n` of a response, or if there is none its last `\boxed{n}` (chat models prefer it)."""
     return _judge(reference, hash_answer(response) or boxed_answer(response), r"'#### n' or '\boxed{n}'")
 
 
@@ -213,41 +213,39 @@ def verify_math(reference: str, response: str) -> Verdict:
 
 
 def read_gsm8k(row: Row, columns: Columns, where: str) -> Item:
-    """A row with `answer` = steps and `#### n`, or the bare number. Raises DataError."""
+    """The item of a row whose `answer` is steps and `#### n`, or the bare number. Raises DataError."""
     answer = text_of(row, columns.answer, "answer", where)
     reference = hash_answer(answer) if "####" in answer else answer
     if reference is None or number(reference) is None:
-        raise DataError(f"{where}: column {columns.answer!r} has no number after '####'; mend or delete the row")
+        raise DataError(f"{where}: column {columns.answer!r} has no number after '####'; fix or delete the row")
     solution = solution_of(row, columns, where)
     prompt = text_of(row, columns.prompt, "prompt", where)
     return Item(prompt, reference, level_of(row, columns), solution and gsm8k_solution(solution))
 
 
 def read_math(row: Row, columns: Columns, where: str) -> Item:
-    r"""A row whose `answer` column holds the gold answer in a `\boxed{}` (a whole solution) or bare. Raises DataError."""
+    r"""The item of a row whose `answer` is a whole solution with `\boxed{}`, or the bare gold answer. Raises DataError."""
     answer = text_of(row, columns.answer, "answer", where)
     reference = boxed_answer(answer) if "\\boxed" in answer or "\\fbox" in answer else answer
     if reference is None:
-        raise DataError(
-            f"{where}: column {columns.answer!r} has a \\boxed{{ that is not closed; mend or delete the row"
-        )
+        raise DataError(f"{where}: column {columns.answer!r} has a \\boxed{{ that is not closed; fix or delete the row")
     if not _is_written(reference):
         raise DataError(
             f"{where}: column {columns.answer!r} has the gold answer {reference[:60]!r}, which no parser reads: braces that do not "
-            f"match, no letter or digit, or words outside of \\text{{}}; mend or delete the row"
+            f"match, no letter or digit, or words outside of \\text{{}}; fix or delete the row"
         )
     prompt = text_of(row, columns.prompt, "prompt", where)
     return Item(prompt, reference, level_of(row, columns), solution_of(row, columns, where))
 
 
 def _is_written(answer: str) -> bool:
-    r"""Whether an answer can be mathematics. Bare words would be read as products of letters, right in any order.
+    r"""Whether an answer can be mathematics. Words outside of \text{} cannot: they would be read as products of letters.
 
     >>> [_is_written(text) for text in (r"\frac{1}{2}", r"\{1, 2\}", r"\text{see figure}", "}{", r"\frac{", "?", "see figure")]
     [True, True, True, False, False, False, False]
     """
     depth = 0
-    for brace in re.findall(r"\\.|[{}]", answer):  # a brace behind a backslash is a sign of a set
+    for brace in re.findall(r"\\.|[{}]", answer):  # `\{` is a set's brace and does not count
         depth += (brace == "{") - (brace == "}")
         if depth < 0:
             return False

@@ -1,16 +1,16 @@
 """Chained arithmetic: a synthetic task whose every step can be checked.
 
-`7+5-3*2=` is worked out strictly from left to right, modulo 100, one line per operation (the operation and its result),
-then the answer:
+`7+5-3*2=` is computed strictly from left to right, modulo 100. The response has one line per operation (the operation
+and its result), then the answer:
 
     +5=12
     -3=9
     *2=18
     #18
 
-Called by `tasks/kinds.py` (`ARITHMETIC`) and `tasks/judge_worker.py` (`verify_arithmetic`). The reward looks at the
-final answer alone; the prefix check looks at every character. Each operation is one small step (a number below 100 and a
-digit), so a small model can learn it, and the errors of a chain accumulate with its length.
+Called by `tasks/kinds.py` (`ARITHMETIC`) and `tasks/judge_worker.py` (`verify_arithmetic`). The reward depends only on the
+final answer; the prefix check reads every character. Each operation is one small step (a number below 100 and a digit), so
+a small model can learn it. Errors accumulate with the number of operations.
 """
 
 import re
@@ -47,7 +47,7 @@ def _solution(expression: str) -> str:
 
 
 def verify_arithmetic(reference: str, response: str) -> Verdict:
-    """Reward 1 if the last line, and no other, is `#` and the value of the expression `reference`."""
+    """Reward 1 if the last line is `#` and the value of the expression `reference`, and no other line is an answer."""
     found = arithmetic_answer(response)
     if found is None:
         return Verdict(0.0, False, "no answer found: expected one line '#N', at the end")
@@ -57,16 +57,15 @@ def verify_arithmetic(reference: str, response: str) -> Verdict:
 
 
 def arithmetic_answer(response: str) -> str | None:
-    """The answer line of a response, None without exactly one at its end."""
+    """The answer line of a response; None unless there is exactly one, at the end."""
     *lines, last = response.strip().split("\n")
     return last if last.startswith("#") and not any(line.startswith("#") for line in lines) else None
 
 
 def _prefix_correct(expression: str, text: str) -> bool:
-    """Whether `text` begins a response without any mistake: right steps in order, then (early or not) the right answer.
+    """Whether `text` is the beginning of a response without a mistake: correct steps in order, then the correct answer.
 
-    Exact for every prefix, also one cut inside a line. An answer given before all steps are written is no mistake if it
-    is right.
+    Exact for every prefix, also one cut inside a line. A correct answer before all steps are written is no mistake.
 
     >>> _prefix_correct("7+5-3*2", "+5=12\\n-"), _prefix_correct("7+5-3*2", "+5=13"), _prefix_correct("7+5-3*2", "#18")
     (True, False, True)

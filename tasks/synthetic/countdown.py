@@ -1,16 +1,16 @@
-"""Countdown: a synthetic task of search. Combine all given numbers, each once, with + - * / so that the target comes out.
+"""Countdown: a synthetic task of search. Combine all given numbers, each once, with + - * / to reach the target.
 
-The prompt `2,3,5,8>19` gives the numbers in rising order and the target. Every line of the response takes two of the numbers that
-are left and puts their result back; the last result is the target:
+The prompt `2,3,5,8>19` gives the numbers in ascending order and the target. Every line of the response replaces two of the remaining
+numbers by their result; the last result is the target:
 
     2*3=6
     6+8=14
     5+14=19
 
-Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Two numbers once combined
-cannot be taken apart again, so a wrong choice early decides the end. Called by `tasks/kinds.py` (`COUNTDOWN`) and
-`tasks/judge_worker.py` (`verify_countdown`). Invariant: the prefix check is exact: it is true if and only if some continuation is
-judged correct, by search over everything that the remaining numbers can still give.
+Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Combined numbers cannot be
+separated again, so an early mistake cannot be repaired. Called by `tasks/kinds.py` (`COUNTDOWN`) and `tasks/judge_worker.py`
+(`verify_countdown`). Invariant: the prefix check is exact. It searches all that the remaining numbers can give, and is true if and
+only if some continuation is judged correct.
 """
 
 import re
@@ -27,12 +27,12 @@ from tasks.synthetic.generated import Puzzle, can_follow, wrong
 LARGEST = 200
 """Largest result of a line."""
 DIGITS = range(1, 13)
-"""What the given numbers are drawn from."""
+"""Range from which the given numbers are drawn."""
 MOST = 5
 """Most operations of a problem: the search visits every way to combine its numbers."""
 
 Numbers = tuple[int, ...]
-"""The numbers that are left, in rising order."""
+"""The remaining numbers, in ascending order."""
 
 _LINE = re.compile(r"([1-9]\d{0,5})([+*/-])([1-9]\d{0,5})=([1-9]\d{0,5})", re.ASCII)
 
@@ -44,7 +44,7 @@ def read_countdown(text: str) -> tuple[Numbers, int]:
 
 
 def result(first: int, sign: str, second: int) -> int | None:
-    """The result of one line, None where it is not a whole number from 1 to LARGEST.
+    """The result of one line; None if it is not a whole number from 1 to LARGEST.
 
     >>> result(8, "-", 5), result(5, "-", 8), result(7, "/", 2), result(6, "/", 2)
     (3, None, None, 3)
@@ -56,7 +56,7 @@ def result(first: int, sign: str, second: int) -> int | None:
 
 
 def without(numbers: Numbers, *used: int) -> Numbers | None:
-    """The numbers left after taking the used ones away; None if one of them is not there."""
+    """The numbers that remain without the used ones; None if one of these is missing."""
     left = list(numbers)
     for number in used:
         if number not in left:
@@ -67,7 +67,7 @@ def without(numbers: Numbers, *used: int) -> Numbers | None:
 
 @lru_cache(200_000)
 def moves(numbers: Numbers) -> tuple[tuple[str, Numbers], ...]:
-    """All lines that may be written, each with the numbers after it; both orders of a sum or product count."""
+    """All lines that may be written next, each with the numbers after it. Both orders of a sum or product are included."""
     found: dict[str, Numbers] = {}
     for first, second in dict.fromkeys(permutations(numbers, 2)):
         left = without(numbers, first, second)
@@ -88,7 +88,7 @@ def reachable(numbers: Numbers) -> frozenset[int]:
 
 
 def _options(numbers: Numbers, target: int) -> Mapping[str, Numbers]:
-    """The lines from which the target can still be reached; none once there is one number left."""
+    """The next lines after which the target can still be reached; none once one number is left."""
     return {line: left for line, left in moves(numbers) if target in reachable(left)}
 
 
@@ -113,7 +113,7 @@ def _solution(text: str) -> str:
 
 
 def verify_countdown(text: str, response: str) -> Verdict:
-    """Reward 1 if every line combines two numbers that are there, rightly computed, until the target is the one left."""
+    """Reward 1 if every line combines two remaining numbers correctly and only the target is left."""
     numbers, target = read_countdown(text)
     for row, line in enumerate(response.rstrip("\n").split("\n"), 1):
         match = _LINE.fullmatch(line)
@@ -131,7 +131,7 @@ def verify_countdown(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """Random numbers, one more than operations, and a target that they can give: drawn from a random way to combine them."""
+    """A problem of `operations` + 1 random numbers; the target comes from combining them at random. Raises DataError."""
     if operations > MOST:
         raise DataError(
             f"task countdown: {operations} operations are too many to search; lower task.max_operations to {MOST}"

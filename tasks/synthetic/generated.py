@@ -1,7 +1,7 @@
-"""What the generated tasks share: distinct problems by length, an evaluation set that no seed changes, and prefix checking.
+"""Common parts of the generated tasks: distinct problems by length, an evaluation set that no seed changes, prefix checks.
 
 Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task: arithmetic, lock, countdown.
-Invariant: whether a problem is for evaluation depends on its text alone, so no seed, length or starter trains on one.
+Invariant: whether a problem is for evaluation depends only on its text, so no run and no starter trains on one.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from tasks.problems import Item, prompt_digest
 EVALUATION_SHARE = 8
 """One problem in this many is for evaluation."""
 TRIES = 1000
-"""Draws for one new problem before its length counts as used up."""
+"""Failed draws of a new problem after which its length counts as used up."""
 
 S = TypeVar("S")
 
@@ -32,11 +32,11 @@ class Puzzle:
     alphabet: str  # all characters of prompts and solutions
     draw: Callable[
         [np.random.Generator, int], str
-    ]  # the text (and reference) of a random problem of so many operations
-    solution: Callable[[str], str]  # the canonical solution of a text
-    operations: Callable[[str], int]  # of the shortest solution of a text: its difficulty
-    prefix_correct: Callable[[str, str], bool]  # text, prefix of a response -> whether it is without a mistake; exact
-    ending: str = "\n"  # of the prompt, after the text
+    ]  # random generator, operations -> the text (and reference) of a problem
+    solution: Callable[[str], str]  # text -> canonical solution
+    operations: Callable[[str], int]  # text -> operations of its shortest solution, its difficulty
+    prefix_correct: Callable[[str, str], bool]  # text, prefix of a response -> whether the prefix is correct; exact
+    ending: str = "\n"  # end of the prompt, after the text
     units: tuple[str, str] = ("operation", "operations")
 
     def item(self, text: str) -> Item:
@@ -52,9 +52,9 @@ def is_for_evaluation(text: str) -> bool:
 
 
 def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, evaluation: bool) -> list[Item]:
-    """`count` distinct problems, the lengths taking turns; from the evaluation problems or from the others.
+    """`count` distinct problems, from the evaluation problems or from the others. The lengths alternate.
 
-    Evaluation problems do not depend on the seed. Raises DataError when there are not that many.
+    Evaluation problems do not depend on the seed. Raises DataError when there are fewer problems.
     """
     rng = generator(0, puzzle.name, "evaluation") if evaluation else generator(seed, puzzle.name, "train")
     found: dict[str, Item] = {}
@@ -77,19 +77,19 @@ def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, ev
 
 
 def careless(solution: str, slip: float, rng: np.random.Generator) -> str:
-    """A solution by a careless teacher, who leaves the last line out with probability `slip`.
+    """A solution that lacks its last line with probability `slip`.
 
-    A starter that learned from one has to be taught by the reward to finish at all, as models that were trained without
-    reinforcement often are.
+    A starter that is trained on such solutions often does not finish, as supervised models often do not. It learns to finish
+    from the reward.
     """
     return solution[: solution.rfind("\n") + 1] if slip > 0 and rng.random() < slip else solution
 
 
 def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> bool:
-    """Whether `text` begins a correct response of lines, also when it is cut inside a line.
+    """Whether `text` is the beginning of a correct response, also when it is cut inside a line.
 
-    `options` gives the lines that may come next, each with the state after it, leaving out those from which the end can no
-    longer be reached; none means that the end is reached. After the end only line breaks may follow.
+    `options`: state -> next lines from which the end can still be reached, each with the state after it. No option means that
+    the end is reached; then only line breaks may follow.
     """
     *lines, last = text.split("\n")
     for position, line in enumerate(lines):

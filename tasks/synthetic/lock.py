@@ -1,16 +1,16 @@
-"""The lock: a synthetic task of planning, with traps that nothing leads out of.
+"""The lock: a synthetic task of planning, with traps that cannot be left.
 
-A dial has positions 0 to 19; each of three buttons moves it (+7, -4 or x3, modulo 20). The prompt `5>16!1,3,9,14,17,18` names
-where the dial stands, where the lock opens, and six traps. The response presses one button per line, writing where the dial goes,
-and opens the lock:
+A dial has positions 0 to 19; each of three buttons moves it (+7, -4 or x3, modulo 20). The prompt `5>16!1,3,9,14,17,18` gives the
+position of the dial, the position where the lock opens, and six traps. The response writes one line per press, the button and the
+new position, and then opens the lock:
 
     +7=12
     *3=16
     open
 
-A miscalculated line, a trap, or more than `PRESSES` presses and the lock never opens: most wrong presses cannot be undone, which
-is what makes a lock a test of replay. Called by `tasks/kinds.py` (`LOCK`) and `tasks/judge_worker.py` (`verify_lock`). Invariant:
-the prefix check is exact: it is true if and only if some continuation of the text is judged correct.
+A wrong position, a trap, or more than `PRESSES` presses fail: the lock can no longer be opened. Most wrong presses cannot be undone,
+so the task tests replay. Called by `tasks/kinds.py` (`LOCK`) and `tasks/judge_worker.py` (`verify_lock`). Invariant: the prefix check
+is exact. It is true if and only if some continuation of the text is judged correct.
 """
 
 import re
@@ -33,14 +33,14 @@ BUTTONS = {"+7": lambda x: (x + 7) % POSITIONS, "-4": lambda x: (x - 4) % POSITI
 OPEN = "open"
 FAR = PRESSES + 1
 LOCK_TRIES = 400
-"""Draws for a lock of one length: six presses are needed from one position in forty."""
+"""Attempts to draw a lock of a given length: only one position in forty needs six presses."""
 
 _TEXT = re.compile(r"(\d+)>(\d+)!([\d,]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A lock as its text says."""
+    """A lock, parsed from its text."""
 
     start: int
     goal: int
@@ -49,7 +49,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Where a response has got to."""
+    """The state after the lines of a response so far."""
 
     position: int
     presses: int
@@ -65,7 +65,7 @@ def read_lock(text: str) -> Lock:
 
 @lru_cache(4096)
 def distances(goal: int, traps: frozenset[int]) -> tuple[int, ...]:
-    """[POSITIONS] fewest presses from each position to the goal around the traps; FAR where it cannot be reached in time."""
+    """[POSITIONS] fewest presses from each position to the goal around the traps; FAR if it needs more than PRESSES."""
     fewest = [FAR] * POSITIONS
     fewest[goal] = 0
     queue = deque([goal])
@@ -80,7 +80,7 @@ def distances(goal: int, traps: frozenset[int]) -> tuple[int, ...]:
 
 
 def _options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
-    """The lines from which the lock can still be opened in time; none once it is open."""
+    """The next lines after which the lock can still be opened, each with the dial after it; none once it is open."""
     if dial.opened:
         return {}
     far = distances(lock.goal, lock.traps)
@@ -88,7 +88,7 @@ def _options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
     found = {OPEN: Dial(dial.position, dial.presses, opened=True)} if dial.position == lock.goal else {}
     for name, press in BUTTONS.items():
         position = press(dial.position)
-        if position not in lock.traps and far[position] < left:  # this press and the way from there
+        if position not in lock.traps and far[position] < left:  # this press and those after it must fit
             found[f"{name}={position}"] = Dial(position, dial.presses + 1)
     return found
 
@@ -104,7 +104,7 @@ def _prefix_correct(text: str, response: str) -> bool:
 
 
 def _solution(text: str) -> str:
-    """A shortest way, at every press the first button that shortens it."""
+    """A shortest solution; each press takes the first button that reduces the distance."""
     lock = read_lock(text)
     far = distances(lock.goal, lock.traps)
     position, lines = lock.start, []
@@ -116,7 +116,7 @@ def _solution(text: str) -> str:
 
 
 def verify_lock(text: str, response: str) -> Verdict:
-    """Reward 1 if the lines lead from the start to the goal, rightly computed, around every trap, and end with `open`."""
+    """Reward 1 if the lines are computed correctly, lead from the start to the goal around every trap, and end with `open`."""
     lock = read_lock(text)
     *presses, last = response.rstrip("\n").split("\n")
     position = lock.start
@@ -139,7 +139,7 @@ def verify_lock(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A random lock whose shortest way has that many presses. Raises DataError when none is found."""
+    """A random lock whose shortest solution has that many presses. Raises DataError when none is found."""
     for _ in range(LOCK_TRIES):
         places = [int(place) for place in rng.permutation(POSITIONS)]
         traps, goal = frozenset(places[:TRAPS]), places[TRAPS]

@@ -68,7 +68,7 @@ def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monke
     assert [verdict.detail for verdict in verdicts] == ["judge timed out after 1 s"] * 2
     monkeypatch.setattr("tasks.judge.EXIT_LIMIT", 0.1)
     (mute,) = pool.judge([("", "close")])
-    assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output and ran on", True)
+    assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output but did not end", True)
     assert (hasty.replaced, pool.replaced) == (2, 1)
 
 
@@ -88,7 +88,7 @@ def test_closing_ends_what_is_being_judged(pool: JudgePool) -> None:
         while len(pool._threads._threads) < 2:  # both have begun
             time.sleep(0.01)
         pool.close()
-        with pytest.raises(ActorError, match="closed while they judged"):
+        with pytest.raises(ActorError, match="closed during a call of judge"):
             judging.result()
     assert pool.replaced <= 2
 
@@ -163,7 +163,7 @@ def test_a_judge_that_cannot_be_started_anew_is_an_error_of_the_actors(
     monkeypatch.syspath_prepend(tmp_path)
     judges = JudgePool("loads_once:verify", workers=1, limit=60.0, memory_gib=0.0)
     assert judges.judge([("", "say")])[0].reward == 1.0
-    with pytest.raises(ActorError, match=r"a judge was lost and cannot be restarted: .*the licence is in use"):
+    with pytest.raises(ActorError, match=r"a judging worker died and cannot be restarted: .*the licence is in use"):
         judges.judge([("", "die"), ("", "say")])
     judges.close()
 

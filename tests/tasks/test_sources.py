@@ -62,7 +62,7 @@ def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
 def test_a_file_cut_in_a_line_is_told_from_a_bad_line(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "cut.jsonl", ROWS)
     file.write_bytes(file.read_bytes()[:-10])
-    assert "line 2: the file is cut in the middle of this line" in message(file)
+    assert "line 2: the file ends in the middle of this line" in message(file)
     file.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
     assert "line 2: not valid JSON" in message(file)
     file.write_text('{"a": 1}\n[1]\n')
@@ -72,13 +72,13 @@ def test_a_file_cut_in_a_line_is_told_from_a_bad_line(tmp_path: Path) -> None:
 def test_a_file_cut_inside_a_character_is_an_error_too(tmp_path: Path) -> None:
     file = tmp_path / "cut.jsonl"
     file.write_bytes('{"a": "é"}\n{"a": "é'.encode()[:-1])
-    assert "line 2: the file is cut" in message(file)
+    assert "line 2: the file ends" in message(file)
 
 
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     file = tmp_path / "deep.jsonl"
     file.write_text('{"a": 1}\n{"a": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
-    assert message(file) == f"{file}: line 2: nested too deeply; mend or delete the line"
+    assert message(file) == f"{file}: line 2: nested too deeply; fix or delete the line"
 
 
 def test_parquet_with_damaged_text_is_refused(tmp_path: Path) -> None:

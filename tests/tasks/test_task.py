@@ -198,5 +198,5 @@ def test_a_start_from_an_evaluation_problem_is_refused_by_its_text(task: Task, t
     task.check_starts([start(problem.id, task.decode(problem.prompt_ids)) for problem in task.train])
     text = task.decode(task.evaluation[0].prompt_ids)
     for leaked in (text, f"\n{text}\n"):  # another id and other white space: the same question
-        with pytest.raises(DataError, match="its prompt is that of evaluation problem arithmetic-"):
+        with pytest.raises(DataError, match="it has the prompt of evaluation problem arithmetic-"):
             task.check_starts([start("harmless", leaked)])

@@ -160,16 +160,16 @@ def test_starts_in_flight_are_refused_where_they_make_no_iterations_of_the_setti
     assert parts.pipeline is not None
     record = {"prompt_ids": [1], "prefix_ids": [], "samples": 1, "seed": 0, "state_key": None, "problem_id": "p"}
     for iterations, starts, said in (
-        (3, STARTS, r"rollout\.max_staleness = 2: .* for 3 iterations; leave rollout\.max_staleness at 3 or more"),
+        (3, STARTS, r"rollout\.max_staleness = 2: .* for 3 iterations; set rollout\.max_staleness to 3 or more"),
         (
             2,
             2 * STARTS,
-            r"rollout\.starts = 8: .* has 32 starts in flight for 2 iterations; leave rollout\.starts at 16",
+            r"rollout\.starts = 8: .* has 32 starts in flight for 2 iterations; set rollout\.starts to 16",
         ),
         (
             2,
             STARTS // 2,
-            r"rollout\.starts = 8: .* has 8 starts in flight for 2 iterations; leave rollout\.starts at 4",
+            r"rollout\.starts = 8: .* has 8 starts in flight for 2 iterations; set rollout\.starts to 4",
         ),
     ):
         many = [record | {"id": f"9.f{index}"} for index in range(iterations * starts)]

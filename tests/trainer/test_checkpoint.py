@@ -131,9 +131,7 @@ def test_an_incomplete_checkpoint_is_refused(run: RunDirectory, files: Files) ->
 def test_a_part_that_wrote_to_another_disk(run: RunDirectory, files: Files, part: str, missing: str) -> None:
     save(run, files, 2)
     getattr(files, part).names = ("learner.json", "policy") if part == "learner" else ()
-    with pytest.raises(
-        CheckpointError, match=rf"{missing} not there .*run\.root must lie on storage that all nodes see"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{missing} missing .*run\.root must be on storage that all nodes see"):
         save(run, files, 4)
     assert checkpoint.latest(run).name == "000002"
     assert checkpoint.saved(run) == 2
@@ -229,7 +227,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_no_failure_of_the_new_one(
     save(run, files, 1, keep=1)
     monkeypatch.setattr(shutil, "rmtree", stuck)
     assert save(run, files, 2, keep=1) == checkpoint.latest(run)
-    assert "000001: cannot delete this old checkpoint: Permission denied; fix the rights" in caplog.text
+    assert "000001: cannot delete old checkpoint: Permission denied; fix the permissions" in caplog.text
     monkeypatch.undo()
     save(run, files, 3, keep=1)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000003", "latest"]

@@ -293,7 +293,9 @@ def test_bad_pairs_and_messages_are_named(model: str, tmp_path: Path) -> None:
     assert "1 rows within sft.max_tokens = 512, of which sft.eval_rows = 128" in message(
         sft_job, [{"messages": good["chosen"]}]
     )
-    with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 48 holds no row of sft\.max_tokens = 512"):
+    with pytest.raises(
+        ConfigError, match=r"learner\.micro_batch_tokens = 48 cannot fit a row of sft\.max_tokens = 512"
+    ):
         sft_job(config())
     with pytest.raises(ConfigError, match=r"learner\.lora_rank = 4: supervised training trains all weights"):
         reward_job(Config.model_validate({"learner": {"lora_rank": 4}, "reward_model": {"pairs": "some"}}))

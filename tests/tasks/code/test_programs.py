@@ -302,13 +302,13 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
             load_items(config, read_mbpp, str(file), "train")
         return str(caught.value)
 
-    assert "row 1: column 'test_list' (task.columns.tests) holds no list of asserts" in message(test_list=[])
-    assert "holds no list of asserts" in message(test_list=None)
-    assert "holds no list of asserts" in message(test_list=[1])
+    assert "row 1: column 'test_list' (task.columns.tests) is no list of asserts" in message(test_list=[])
+    assert "is no list of asserts" in message(test_list=None)
+    assert "is no list of asserts" in message(test_list=[1])
     assert "test 2 cannot be used: it is not one assert" in message(test_list=["assert f(1)", "f(1)"])
-    assert "test 1 cannot be used: it asks nothing of the program" in message(test_list=["assert 1 == 1"])
+    assert "test 1 cannot be used: it does not call the program" in message(test_list=["assert 1 == 1"])
     assert "it is not Python" in message(test_list="assert f(")
-    assert "test 1 cannot be used: it rests on e, which the setup makes" in message(
+    assert "test 1 cannot be used: it uses e from the setup" in message(
         test_list=["assert f(1) == e"], test_setup_code="e = 2"
     )
     assert "column 'test_setup_code' (task.columns.setup) is neither text nor" in message(test_setup_code=[1])

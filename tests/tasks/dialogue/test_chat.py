@@ -115,5 +115,7 @@ def test_the_last_turn_of_the_assistant_is_the_canonical_solution(tmp_path: Path
     split = encode_problems(config, tokenizer, ([first], [second], 0), max_prompt_tokens=90, max_response_tokens=20)
     assert tokenizer.decode(split.train[0].prompt_ids) == TURNS.removesuffix("Good")
     file.write_text(json.dumps({"dialogue": "\n\nAssistant: Hello"}))
-    with pytest.raises(DataError, match=r"row 1: column 'dialogue' \(task.columns.prompt\): nobody asks anything"):
+    with pytest.raises(
+        DataError, match=r"row 1: column 'dialogue' \(task.columns.prompt\): there is no message before"
+    ):
         load_items(config, read_dialogue, str(file), "train", answers=False)
