@@ -50,9 +50,7 @@ class ShardServer:
         self._sequence = 0  # of the last write
         self._shard = Shard(config, vocabulary)
         self._journal = None if directory is None else Journal(directory / JOURNAL.format(index))
-        self._unusable: StoreError | None = (
-            None  # raised at the first call: Ray does not report what a constructor raised
-        )
+        self._unusable: StoreError | None = None  # raised at the first call: Ray hides what a constructor raises
         if self._journal is None:
             return
         try:
