@@ -15,7 +15,6 @@ Every field of the configuration is an option: `python launch.py COMMAND --help`
 """
 
 import difflib
-import os
 import signal
 import sys
 from argparse import Namespace
@@ -23,7 +22,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from core.errors import ConfigError, RetrospectError
-from core.startup import openmp_waiting, without_gc
+from core.startup import set_environment, without_gc
 
 COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "report")
 INTERRUPTED = 130  # exit status of a program stopped by a signal
@@ -43,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         from commands.options import read_options
 
         options = read_options(name, rest)  # before libraries are imported, so that a typo is reported at once
-        if options.local:
-            os.environ |= openmp_waiting()  # read when torch is imported
+        set_environment()
         with without_gc():
             command = _command(name)
         return command(options)

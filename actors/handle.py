@@ -160,7 +160,7 @@ class ActorHandle:
         process = self.process
         unreachable = isinstance(error, ray.exceptions.ActorUnavailableError)
         dead = unreachable and process is not None and _here(process) and not _is_worker(process.pid)
-        return (DIED if dead else describe(error)) + self.log_end()
+        return (DIED if dead else error_text(error)) + self.log_end()
 
     def log_end(self) -> str:
         """The last lines of the actor's log, or its path if it is on another node; begins with a semicolon."""
@@ -210,7 +210,7 @@ def answers(actors: Sequence[ActorHandle], seconds: float) -> Iterator[tuple[Act
             logger.warning("%s is slow: no answer within %g s%s", actor.name, limit, actor.log_end())
 
 
-def describe(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The cause of a failed request in one line."""
     if isinstance(error, ray.exceptions.RayTaskError):
         error = error.cause

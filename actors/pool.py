@@ -31,7 +31,7 @@ import ray
 
 from actors.actor import StepResult
 from actors.budget import RestartBudget
-from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, describe, weights_lost
+from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, error_text, weights_lost
 from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
@@ -314,7 +314,7 @@ class RolloutPool:
         """
         if request is not None and request.kind == "load" and weights_lost(error):
             self._weights_lost = True  # the engine still works and keeps its samples
-            logger.warning("%s: %s", actor.name, describe(error))
+            logger.warning("%s: %s", actor.name, error_text(error))
             return
         reason, served = actor.explain(error), actor.serving
         raised = isinstance(error, RetrospectError | ray.exceptions.RayTaskError)
@@ -324,7 +324,7 @@ class RolloutPool:
         if isinstance(error, WeightError):
             raise error
         if cause is not None:
-            self._quarantine(cause, describe(error))  # charged when its first engine raised
+            self._quarantine(cause, error_text(error))  # charged when its first engine raised
         elif actor.elastic and not (served and raised):
             if raised or actor.losses_within(self._config.restart_window) >= JOIN_TRIES:
                 self._actors.remove(actor)

@@ -27,7 +27,7 @@ from learner.packing.batch import Row, padding_share, row_of
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
-from learner.stats import NOT_TRIED, BatchStats, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise
+from learner.stats import NOT_TRIED, BatchStats, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update
 from learner.targets import TargetBatch, compute_targets, skipped_problems
 
 
@@ -146,7 +146,7 @@ class LearnerGroup:
         steps = [next(done) if good else NOT_TRIED for good in finite]
         read = [micro.inputs for rank in by_rank for step in rank for micro in step.batches]
         trained = [batch.rows[i] for members, good in zip(minibatches, finite, strict=True) if good for i in members]
-        stats = summarise(
+        stats = summarise_update(
             steps,
             batch.stats,
             policy_lr=plans[-1][0].policy_lr,

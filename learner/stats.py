@@ -86,7 +86,7 @@ def add_ranks(ranks: Sequence[StepSums]) -> StepSums:
     return replace(ranks[0], policy=policy, value_loss=sum(rank.value_loss for rank in ranks))
 
 
-def summarise(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
+def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
     """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other fields."""
     good = [step for step in steps if not step.skipped]
     count = max(1, len(good))

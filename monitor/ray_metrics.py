@@ -1,14 +1,14 @@
 """Exports the metrics of an iteration as Ray gauges, for Prometheus and Grafana.
 
 Opened by `commands/train.py` when Ray is connected; nothing else in `monitor/` imports Ray. Invariant: there is one gauge
-`retrospect_<name>` per metric of `trainer.metrics.describe`, labelled with the run's name.
+`retrospect_<name>` per metric of `trainer.metrics.metric_infos`, labelled with the run's name.
 """
 
 import math
 
 from ray.util.metrics import Gauge
 
-from trainer.metrics import IterationMetrics, describe, flatten
+from trainer.metrics import IterationMetrics, flatten, metric_infos
 
 PREFIX = "retrospect_"
 
@@ -18,7 +18,8 @@ class RayGaugeSink:
 
     def __init__(self, run: str) -> None:
         self._gauges = {
-            info.name: Gauge(f"{PREFIX}{info.name}", f"{info.meaning} [{info.unit}]", ("run",)) for info in describe()
+            info.name: Gauge(f"{PREFIX}{info.name}", f"{info.meaning} [{info.unit}]", ("run",))
+            for info in metric_infos()
         }
         for gauge in self._gauges.values():
             gauge.set_default_tags({"run": run})

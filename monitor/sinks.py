@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from core.run_directory import read_jsonl, write_atomically
-from trainer.metrics import IterationMetrics, describe, flatten, unflatten
+from trainer.metrics import IterationMetrics, flatten, metric_infos, unflatten
 
 
 class JsonlSink:
@@ -53,7 +53,7 @@ class TensorBoardSink:
         from torch.utils.tensorboard.writer import SummaryWriter  # imported late: it takes seconds
 
         self._writer = SummaryWriter(str(directory), purge_step=last + 1 if last else None)
-        self._tags = {info.name: f"{info.group}/{info.name}" for info in describe()}
+        self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
         if config and not last:
             self._writer.add_text("config", f"```yaml\n{config}\n```")
 

@@ -14,18 +14,9 @@ from functools import partial
 
 import psutil
 
-from core.startup import WAITING
+from core.startup import ENVIRONMENT, set_environment
 
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",  # Ray 2.60 demands a token from every client of a cluster that has one
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    **WAITING,
-    "TOKENIZERS_PARALLELISM": "false",
-    "RAY_prestart_worker_first_driver": "0",  # no idle workers: every worker of ours needs its own environment
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a Ray call before `connect` must fail, not start another cluster
-}
-os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+set_environment()
 
 import ray  # noqa: E402 (Ray reads its environment when it is imported)
 from ray._private.utils import read_ray_address  # noqa: E402

@@ -105,10 +105,10 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
     answers = task.answer and [task.answer(task.decode(item.trajectory.response_ids)) for item in judged_samples]
     kept_problems = [problem for problem in problems if problem.id in answered]
     left_out = len(problems) - len(kept_problems)
-    return summarise(kept_problems, judged, judged_samples, answers, plan.seed, left_out=left_out)
+    return score_responses(kept_problems, judged, judged_samples, answers, plan.seed, left_out=left_out)
 
 
-def summarise(
+def score_responses(
     problems: Sequence[Problem],
     greedy: list[Judged],
     sampled: list[Judged],

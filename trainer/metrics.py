@@ -144,7 +144,7 @@ class IterationMetrics:
     seconds: PhaseSeconds
 
 
-def describe() -> tuple[MetricInfo, ...]:
+def metric_infos() -> tuple[MetricInfo, ...]:
     """All metrics in order, the phases flattened as `<phase>_seconds`."""
     return tuple(MetricInfo(name, *entry.metadata["about"]) for name, entry in _entries())
 
@@ -156,7 +156,7 @@ def _entries() -> list[tuple[str, Field[Any]]]:
 
 
 def flatten(metrics: IterationMetrics) -> dict[str, float]:
-    """Name -> value for every metric of `describe`, in its order."""
+    """Name -> value for every metric of `metric_infos`, in its order."""
     return {
         name: getattr(metrics.seconds if name.endswith("_seconds") else metrics, entry.name)
         for name, entry in _entries()
@@ -229,7 +229,7 @@ def markdown() -> str:
     )
     rows = [
         f"| `{info.name}` | {info.group} | {info.unit} | {info.meaning.replace('|', chr(92) + '|')} |\n"
-        for info in describe()
+        for info in metric_infos()
     ]
     return head + "".join(rows)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.trainer.examples import iteration
-from trainer.metrics import describe
+from trainer.metrics import metric_infos
 
 SAMPLE = re.compile(r"^ray_retrospect_(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 WAIT = 180.0  # seconds: Ray reports every 10 s by default, and its agent may just be starting
@@ -40,7 +40,7 @@ def test_prometheus_finds_every_number_of_the_newest_iteration() -> None:
     sink.write(replace(iteration(3), root_success=0.375))  # not evaluated: keeps the value of iteration 2
     sink.close()
     # NaN in both iterations: a gauge that was never set is not exported
-    exported = {info.name for info in describe()} - {"erroneous_share", "evaluation_pass", "evaluation_majority"}
+    exported = {info.name for info in metric_infos()} - {"erroneous_share", "evaluation_pass", "evaluation_majority"}
     newest = {"iteration": 3, "root_success": 0.375, "evaluation_success": pytest.approx(0.29), "total_tokens": 39_000}
     found: dict[str, float] = {}
     deadline = time.monotonic() + WAIT

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from monitor.sinks import JsonlSink, TensorBoardSink, read_metrics
 from tests.trainer.examples import iteration
-from trainer.metrics import describe
+from trainer.metrics import metric_infos
 
 
 def write(path: Path, numbers: range, *, last: int = 0) -> None:
@@ -26,7 +26,7 @@ def test_a_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
     line = json.loads((tmp_path / "metrics.jsonl").read_text())  # not closed yet
     assert line["iteration"] == 1
     assert line["replay_success"] is None  # NaN
-    assert list(line) == [info.name for info in describe()]
+    assert list(line) == [info.name for info in metric_infos()]
     sink.close()
 
 

@@ -11,13 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.examples import iteration
-from trainer.metrics import PHASES, IterationMetrics, PhaseClock, PhaseSeconds, describe, flatten, markdown, unflatten
+from trainer.metrics import (
+    PHASES,
+    IterationMetrics,
+    PhaseClock,
+    PhaseSeconds,
+    flatten,
+    markdown,
+    metric_infos,
+    unflatten,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_every_number_has_a_unit_and_a_meaning() -> None:
-    infos = describe()
+    infos = metric_infos()
     # all fields but the nested `seconds`, then the phases, `other` and `total`
     assert len(infos) == len(fields(IterationMetrics)) - 1 + len(PHASES) + 2
     assert len({info.name for info in infos}) == len(infos)
@@ -26,7 +35,7 @@ def test_every_number_has_a_unit_and_a_meaning() -> None:
 
 def test_flatten_names_what_describe_names_in_the_same_order() -> None:
     flat = flatten(iteration(3))
-    assert list(flat) == [info.name for info in describe()]
+    assert list(flat) == [info.name for info in metric_infos()]
     assert flat["generate_seconds"] == 3.0
     assert flat["iteration"] == 3
     assert isinstance(flat["iteration"], int)
@@ -88,5 +97,5 @@ def test_the_document_is_current() -> None:
 
 def test_absolute_bars_do_not_break_the_table() -> None:
     rows = [line for line in markdown().splitlines() if line.startswith("| `")]
-    assert len(rows) == len(describe())
+    assert len(rows) == len(metric_infos())
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)  # 4 cells
