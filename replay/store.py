@@ -68,7 +68,8 @@ class ReplayStore:
         else:
             start = partial(_start, config, vocabulary, Path(os.path.abspath(directory)), secrets.token_hex(8))
             self._actors = [start(index) for index in range(config.shards)]
-        self.stats()  # a folder that cannot be written is found here
+        # An empty write waits for the shards, finds a folder that cannot be written, and has pyarrow import pandas (0.3 s) now.
+        self._write({shard: writes.pack_outcomes([], self._gate) for shard in range(config.shards)})
 
     def __len__(self) -> int:
         """States in the store."""

@@ -296,7 +296,7 @@ def test_a_shard_that_lost_its_files_says_so_and_serves_again_after_a_restore(
         path.unlink()
     kill_shards(store)
     with pytest.raises(
-        LostShardError, match=r"^replay-shard-0: died, and its files are gone \(it has 0 of 1 writes\)$"
+        LostShardError, match=r"^replay-shard-0: died, and its files are gone \(it has 0 of 2 writes\)$"
     ):
         store.sample(200, seed=1)
     store.restore(tmp_path / "checkpoint")
