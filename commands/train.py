@@ -13,6 +13,7 @@ from pathlib import Path
 from core.command_line import FIELDS
 from core.config import Config
 from core.errors import ConfigError
+from core.interruption import Interruption
 from core.load import dump_config, load_config, override
 from core.plan import batch_plan, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
@@ -20,7 +21,6 @@ from monitor.console import open_console
 from monitor.report import print_report
 from monitor.sinks import JsonlSink, TensorBoardSink, read_metrics
 from trainer import build, checkpoint
-from trainer.interruption import Interruption
 from trainer.local import single_process
 from trainer.metrics import MetricSink
 from trainer.session import Outputs, Schedule, Session, run_session

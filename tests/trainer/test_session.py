@@ -16,12 +16,12 @@ import pytest
 
 from actors.ledger import Queues
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
+from core.interruption import Interruption
 from core.run_directory import RunDirectory, write_atomically
 from core.sampling import Sampling
 from trainer import asynchronous, checkpoint, loop, session
 from trainer.checkpoint import RunProgress
 from trainer.held_out_scores import EvaluationPlan
-from trainer.interruption import Interruption
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 from trainer.session import Outputs, Schedule, Session, run_session
@@ -252,7 +252,7 @@ def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_second_signal_ends_the_process() -> None:
     code = (
-        "import os, signal\nfrom trainer.interruption import Interruption\nstop = Interruption()\n"
+        "import os, signal\nfrom core.interruption import Interruption\nstop = Interruption()\n"
         "with stop.handled():\n    stop.announcing(print)('update')\n"
         "    for _ in range(2):\n        os.kill(os.getpid(), signal.SIGINT)\n        print('goes on', flush=True)"
     )
