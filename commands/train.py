@@ -6,18 +6,19 @@ Called by `launch.py`. Invariant: no actor starts before configuration, model an
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 from core.command_line import FIELDS
 from core.config import Config
 from core.errors import ConfigError
-from core.load import dump_config, load_config, override
+from core.load import dump_config, load_config, override, setting
 from core.plan import batch_plan, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import open_console
+from monitor.problem_texts import write_problems
 from monitor.report import print_report
-from monitor.sinks import JsonlSink, TensorBoardSink, read_metrics
+from monitor.sinks import JsonlSink, read_metrics
+from monitor.trackers import check_trackers, open_trackers
 from trainer import build, checkpoint
 from trainer.local import single_process
 from trainer.metrics import MetricSink
@@ -82,7 +83,7 @@ def check_changes(before: Config, after: Config) -> None:
     """Raises ConfigError that lists every changed field which a resumed run cannot change."""
     different = []
     for name in FIELDS:
-        old, new = attrgetter(name)(before), attrgetter(name)(after)
+        old, new = setting(before, name), setting(after, name)
         if old != new and name.startswith(LASTING):
             different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
     if different:
@@ -95,12 +96,14 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
     from actors.options import check_training_options
 
     open_log(run)
+    check_trackers(config)
     check_training_options(config)
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     config = single_process(config) if local else config
     with build.open_model_and_task(config) as ready, build.connected(config, run.name, local) as device:
         write_versions(run)
+        write_problems(run.problems, ready.task)
         print(f"starting engines and learner on {device} ...", flush=True)
         with build.components(config, run, ready, device, local=local) as parts:
             schedule = Schedule(
@@ -118,12 +121,9 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
 @contextmanager
 def _open_outputs(config: Config, run: RunDirectory, local: bool, last: int) -> Iterator[Outputs]:
     """Console and metric files of a run that continues after iteration `last`."""
-    hints = [f"tensorboard --logdir {run.tensorboard}"]
+    hints = [f"tensorboard --logdir {run.tensorboard}"] if "tensorboard" in config.monitor.sinks else []
     with ExitStack() as stack:
-        sinks: list[MetricSink] = [
-            JsonlSink(run.metrics, last=last),
-            TensorBoardSink(run.tensorboard, last=last, config=dump_config(config)),
-        ]
+        sinks: list[MetricSink] = [JsonlSink(run.metrics, last=last), *open_trackers(config, run, last)]
         if not local:
             from monitor.ray_metrics import RayGaugeSink
             from trainer.cluster import dashboard_url

@@ -12,6 +12,7 @@ from core.errors import CheckpointError
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
 from monitor.console import byte_count, duration
+from monitor.page import write_page
 from monitor.sinks import read_metrics
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
@@ -29,9 +30,14 @@ def print_report(run: RunDirectory) -> None:
         raise CheckpointError(
             f"{run.path} has no finished iteration yet (no metrics in {run.metrics.name}); train it first"
         )
-    before = success_before(run)
-    curves(metrics, run.curves, title=run.name, before=before)
-    print(summary(run, metrics, load_config(run.config).run.iterations, before))
+    draw_report(run, metrics)
+    print(summary(run, metrics, load_config(run.config).run.iterations, success_before(run)))
+
+
+def draw_report(run: RunDirectory, metrics: Sequence[IterationMetrics]) -> None:
+    """Write curves.png and report.html."""
+    curves(metrics, run.curves, title=run.name, before=success_before(run))
+    write_page([run], run.report)
 
 
 def success_before(run: RunDirectory) -> float:
@@ -92,6 +98,7 @@ def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: 
         f"  largest log-prob gap to vLLM after a broadcast: {gap:.1e} nats",
         "",
         f"  results   {run.path}",
+        f"  report    {run.report}",
         f"  curves    {run.curves}",
         f"  numbers   {run.metrics}",
         f"  policy    {run.policy}",
