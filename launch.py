@@ -9,7 +9,7 @@
     python launch.py reward-model --config FILE                train a reward model on preference pairs
     python launch.py check --config FILE [--offline]           all checks that are possible before training
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
-    python launch.py report RUN                                a run's results so far; redraws its curves.png
+    python launch.py report RUN...                             results so far, as text and as one page; several are compared
 
 Every field of the configuration is an option: `python launch.py COMMAND --help`.
 """
@@ -76,7 +76,7 @@ def _command(name: str) -> Callable[[Namespace], int]:
         case "replay":
             from commands.replay import show_states as command
         case _:
-            from commands.report import report_run as command
+            from commands.report import report_runs as command
     return command
 
 

@@ -69,7 +69,14 @@ def _replay(parser: OptionParser) -> None:
 
 
 def _report(parser: OptionParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory, finished, stopped or running")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directory, finished, stopped or running")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="page of several runs (default: report.html)",
+    )
 
 
 COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
@@ -83,6 +90,6 @@ COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]
     "reward-model": ("Train a reward model on preference pairs.", True, [_resume]),
     "check": ("Check a recipe without training.", True, [_check]),
     "replay": ("Show or export the states of a run's replay store.", False, [_replay]),
-    "report": ("Summarise a run and draw its curves.", False, [_report]),
+    "report": ("Summarise runs and write them as one page; several are compared.", False, [_report]),
 }
 """Command -> its description, whether it takes a configuration, and the functions that add its own options."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from core.command_line import FIELDS
 from core.config import Config
-from core.errors import ConfigError
+from core.errors import CheckpointError, ConfigError, first_line
 from core.load import dump_config, load_config, override, setting
 from core.plan import batch_plan, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import open_console
 from monitor.problem_texts import write_problems
-from monitor.report import print_report
+from monitor.report import draw_report, print_summary
 from monitor.sinks import JsonlSink, read_metrics
 from monitor.trackers import check_trackers, open_trackers
 from trainer import build, checkpoint
@@ -51,7 +51,7 @@ def train(config: Config, recipe: str, local: bool = False) -> int:
             print(line, flush=True)
         with _open_session(config, run, local) as session:
             run_session(session, resumed=None)
-        print_report(run)
+        print_summary(run)
     return 0
 
 
@@ -75,7 +75,7 @@ def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
             write_atomically(run.config, dump_config(config))
         with _open_session(config, run, local) as session:
             run_session(session, resumed)
-        print_report(run)
+        print_summary(run)
     return 0
 
 
@@ -134,4 +134,15 @@ def _open_outputs(config: Config, run: RunDirectory, local: bool, last: int) -> 
         sinks.append(console)
         for sink in sinks:
             stack.callback(sink.close)
+        stack.callback(_draw, run)  # first, also after an error or an interruption, so that trackers get the curves
         yield Outputs(console.phase, console.note, sinks)
+
+
+def _draw(run: RunDirectory) -> None:
+    """Write curves and page. A failure is only reported: it must not hide what ended the run."""
+    try:
+        draw_report(run)
+    except CheckpointError:  # no iteration is finished
+        pass
+    except Exception as error:
+        print(f"report: not written ({first_line(error)}); `launch.py report {run.path}` tries again", flush=True)
