@@ -103,7 +103,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
     config = single_process(config) if local else config
     with build.open_model_and_task(config) as ready, build.connected(config, run.name, local) as device:
         write_versions(run)
-        write_problems(run.problems, ready.task)
+        write_problems(run, ready.task)
         print(f"starting engines and learner on {device} ...", flush=True)
         with build.components(config, run, ready, device, local=local) as parts:
             schedule = Schedule(

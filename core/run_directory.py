@@ -9,7 +9,7 @@ that has results; one process at a time trains into it. All paths are absolute, 
     tensorboard/     the same for TensorBoard      log.txt       everything logged
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     report.html      everything about the run, as one page (launch.py report)
-    problems.parquet id, level and prompt of the training problems
+    problems.parquet id, level and prompt of the training problems; tokenizer/: the tokenizer of their tokens
     trackers.json    ids of the run in W&B and MLflow (if it uses them)
     evaluations.jsonl  success on held-out problems, from iteration 0 on
     evaluations/     NNNNNN.jsonl, every response of an evaluation
@@ -61,6 +61,7 @@ class RunDirectory:
         self.curves = path / "curves.png"
         self.report = path / "report.html"
         self.problems = path / "problems.parquet"
+        self.tokenizer = path / "tokenizer"
         self.trackers = path / "trackers.json"
 
     @classmethod

@@ -180,7 +180,7 @@ def _replay(item: RunFiles) -> str:
         shards = read_shards(run.replay, latest(run) / "replay" if begun else None, item.config.replay)
     except StoreError:
         return ""
-    table = states_table(shards)
+    table = states_table(shards, item.config.replay)
     rows = []
     for kind in table["provenance"].unique().to_pylist():
         part = table.filter(pc.equal(table["provenance"], kind))

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from core.run_directory import RunDirectory
+
 if TYPE_CHECKING:
     from tasks.task import Task
 
 
-def write_problems(path: Path, task: "Task") -> None:
-    """Write id, level and prompt of the training problems, unless a start of the run has done so."""
-    if path.exists():
+def write_problems(run: RunDirectory, task: "Task") -> None:
+    """Write id, level and prompt of the training problems, and the tokenizer, unless a start of the run has done so."""
+    if run.problems.exists():
         return
+    task.tokenizer.save_pretrained(str(run.tokenizer))
     prompts = task.tokenizer.batch_decode(
         [problem.prompt_ids.tolist() for problem in task.train], skip_special_tokens=True
     )
@@ -25,9 +28,9 @@ def write_problems(path: Path, task: "Task") -> None:
         "level": [problem.level for problem in task.train],
         "prompt": [prompt.encode("utf-8", "backslashreplace").decode("utf-8") for prompt in prompts],
     }
-    temporary = path.with_suffix(".tmp")
+    temporary = run.problems.with_suffix(".tmp")
     pq.write_table(pa.table(columns, pa.schema({name: pa.string() for name in columns})), temporary)
-    temporary.replace(path)
+    temporary.replace(run.problems)
 
 
 def read_problems(path: Path) -> dict[str, tuple[str, str]]:
