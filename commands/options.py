@@ -90,6 +90,12 @@ def _report(parser: OptionParser) -> None:
     )
 
 
+def _export(parser: OptionParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory, finished, stopped or running")
+    parser.add_argument("--to", required=True, metavar="FOLDER", help="an empty folder, or hub:OWNER/NAME")
+    parser.add_argument("--public", action="store_true", help="hub: make a new repository public (default: private)")
+
+
 COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
     "train": ("Train a recipe, or continue a run.", True, [_resume, _engines]),
     "evaluate": (
@@ -104,5 +110,6 @@ COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]
     "inspect": ("Show a run's replay store in a browser, live.", False, [_inspect]),
     "runs": ("List the runs of a folder.", False, [_runs]),
     "report": ("Summarise runs and write them as one page; several are compared.", False, [_report]),
+    "export": ("Export a run's policy with its tokenizer and a model card.", False, [_export]),
 }
 """Command -> its description, whether it takes a configuration, and the functions that add its own options."""

@@ -32,6 +32,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from core import __version__
 from core.errors import CheckpointError, ConfigError
 from core.records import IntArray, Scored, Start
 
@@ -131,6 +132,17 @@ class RunDirectory:
                 ) from None
             yield
 
+    def locked(self) -> bool:
+        """Whether a process of this machine trains into the directory."""
+        if not (self.path / ".lock").exists():
+            return False
+        with (self.path / ".lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file's text. After a crash at any moment the file has either the whole old or the whole new text.
@@ -168,11 +180,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
-    """Versions of Python, of the packages that affect results (from their metadata: nothing is imported), and the git commit.
+    """Versions of Retrospect, of Python, of the packages that affect results (from their metadata: nothing is imported), and the git commit.
 
     `source` is the source tree, by default that of this file. Packages that are not installed are left out.
     """
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    found = {"retrospect": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             found[package] = version(package)

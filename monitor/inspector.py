@@ -156,7 +156,8 @@ class Inspector:
         self.store = self._read()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}/"
         self._threads = [threading.Thread(target=work) for work in (self._server.serve_forever, self._follow)]
         for thread in self._threads:
             thread.start()
@@ -198,7 +199,7 @@ def _handler(inspector: Inspector) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # (the name that http.server asks for)
             """Answer with the page, or with JSON."""
-            port = self.server.server_address[1]
+            port = inspector.port
             if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
                 return self.send_error(
                     HTTPStatus.FORBIDDEN, "only for this machine"

@@ -109,7 +109,7 @@ def over_seeds(series: Iterable[Mapping[int, float]]) -> Points:
     for one in series:
         for x, value in one.items():
             columns.setdefault(x, []).append(value)
-    found = []
+    found: Points = []
     for x in sorted(columns):
         values = columns[x]
         mean, half = statistics.fmean(values), math.nan

@@ -46,7 +46,7 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], *, span: tuple[floa
     return _figure(title, unit, body, [line.label for line in lines])
 
 
-def stacked_bars(title: str, unit: str, names: Sequence[str], columns: Mapping[float, Sequence[float]]) -> str:
+def stacked_bars(title: str, unit: str, names: Sequence[str], columns: Mapping[int, Sequence[float]]) -> str:
     """A bar per iteration; `columns`: iteration -> a height per name."""
     kept = list(columns)[:: math.ceil(len(columns) / MOST_POINTS) or 1]
     top = max(sum(columns[x]) for x in kept) or 1.0

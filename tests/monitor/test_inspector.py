@@ -132,7 +132,9 @@ def test_a_browser_finds_and_unfolds_a_state_and_follows_the_run(made: Made, tmp
         assert "ranking value" in tab.run("document.querySelector('main').innerText")
         tab.press("j")
         tab.wait("document.querySelectorAll('.node').length == 3")
-        assert tab.run("document.querySelectorAll('.kids .node').length") == 1  # the success, below the state it continues
+        assert (
+            tab.run("document.querySelectorAll('.kids .node').length") == 1
+        )  # the success, below the state it continues
         tab.press("ArrowDown", "ArrowDown", "Enter")
         assert tab.run("document.querySelector('.node.open pre').innerText").startswith("a=2\nb=4\n")
         made.add("p", "a=3\nb=4\nc=1\n", [4], Provenance.OWN_FAILED)  # the run goes on

@@ -99,7 +99,7 @@ def test_tensorboard_purges_what_a_resume_repeats(tmp_path: Path) -> None:
 
 def wandb_records(path: Path) -> Iterator[Any]:
     """The records of a .wandb file: LevelDB's log format after 7 bytes, blocks of 32 KiB of (checksum, size, type, data)."""
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
@@ -110,7 +110,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # a whole record, or its last part
-            yield wandb_internal_pb2.Record.FromString(whole)
+            yield Record.FromString(whole)
             whole = b""
 
 
@@ -148,7 +148,9 @@ def test_mlflow_keeps_a_run_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from mlflow import MlflowClient
 
     client = MlflowClient((run.path / "mlruns").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("retrospect").experiment_id])
+    experiment = client.get_experiment_by_name("retrospect")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
     assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
     assert found.data.params["rollout.starts"] == "128"
     history = client.get_metric_history(found.info.run_id, "success/root_success")
