@@ -17,9 +17,9 @@ from bench.learning.measures import Curve, area, tokens_to
 from bench.learning.plan import ARMS, HARDNESSES, with_solutions
 from bench.learning.statistics import (
     Interval,
-    mean_curve,
     mean_over_seeds,
     median_over_seeds,
+    on_grid,
     token_ratio,
     tokens_to_mastery,
 )
@@ -100,8 +100,8 @@ def ratio_to(arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str) 
     seeds = sorted(arms[arm].keys() & arms[baseline].keys())
     if not seeds:
         return None
-    pair = ([curve(arms[name][seed]) for seed in seeds] for name in (arm, baseline))
-    return token_ratio(*pair, arms[arm][seeds[0]]["budget"], generator(0, "bench.learning", arm))
+    mine, theirs = ([curve(arms[name][seed]) for seed in seeds] for name in (arm, baseline))
+    return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], generator(0, "bench.learning", arm))
 
 
 def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
@@ -187,7 +187,7 @@ def draw(setting: Setting, arms: Mapping[str, Mapping[int, Result]], path: Path)
     for arm in (one for one in ARMS if one in arms):
         results = list(arms[arm].values())
         grid = np.linspace(0.0, results[0]["budget"], 61)
-        each = np.array([mean_curve([curve(one)], grid) for one in results])
+        each = np.array([on_grid(curve(one), grid) for one in results])
         rng = generator(0, "plot", arm)
         picks = rng.integers(0, len(each), (500, len(each)))
         low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)

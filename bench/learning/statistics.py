@@ -12,6 +12,7 @@ import numpy.typing as npt
 from bench.learning.measures import Curve, tokens_to
 
 Indices = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
 LEVEL = 0.95
 DRAWS = 2000
 
@@ -39,9 +40,9 @@ def mean_over_seeds(values: Sequence[float], rng: np.random.Generator) -> Interv
     return over_seeds(len(numbers), lambda drawn: float(numbers[drawn].mean()), rng)
 
 
-def mean_curve(curves: Sequence[Curve], grid: Sequence[float]) -> npt.NDArray[np.float64]:
-    """[len(grid)] mean success of several runs at these tokens; a curve keeps its last value."""
-    return np.mean([np.interp(grid, curve.tokens, curve.success) for curve in curves], axis=0)
+def on_grid(curve: Curve, grid: Reals) -> Reals:
+    """[len(grid)] success at these tokens; a curve keeps its last value."""
+    return np.interp(grid, curve.tokens, curve.success).astype(np.float64)
 
 
 def token_ratio(arm: Sequence[Curve], baseline: Sequence[Curve], budget: float, rng: np.random.Generator) -> Interval:
@@ -52,10 +53,10 @@ def token_ratio(arm: Sequence[Curve], baseline: Sequence[Curve], budget: float, 
     sequences are paired by seed.
     """
     grid = np.linspace(0.0, budget, 201)
-    ours, theirs = ([mean_curve([curve], grid) for curve in curves] for curves in (arm, baseline))
+    ours, theirs = (np.array([on_grid(curve, grid) for curve in curves]) for curves in (arm, baseline))
 
     def _ratio(drawn: Indices) -> float:
-        mine, other = (np.mean([curves[at] for at in drawn], axis=0) for curves in (ours, theirs))
+        mine, other = (curves[drawn].mean(axis=0) for curves in (ours, theirs))
         target = float(other[-1])
         reached = tokens_to(Curve(grid.tolist(), mine.tolist()), target)
         own = tokens_to(Curve(grid.tolist(), other.tolist()), target)
