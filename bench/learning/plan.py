@@ -93,8 +93,9 @@ def rule(lines: int, problems: int, held_out: int) -> Fields:
         "task.problems": problems,
         "task.eval_problems": held_out,
         "starter.guess": 1.0,
-        "starter.max_operations": lines + 1,
-        "starter.steps": 300,
+        "starter.max_operations": 9,
+        "starter.steps": 800,
+        "starter.lr": 5e-3,
         "rollout.max_prompt_tokens": lines + 2,
         "rollout.max_response_tokens": 3 * lines + 3,
     }
@@ -102,7 +103,7 @@ def rule(lines: int, problems: int, held_out: int) -> Fields:
 
 SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "rule": {
-        "easy": Setting(rule(2, 120, 15), 100_000),
+        "easy": Setting(rule(2, 116, 15), 100_000),
         "medium": Setting(rule(4, 4096, 64), 600_000),
         "hard": Setting(rule(7, 4096, 64), 1_200_000),
     },

@@ -16,8 +16,10 @@ from typing import Any
 
 from bench.learning.measures import learnability
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
+from core.config import Config
 from core.records import Scored
 from core.run_directory import RunDirectory, write_atomically
+from tasks.starter import resolve_model
 from trainer import build
 from trainer.collect import collect_metrics
 from trainer.held_out_scores import Evaluation, EvaluationPlan, evaluate_policy
@@ -32,6 +34,8 @@ LAST_SAMPLES = 4
 """The last evaluation has this many times as many samples, for pass@k."""
 MASTERED = 0.99
 """A run stops after two evaluations in a row with this success: its curve has ended."""
+
+STARTER_SEED = 0
 
 Row = dict[str, Any]
 MEANS = (
@@ -138,7 +142,7 @@ def perform(run: Run, changes: Fields, tokens: int | None = None) -> Row:
     """Train one run from its starter. `changes` replace fields of its configuration, `tokens` its budget."""
     budget = tokens or SETTINGS[run.task][run.hardness].tokens
     with tempfile.TemporaryDirectory() as folder:
-        config = single_process(configuration(run, Path(folder), changes))
+        config = with_starter(single_process(configuration(run, Path(folder), changes)))
         directory = RunDirectory.create(Path(folder), run.name, "learning")
         begun = time.monotonic()
         with (
@@ -149,6 +153,12 @@ def perform(run: Run, changes: Fields, tokens: int | None = None) -> Row:
             started = time.monotonic() - begun
             found = train(parts, build.iteration_settings(config), build.evaluation_plan(config), budget)
     return {"budget": budget, "start_seconds": started, "all_seconds": time.monotonic() - begun, **found}
+
+
+def with_starter(config: Config) -> Config:
+    """The configuration with the starter of all seeds, as users share one pretrained model; a seed changes everything else."""
+    path = resolve_model("starter", config.starter, config.task, STARTER_SEED)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
 def plain(value: Any) -> Any:

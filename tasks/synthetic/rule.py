@@ -1,6 +1,6 @@
 """The rule: a synthetic task of discovery. One hidden rule gives every symbol its choice, in all problems.
 
-The prompt `kbd` names symbols. The response writes one line per symbol, the symbol and one of three choices:
+The prompt `kbd` names distinct symbols. The response writes one line per symbol, the symbol and one of three choices:
 
     k3
     b1
@@ -13,6 +13,7 @@ teaches helps in the others. A guess of n lines is right with probability 3^-n. 
 
 import numpy as np
 
+from core.errors import DataError
 from core.records import Verdict
 from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
@@ -55,8 +56,10 @@ def verify_rule(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """Random symbols, which may repeat."""
-    return "".join(rng.choice(list(RIGHT), operations))
+    """Distinct random symbols. Raises DataError when there are not that many."""
+    if operations > len(RIGHT):
+        raise DataError(f"task rule: there are {len(RIGHT)} symbols; lower task.max_operations to {len(RIGHT)}")
+    return "".join(rng.choice(list(RIGHT), operations, replace=False))
 
 
 RULE = Puzzle(
