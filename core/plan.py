@@ -46,11 +46,6 @@ class Resources:
 def check_algorithm(config: Config, trajectories: int) -> None:
     """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
-    if algorithm.estimator in ("grpo", "rloo") and config.rollout.samples < 2:
-        raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
-            f"raise rollout.samples to at least 2"
-        )
     if config.rollout.engine == "hf" and config.rollout.tensor_parallel > 1:
         raise ConfigError(
             f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: the engine 'hf' uses one device; set it to 1, or "

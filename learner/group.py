@@ -43,6 +43,7 @@ class LearnerGroup:
         dtype: str,
         device: Device,
         temperature: float,
+        longest: int,
         total_steps: int,
         seed: int,
         cpus: float = 1.0,
@@ -56,6 +57,7 @@ class LearnerGroup:
             model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
             dtype: "float32" or "bfloat16".
             temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
+            longest: tokens of the longest possible response.
             total_steps: optimizer steps of the whole run, for the learning-rate schedule.
             cpus, gpus: what a rank reserves; GPUs on device "cuda" only.
             local: run the one rank in this process instead of a Ray actor (debugging).
@@ -67,6 +69,7 @@ class LearnerGroup:
         self._config = config
         self._algorithm = algorithm
         self._seed = seed
+        self._longest = longest
         self._total_steps = total_steps
         self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
         self._has_reference = algorithm.kl_coefficient > 0
@@ -133,8 +136,7 @@ class LearnerGroup:
         warm = state.begin_update(self._config.critic_warmup)
         algorithm = self._algorithm if warm else self._algorithm.model_copy(update={"value_lambda": 1.0})
         batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries)
-        regularised = algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0
-        train_policy = warm and (batch.informative or regularised)
+        train_policy = warm and (batch.informative or algorithm.regularised)
         minibatches = self._minibatches(len(scored))
         plans = [self._step_plans(batch, m, state.steps + k, train_policy) for k, m in enumerate(minibatches)]
         finite = [batch.finite(members) for members in minibatches]
@@ -282,9 +284,10 @@ class LearnerGroup:
         policy_lr = self._rate(self._config.policy_lr, step - late, self._total_steps - late) if train_policy else 0.0
         value_lr = self._rate(self._config.value_lr, step, self._total_steps)
         in_loss = self._state.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
+        how = self._algorithm.aggregation
         return [
             StepPlan(batches, policy_lr, value_lr, in_loss, train_policy)
-            for batches in train_batches(assignment, batch, members, self._algorithm.aggregation, self._packed)
+            for batches in train_batches(assignment, batch, members, how, self._packed, self._longest)
         ]
 
     def _rate(self, peak: float, step: int, total: int) -> float:

@@ -81,10 +81,22 @@ def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
     )
 
 
-def check_ranking(config: Config) -> None:
-    """Raises ConfigError when the ranking needs canonical solutions that the store is not given."""
+def check_methods(config: Config) -> None:
+    """Try the estimator and the policy loss on a small batch; check that they and the ranking get what they need.
+
+    Raises ConfigError.
+    """
+    from learner.methods import check_estimator, check_policy_loss, find_estimator
     from replay.rankings import RANKINGS
 
+    algorithm = config.algorithm
+    check_estimator(algorithm.estimator)
+    check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
+    if find_estimator(algorithm.estimator).needs_groups and config.rollout.samples < 2:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
+            f"raise rollout.samples to at least 2"
+        )
     if RANKINGS[config.replay.ranking].needs_canonical and not config.replay.canonical:
         raise ConfigError(
             f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
@@ -98,7 +110,7 @@ def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
     from tasks.starter import resolve_model
 
     check_options(config.rollout, config.cluster.device)
-    check_ranking(config)
+    check_methods(config)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
     with without_gc():
         task, _ = load_task(config, model)
@@ -227,6 +239,7 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
         dtype=config.model.dtype,
         device=device,
         temperature=config.rollout.temperature,
+        longest=config.rollout.max_response_tokens,
         total_steps=batch_plan(config).total_steps,
         seed=derive(config.run.seed, "learner"),
         cpus=config.cluster.learner_cpus,

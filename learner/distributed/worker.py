@@ -25,6 +25,7 @@ with without_gc():  # a rank's process begins here
     from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
     from learner.distributed.actor_critic import ActorCritic, SeparateModels, SharedTrunk, StepPlan, policy_inputs
     from learner.distributed.engine import join_ranks
+    from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged
     from learner.models.attention import choose_attention
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
@@ -255,6 +256,8 @@ def loss_settings(learner: LearnerConfig, algorithm: AlgorithmConfig, temperatur
         value_clip=algorithm.value_clip,
         value_coefficient=learner.value_coefficient,
         temperature=temperature,
+        policy_loss=find_policy_loss(algorithm.policy_loss),
+        positive=algorithm.positive_coefficient,
     )
 
 
