@@ -11,7 +11,7 @@
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
     python launch.py report RUN                                a run's results so far; redraws its curves.png
 
-Every field of the configuration is an option: `python launch.py COMMAND --help`.
+Every field of the configuration is an option: `python launch.py COMMAND --help`. `--version` prints what is installed.
 """
 
 import difflib
@@ -33,6 +33,11 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from core.run_directory import collect_versions
+
+        print("\n".join(f"{name} {version}" for name, version in collect_versions().items()))
+        return 0
     name, *rest = arguments
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -93,5 +98,10 @@ def _train(options: Namespace) -> int:
     return train(config, (options.config or DEFAULT).stem, options.local)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The console script `retrospect`."""
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()
