@@ -48,6 +48,10 @@ class TargetBatch:
         """Whether any advantage is not 0: else the surrogate has no gradient."""
         return bool(self.targets.advantages.any())
 
+    def teaches(self, rows: Sequence[int]) -> bool:
+        """Whether any advantage of some trajectories is not 0."""
+        return bool(self.targets.advantages[self.token_index(rows)].any())
+
     def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from core.config import Config, Device
 from core.errors import ConfigError
-from core.plan import Bundle, batch_plan, placement, transport
+from core.plan import Bundle, Needs, batch_plan, check_needs, critic, placement, transport
 from core.records import Start
 from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
@@ -51,6 +51,7 @@ def iteration_settings(config: Config) -> IterationSettings:
     from replay.rankings import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
+    has_critic = critic(config, needs_of(config)) != "none"
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -60,7 +61,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
         canonical=config.replay.canonical,
         chains=ranking.chains,
-        refresh_states=config.replay.refresh if ranking.needs_values else 0,
+        refresh_states=config.replay.refresh if ranking.needs_values and has_critic else 0,
         refresh_while_generating=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,
     )
@@ -86,21 +87,27 @@ def check_methods(config: Config) -> None:
 
     Raises ConfigError.
     """
-    from learner.methods import check_estimator, check_policy_loss, find_estimator
+    from learner.methods import check_estimator, check_policy_loss
     from replay.rankings import RANKINGS
 
     algorithm = config.algorithm
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
-    if find_estimator(algorithm.estimator).needs_groups and config.rollout.samples < 2:
-        raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
-            f"raise rollout.samples to at least 2"
-        )
+    check_needs(config, needs_of(config))
     if RANKINGS[config.replay.ranking].needs_canonical and not config.replay.canonical:
         raise ConfigError(
             f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
         )
+
+
+def needs_of(config: Config) -> Needs:
+    """What the estimator and the ranking of a run need. A ranking with a gate can do without values: then it stays shut."""
+    from learner.methods import find_estimator
+    from replay.rankings import RANKINGS
+
+    estimator, ranking = find_estimator(config.algorithm.estimator), RANKINGS[config.replay.ranking]
+    reads = "nothing" if not ranking.needs_values else ("if there" if ranking.uses_gate else "values")
+    return Needs(estimator.needs_groups, estimator.needs_values, cast(Literal["nothing", "if there", "values"], reads))
 
 
 @contextmanager
@@ -234,7 +241,7 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
     return LearnerGroup(
         model,
-        config.learner,
+        config.learner.model_copy(update={"value_model": critic(config, needs_of(config))}),
         config.algorithm,
         dtype=config.model.dtype,
         device=device,

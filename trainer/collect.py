@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 OF_POLICY = ("policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm")
 """Metrics of the update that have no value while only the critic learns."""
+OF_CRITIC = (
+    "value_loss",
+    "value_grad_norm",
+    "value_lr",
+    "explained_variance",
+    "value_auc",
+    "value_auc_within",
+    "value_brier",
+)
+"""Metrics of the update that have no value without a critic."""
 
 
 def collect_metrics(
@@ -83,7 +93,8 @@ def _of_update(stats: UpdateStats) -> dict[str, Any]:
     names = {entry.name for entry in fields(stats)} & {entry.name for entry in fields(IterationMetrics)} - {"seconds"}
     found = {name: getattr(stats, name) for name in names} | {"kl": stats.policy_kl}
     found |= {"behaviour_gap_mean": stats.engine_gap_mean, "behaviour_gap_max": stats.engine_gap_max}
-    return found if stats.policy_trained else found | dict.fromkeys(OF_POLICY, math.nan)
+    absent = [*(() if stats.policy_trained else OF_POLICY), *(() if stats.critic else OF_CRITIC)]
+    return found | dict.fromkeys(absent, math.nan)
 
 
 def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:

@@ -105,6 +105,9 @@ class IterationMetrics:
     value_lr: float = _metric("ppo", "1", "Learning rate of the critic in the last optimizer step.")
     importance_mean: float = _metric("ppo", "1", "Mean weight pi_prox / pi_behaviour of the generated tokens, bounded.")
     importance_truncated: float = _metric("ppo", "share", "Tokens whose weight was cut (truncate) or set to 0 (mask).")
+    policy_steps: int = _metric(
+        "ppo", "steps", "Optimizer steps of the policy; fewer after learner.kl_stop or without reward."
+    )
     skipped_steps: int = _metric("ppo", "steps", "Optimizer steps skipped because of a NaN or Inf.")
 
     logprob_gap: float = _metric(

@@ -64,6 +64,7 @@ def iteration(number: int) -> IterationMetrics:
         value_lr=3e-4,
         importance_mean=1.0,
         importance_truncated=0.0,
+        policy_steps=4,
         skipped_steps=0,
         logprob_gap=2e-6,
         behaviour_gap_mean=1e-6,

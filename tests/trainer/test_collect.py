@@ -21,7 +21,7 @@ from trainer.starts import fresh_starts
 START = fresh_starts([Problem("p", np.array([1, 2], np.int32), "gold")], 2, seed=0, iteration=1)[0]
 EMPTY = combine([], requested=8, sampled=0)
 NUMBERS = {entry.name: (index + 1) / 64 for index, entry in enumerate(fields(UpdateStats))}  # all different
-STATS = replace(UpdateStats(**NUMBERS), policy_trained=True)  # type: ignore[arg-type]
+STATS = replace(UpdateStats(**NUMBERS), policy_trained=True, critic=True)  # type: ignore[arg-type]
 POLICY = {"policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm"}
 
 
