@@ -10,6 +10,7 @@
     python launch.py check --config FILE [--offline]           all checks that are possible before training
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
     python launch.py report RUN                                a run's results so far; redraws its curves.png
+    python launch.py export RUN --to FOLDER|hub:OWNER/NAME     the policy with its tokenizer and a model card
 
 Every field of the configuration is an option: `python launch.py COMMAND --help`. `--version` prints what is installed.
 """
@@ -24,7 +25,7 @@ from types import FrameType
 from core.errors import ConfigError, RetrospectError
 from core.startup import set_environment, without_gc
 
-COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "report")
+COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "report", "export")
 INTERRUPTED = 130  # exit status of a program stopped by a signal
 
 
@@ -80,6 +81,8 @@ def _command(name: str) -> Callable[[Namespace], int]:
             from commands.check import check_recipe as command
         case "replay":
             from commands.replay import show_states as command
+        case "export":
+            from commands.export import export_run as command
         case _:
             from commands.report import report_run as command
     return command
