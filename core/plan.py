@@ -49,6 +49,7 @@ class Needs:
 
     groups: bool  # the estimator compares the continuations of a start
     advantages: bool  # the estimator reads values
+    greedy: bool  # the estimator reads the rewards of greedy continuations
     ranking: Literal["nothing", "if there", "values"]  # what the ranking reads; "if there": it can do without values
 
 
@@ -65,6 +66,11 @@ def check_needs(config: Config, needs: Needs) -> None:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
             f"raise rollout.samples to at least 2"
+        )
+    if needs.greedy and config.rollout.max_staleness:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' continues every start greedily, but rollout.max_staleness is "
+            f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
         )
     if critic(config, needs) != "none":
         return
@@ -92,6 +98,15 @@ def check_needs(config: Config, needs: Needs) -> None:
 def check_algorithm(config: Config, trajectories: int) -> None:
     """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
+    if config.rollout.resample and config.rollout.samples < 2:
+        raise ConfigError(
+            "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; raise it to 2 or more"
+        )
+    if config.rollout.resample and config.rollout.max_staleness:
+        raise ConfigError(
+            f"rollout.resample waits for the engines again, but rollout.max_staleness is {config.rollout.max_staleness}; set one "
+            f"of them to 0"
+        )
     if config.rollout.engine == "hf" and config.rollout.tensor_parallel > 1:
         raise ConfigError(
             f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: the engine 'hf' uses one device; set it to 1, or "

@@ -178,7 +178,8 @@ def _advantages(
     if config.adaptive_lambda is not None:
         lam = adaptive_lambda(torch.tensor([len(s.trajectory.tokens) for s in scored]), config.adaptive_lambda)
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
-    baselines = torch.full((len(scored),), torch.nan, dtype=torch.float64)
+    greedy = [s.judged.baseline for s in scored]
+    baselines = torch.tensor([torch.nan if b is None else b for b in greedy], dtype=torch.float64)
     episodes = Episodes(rewards, values, mask, groups, replayed, baselines, config.gamma, lam)
     estimator = find_estimator(config.estimator)
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)

@@ -51,7 +51,8 @@ def iteration_settings(config: Config) -> IterationSettings:
     from replay.rankings import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
-    has_critic = critic(config, needs_of(config)) != "none"
+    needs = needs_of(config)
+    has_critic = critic(config, needs) != "none"
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -59,6 +60,8 @@ def iteration_settings(config: Config) -> IterationSettings:
         start_states=config.replay.start_states,
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
+        resample=config.rollout.resample,
+        greedy=needs.greedy,
         canonical=config.replay.canonical,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if ranking.needs_values and has_critic else 0,
@@ -101,13 +104,18 @@ def check_methods(config: Config) -> None:
 
 
 def needs_of(config: Config) -> Needs:
-    """What the estimator and the ranking of a run need. A ranking with a gate can do without values: then it stays shut."""
+    """What the estimator and the ranking of a run need."""
     from learner.methods import find_estimator
     from replay.rankings import RANKINGS
 
     estimator, ranking = find_estimator(config.algorithm.estimator), RANKINGS[config.replay.ranking]
-    reads = "nothing" if not ranking.needs_values else ("if there" if ranking.uses_gate else "values")
-    return Needs(estimator.needs_groups, estimator.needs_values, cast(Literal["nothing", "if there", "values"], reads))
+    reads = "nothing" if not ranking.needs_values else ("if there" if ranking.values_optional else "values")
+    return Needs(
+        estimator.needs_groups,
+        estimator.needs_values,
+        estimator.needs_greedy,
+        cast(Literal["nothing", "if there", "values"], reads),
+    )
 
 
 @contextmanager

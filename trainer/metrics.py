@@ -77,6 +77,10 @@ class IterationMetrics:
     )
     judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
 
+    resampled_starts: int = _metric(
+        "success", "starts", "Starts that were generated and replaced for equal rewards (rollout.resample): its cost."
+    )
+
     policy_loss: float = _metric("ppo", "1", "Clipped policy loss, mean over the steps; none in the critic's warm-up.")
     value_loss: float = _metric("ppo", "1", "Half the squared error of the critic, clipped; mean over the steps.")
     kl: float = _metric("ppo", "nats/token", "PPO KL: how far the update moved the policy from the proximal one.")

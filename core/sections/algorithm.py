@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from core.sections.base import Section
 
-ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline")
+ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
 
 

@@ -15,4 +15,5 @@ ESTIMATORS: dict[str, Estimator] = {
     "opo": groups.OPO,
     "reinforce++": returns.REINFORCE,
     "reinforce++_baseline": groups.REINFORCE_BASELINE,
+    "remax": returns.REMAX,
 }

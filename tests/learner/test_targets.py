@@ -144,6 +144,14 @@ def test_a_group_of_equal_rewards_does_not_count_in_the_denominator(estimator: s
         np.testing.assert_array_equal(batch.targets.advantages[varied], alone.targets.advantages)
 
 
+def test_remax_reads_the_baselines_of_the_loop() -> None:
+    scored = grouped([1.0, 0.0], [0, 0])
+    scored = [replace(s, judged=replace(s.judged, baseline=0.25)) for s in scored]
+    batch = compute_targets(scored, AlgorithmConfig(estimator="remax"), 0)
+    for row, expected in ((0, 0.75), (1, -0.25)):
+        np.testing.assert_allclose(batch.targets.advantages[batch.token_index([row])], expected)
+
+
 def test_with_a_critic_all_rows_count() -> None:
     batch = compute_targets(grouped([1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1]), AlgorithmConfig(), 0)
     weighted = batch.weighted(range(4), "sequence-mean")

@@ -46,6 +46,7 @@ def iteration(number: int) -> IterationMetrics:
         replay_share=0.5 if number > 1 else 0.0,
         erroneous_share=math.nan,
         judge_failures=0,
+        resampled_starts=0,
         policy_loss=-0.015625,
         value_loss=0.0625,
         kl=0.0005,

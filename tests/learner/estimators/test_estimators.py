@@ -106,3 +106,10 @@ def test_adaptive_lambda_by_hand() -> None:
 def test_an_estimator_that_needs_no_values_reads_none(name: str) -> None:
     batch = replace(episodes([1.0, 0.0, 2.0], [0, 0, 0]), baselines=torch.zeros(3).double())
     assert bool(torch.isfinite(estimate(name, batch)).all())  # the values are NaN
+
+
+def test_remax_compares_with_the_greedy_continuation() -> None:
+    # rewards 1 and 0 with a greedy reward of 1, and 0.5 with one of 0
+    batch = replace(episodes([1.0, 0.0, 0.5], [0, 0, 1]), baselines=torch.tensor([1.0, 1.0, 0.0]).double())
+    assert_per_sequence(estimate("remax", batch), [0.0, -1.0, 0.5])
+    assert ESTIMATORS["remax"].needs_greedy
