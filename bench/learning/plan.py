@@ -19,7 +19,7 @@ HARDNESSES = ("easy", "medium", "hard")
 
 ARMS: Mapping[str, Fields] = {
     "ppo": {"replay.ratio": 0.0},
-    "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo"},
+    "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "oversampling": {"replay.ratio": 0.0, "task.sampling": "hard"},
     "uniform": {"replay.ranking": "uniform"},
     "value": {"replay.ranking": "value"},
@@ -48,7 +48,7 @@ COMMON: Fields = {
     "learner.minibatches": 4,
     "learner.adam_beta2": 0.95,
     "learner.adam_epsilon": 3e-4,
-    "learner.policy_lr": 1e-3,
+    "learner.policy_lr": 7e-4,
     "learner.value_lr": 1e-3,
     "evaluation.samples": 8,
     "cluster.device": "cpu",
@@ -104,7 +104,7 @@ def rule(lines: int, problems: int, held_out: int) -> Fields:
 SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "rule": {
         "easy": Setting(rule(2, 116, 12), 100_000),
-        "medium": Setting(rule(4, 4096, 64), 300_000),
+        "medium": Setting(rule(4, 4096, 64), 400_000),
         "hard": Setting(rule(7, 4096, 64), 600_000),
     },
 }
