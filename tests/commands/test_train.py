@@ -17,7 +17,7 @@ from core.config import Config
 from core.errors import CheckpointError, ConfigError
 from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
-from trainer.build import check_ranking
+from trainer.build import check_methods
 from trainer.checkpoint import RunProgress
 from trainer.model_files import model_of, run_of
 
@@ -165,5 +165,5 @@ def test_the_canonical_ranking_needs_canonical_replay() -> None:
     with pytest.raises(
         ConfigError, match=r"^replay\.ranking = 'canonical' replays canonical solutions only; set replay\.canon"
     ):
-        check_ranking(override(Config(), ["--replay.ranking", "canonical"]))
-    check_ranking(override(Config(), ["--replay.ranking", "canonical", "--replay.canonical", "true"]))
+        check_methods(override(Config(), ["--replay.ranking", "canonical"]))
+    check_methods(override(Config(), ["--replay.ranking", "canonical", "--replay.canonical", "true"]))
