@@ -22,8 +22,8 @@ from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, RankCalls, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
-from learner.packing.assign import CPU_OVERHEAD, GPU_OVERHEAD, Assignment, assign_packed, assign_padded
-from learner.packing.batch import Row, padding_share, row_of
+from learner.packing.assign import Assignment, assign_trees
+from learner.packing.batch import Row, row_of, shared_share
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
@@ -68,7 +68,6 @@ class LearnerGroup:
         self._algorithm = algorithm
         self._seed = seed
         self._total_steps = total_steps
-        self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
         self._has_reference = algorithm.kl_coefficient > 0
         self._ranks: RankCalls
 
@@ -76,7 +75,7 @@ class LearnerGroup:
             self._ranks = LocalRanks() if local else Ranks(config, device=device, cpus=cpus, gpus=gpus)
             self._ranks.join(device, config.deadline)
             arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
-            trained, self._packed = self._ranks.call_same(RankWorker.load, *arguments)[0]
+            trained = self._ranks.call_same(RankWorker.load, *arguments)[0]
             self._ranks.call_same(RankWorker.open_channel, sender, config.deadline)
             fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
             kl = algorithm.kl_coefficient
@@ -99,7 +98,7 @@ class LearnerGroup:
         """Compute values, proximal and reference log-probabilities of every trajectory with the current models."""
         rows = [row_of(j.trajectory) for j in judged]
         assignment = self._assign(rows)
-        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows, self._packed))
+        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows))
         values, proximal, reference = (
             results_by_row(assignment, rows, [[scores[number] for scores in rank] for rank in columns])
             for number in range(3)
@@ -135,7 +134,7 @@ class LearnerGroup:
         batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries)
         regularised = algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0
         train_policy = warm and (batch.informative or regularised)
-        minibatches = self._minibatches(len(scored))
+        minibatches = self._minibatches(scored)
         plans = [self._step_plans(batch, m, state.steps + k, train_policy) for k, m in enumerate(minibatches)]
         finite = [batch.finite(members) for members in minibatches]
         by_rank: list[list[StepPlan]] = [
@@ -152,7 +151,7 @@ class LearnerGroup:
             policy_lr=plans[-1][0].policy_lr,
             value_lr=plans[-1][0].value_lr,
             kl_coefficient=state.kl_coefficient,
-            padding_share=padding_share(read, trained),
+            shared_share=shared_share(read, trained),
             policy_trained=train_policy,
         )
         self._note(scored, minibatches, steps, batch.stats, train_policy)
@@ -257,21 +256,25 @@ class LearnerGroup:
     def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
         """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for them."""
         assignment = self._assign(rows)
-        finish = self._ranks.begin(method, input_batches(assignment, rows, self._packed))
+        finish = self._ranks.begin(method, input_batches(assignment, rows))
         return lambda: results_by_row(assignment, rows, finish())
 
     def _assign(self, rows: Sequence[Row]) -> Assignment:
-        lengths, budget = [len(row.tokens) for row in rows], self._config.micro_batch_tokens
         ranks = max(1, len(self._ranks))  # there are 0 after an error: then the next call raises
-        if self._packed:
-            return assign_packed(lengths, budget, ranks)
-        return assign_padded(lengths, budget, ranks, self._overhead)
+        return assign_trees([row.tokens for row in rows], self._config.micro_batch_tokens, ranks)
 
-    def _minibatches(self, count: int) -> list[list[int]]:
-        """Rows of every optimizer step of this update, in order."""
+    def _minibatches(self, scored: Sequence[Scored]) -> list[list[int]]:
+        """Rows of every optimizer step of this update, in order: a shuffle in which rows of one problem, and in it of one start,
+        stay together, so that a step reads what they share once."""
         steps: list[list[int]] = []
         for epoch in range(self._config.epochs):
-            order = generator(self._seed, "minibatches", self._state.updates, epoch).permutation(count)
+            problems: dict[str, dict[str, list[int]]] = {}
+            for row in (
+                generator(self._seed, "minibatches", self._state.updates, epoch).permutation(len(scored)).tolist()
+            ):
+                start = scored[row].trajectory.start
+                problems.setdefault(start.problem_id, {}).setdefault(start.id, []).append(row)
+            order = np.array([row for starts in problems.values() for rows in starts.values() for row in rows])
             steps += [part.tolist() for part in np.array_split(order, self._config.minibatches) if len(part)]
         return steps
 
@@ -284,7 +287,7 @@ class LearnerGroup:
         in_loss = self._state.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
         return [
             StepPlan(batches, policy_lr, value_lr, in_loss, train_policy)
-            for batches in train_batches(assignment, batch, members, self._algorithm.aggregation, self._packed)
+            for batches in train_batches(assignment, batch, members, self._algorithm.aggregation)
         ]
 
     def _rate(self, peak: float, step: int, total: int) -> float:

@@ -18,7 +18,8 @@ from core.scoring import Flags
 from learner.advantages import Episodes, adaptive_lambda, gae, policy_advantages
 from learner.calibration import Boundaries, critic_calibration, every_token, explained_variance, varies
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, truncated_importance
-from learner.packing.batch import ArrayTargets, IndexArray, Row, TokenTargets, row_of
+from learner.packing.batch import ArrayTargets, Row, TokenTargets, row_of
+from learner.packing.trees import IndexArray
 from learner.stats import BatchStats
 
 
