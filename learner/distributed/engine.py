@@ -25,7 +25,7 @@ def join_ranks(device: str, timeout: float) -> None:
     """Enter DeepSpeed's process group (gloo or nccl) as RANK of WORLD_SIZE."""
     import deepspeed
 
-    # DeepSpeed would compile it for a minute, but only its tensor-parallel inference uses it
+    # Only tensor-parallel inference uses this operator, but on CPU `init_distributed` would compile it, for a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device == "cuda" else "gloo"
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
@@ -68,9 +68,13 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """DeepSpeed's configuration. bf16 needs the fp32 master weights of a ZeRO optimizer, so stage 0 runs as 1 there."""
+    """DeepSpeed's configuration. Gradients are accumulated in fp32 whatever the type of the weights.
+
+    bf16 needs the fp32 master weights of a ZeRO optimizer, and stage 1 has a separate one for fp32 gradients, which neither offloads
+    nor checks for overflow in the same way. So stages 0 and 1 run as 2 there.
+    """
     bf16 = dtype is torch.bfloat16
-    stage = 1 if bf16 and options.zero_stage == 0 else options.zero_stage
+    stage = max(2, options.zero_stage) if bf16 else options.zero_stage
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
     if options.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
@@ -82,6 +86,7 @@ def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": bf16, "check_grad_overflow": True} if bf16 else {"enabled": False},
+        "data_types": {"grad_accum_dtype": "fp32"},
         "gradient_clipping": 0.0 if stage == 0 else options.max_grad_norm,
         "steps_per_print": 10**9,
     }

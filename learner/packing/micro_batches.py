@@ -21,11 +21,11 @@ def input_batches(assignment: Assignment, rows: Sequence[Row]) -> list[list[Micr
 
 
 def train_batches(
-    assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation
+    assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation, longest: int = 0
 ) -> list[list[TrainBatch]]:
     """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in `members`."""
     rows = [batch.rows[i] for i in members]
-    targets = batch.weighted(members, how)
+    targets = batch.weighted(members, how, longest)
 
     def _train_batch(group: IntArray) -> TrainBatch:
         index = batch.token_index([members[i] for i in group])

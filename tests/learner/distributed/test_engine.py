@@ -25,7 +25,7 @@ def test_stage_0_needs_fp32_and_leaves_clipping_to_the_guard() -> None:
     plain = engine_config(LearnerConfig(), torch.float32)
     assert (plain["zero_optimization"]["stage"], plain["gradient_clipping"]) == (0, 0.0)
     half = engine_config(LearnerConfig(), torch.bfloat16)  # fp32 master weights live in the ZeRO optimizer
-    assert (half["zero_optimization"]["stage"], half["gradient_clipping"]) == (1, 1.0)
+    assert (half["zero_optimization"]["stage"], half["gradient_clipping"]) == (2, 1.0)
     assert half["bf16"] == {"enabled": True, "check_grad_overflow": True}
     offloaded = engine_config(LearnerConfig(zero_stage=2, offload=True), torch.float32)
     assert offloaded["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
