@@ -68,7 +68,8 @@ def test_the_interval_of_a_share_covers_the_truth(truth: float, samples: int) ->
 def test_wilsons_interval_by_hand() -> None:
     # n = 10, none right, z = 1.96: low 0, high z^2 / (n + z^2) = 3.8415 / 13.8415
     none = share([0.0] * 10)
-    assert (none.mean, none.low, none.high) == (0.0, 0.0, pytest.approx(0.27753, abs=1e-4))
+    assert (none.mean, none.low) == (0.0, 0.0)
+    assert none.high == pytest.approx(0.27753, abs=1e-4)
     with pytest.raises(ValueError, match="no problems"):
         share([])
 
