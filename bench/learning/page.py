@@ -8,12 +8,13 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.learning.measures import Curve, area, tokens_to
+from bench.learning.measures import Curve, area, plain, tokens_to
 from bench.learning.plan import ARMS, HARDNESSES, with_solutions
 from bench.learning.statistics import (
     Interval,
@@ -119,6 +120,7 @@ def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
 COLUMNS: Sequence[tuple[str, str, float, int]] = (
     ("final success", "final success", 1.0, 2),
     ("area", "area", 1.0, 2),
+    ("tokens to mastery", "to mastery, k tokens", 1e-3, 0),
     ("first success", "first success, k tokens", 1e-3, 0),
     ("then to mastery", "then to mastery, k tokens", 1e-3, 0),
     ("replayed success", "replayed success", 1.0, 2),
@@ -213,17 +215,21 @@ def write_page(folder: Path, *, quick: bool) -> None:
     """Write the page, its JSON and its plots from the result files in `folder`."""
     found = read_results(folder)
     order = sorted(found, key=lambda setting: (setting[0], HARDNESSES.index(setting[1])))
-    lines, checks = [HEAD], []
+    lines, checks, numbers = [HEAD], [], {}
     for setting in order:
         plot = folder / f"{'-'.join(setting)}.png"
         draw(setting, found[setting], plot)
         lines += section(setting, found[setting], f"{folder.name}/{plot.name}")
         checks += goals(setting, found[setting])
+        numbers[", ".join(setting)] = {
+            arm: {name: plain(asdict(one)) for name, one in measures([seeds[at] for at in sorted(seeds)]).items()}
+            for arm, seeds in found[setting].items()
+        }
     settings: dict[str, str | int | float] = {
         "runs": sum(len(seeds) for arms in found.values() for seeds in arms.values()),
         "tasks": ", ".join(sorted({task for task, _ in found})),
     }
-    write("learning", checks, settings, quick=quick, page="\n".join(lines))
+    write("learning", checks, settings, quick=quick, page="\n".join(lines), measures=numbers)
 
 
 HEAD = f"""# learning

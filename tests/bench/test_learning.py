@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from bench.learning import page
 from bench.learning.matrix import pending
-from bench.learning.measures import Curve, area, learnability, tokens_to
+from bench.learning.measures import Curve, area, learnability, plain, tokens_to
 from bench.learning.plan import ARMS, HARDNESSES, SETTINGS, Run, configuration, matrix
-from bench.learning.run import plain
 from bench.learning.statistics import mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
 from core.plan import batch_plan
 from trainer.build import check_methods
