@@ -106,7 +106,7 @@ def ratio_to(arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str) 
 
 
 def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
-    """The value with its interval; '-' where there is none.
+    """The value with its interval, of one seed without; '-' where there is no value.
 
     >>> text_of(Interval(0.5, 0.25, 0.75, 5)), text_of(Interval(math.inf, 1000, math.inf, 5), 1e-3, 0)
     ('0.50 (0.25 to 0.75)', 'never (1 to never)')
@@ -114,7 +114,7 @@ def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
     if value is None or math.isnan(value.value):
         return "-"
     shown = ["never" if math.isinf(x) else f"{x * scale:.{digits}f}" for x in (value.value, value.low, value.high)]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+    return f"{shown[0]} ({shown[1]} to {shown[2]})" if value.seeds > 1 else f"{shown[0]} (one seed)"
 
 
 COLUMNS: Sequence[tuple[str, str, float, int]] = (
@@ -236,6 +236,6 @@ HEAD = f"""# learning
 
 Does replay learn more than PPO? Every row is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over
 seeds. Success is the share of right responses to held-out problems, sampled from the root at temperature 1. An interval of fewer
-than {ENOUGH} seeds says little, and one seed has none: its interval has no width. [bench/README.md](../README.md) explains the
+than {ENOUGH} seeds says little, and one seed has none: it says nothing about which arm is better. [bench/README.md](../README.md) explains the
 columns and how to rerun or continue the matrix.
 """
