@@ -12,6 +12,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.inspection import export, lineage, parents_of, read_shards, select, states_table, states_text, with_prefixes
+from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.store import ReplayStore
 from replay.writes import pack_candidates, pack_outcomes
@@ -64,7 +65,7 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     assert lineage(parents_of(table), rows["p", "abcjj"]["key"]) == [rows["p", "abcjj"]["key"], deep["key"]]
     text = states_text(select(table, problem="p", per_problem=1), table)
     assert text.splitlines()[0] == "problem p"
-    assert "3/5 tokens  value 0.750  priority 0.750  posterior 0.50" in text
+    assert "3/5 tokens  value 0.750  priority 3.354  posterior 0.50" in text  # 0.75 / sqrt(0.05)
     assert "solved 1/2  own_failed  age 2" in text
     assert text.endswith("    | abc")
 
@@ -95,19 +96,6 @@ def test_the_export_is_read_by_pandas_and_duckdb(store: ReplayStore, tmp_path: P
     assert counted.fetchall() == [("p", 3), ("q", 2)]
 
 
-def test_states_of_a_discovery_descend_from_shallower_states(store: ReplayStore, tmp_path: Path) -> None:
-    """From (0, 1, 2) a failure reached (0, 1, 2, 9, 9), and from there a success was found, whose trajectory becomes a chain."""
-    start = next(s for s in store.top(10, NEWEST) if s.problem_id == "p" and s.prefix_ids.tolist() == [0, 1, 2])
-    deeper = next(s for s in store.top(10, NEWEST) if s.prefix_ids.size == 5)
-    found = np.array([0, 1, 2, 9, 9, 4, 4], np.int32), np.array([2, 4, 6], np.int32), np.full(3, 0.5, np.float32)
-    store.add([Candidate("p", *found, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=deeper.key)])
-    store.save(tmp_path / "checkpoint")
-    rows = {row["prefix"]: row["parent"] for row in whole(tmp_path).to_pylist() if row["problem"] == "p"}
-    assert rows["abcjje"] == deeper.key  # below its start
-    assert rows["abcj"] == start.key  # between the two starts
-    assert rows["ab"] == 0  # above both
-
-
 def test_empty_journals_of_a_run_that_starts_again_do_not_hide_its_checkpoint(
     store: ReplayStore, tmp_path: Path
 ) -> None:
@@ -122,6 +110,6 @@ def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
     server.write(2, pack_candidates(made[1:], 26))
     best = server.top(2, 1, NEWEST).states()[0]
-    server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], gate=0.0))
+    server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
     assert sum(whole(tmp_path)["tried"].to_pylist()) == 1
