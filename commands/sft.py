@@ -56,11 +56,10 @@ def describe_loss(numbers: Numbers) -> str:
 
 def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
     """Training and held-out solutions of the task; no judge is started. Raises DataError, ConfigError."""
-    train, evaluation, duplicates = task_items(config.task, derive(config.run.seed, "task"))
     split = encode_problems(
         config.task,
         load_tokenizer(model),
-        (train, evaluation, duplicates),
+        task_items(config.task, derive(config.run.seed, "task")),
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         max_response_tokens=config.rollout.max_response_tokens,
     )

@@ -149,7 +149,7 @@ def _kind(field: FieldInfo) -> str:
     choices = get_args(field.annotation)
     if get_origin(field.annotation) is Literal:
         return "{" + ",".join(choices) + "}"
-    if get_origin(field.annotation) is dict:
+    if get_origin(field.annotation) in (dict, tuple):
         return "JSON"
     return next(KINDS[kind] for kind in (field.annotation, *choices) if kind in KINDS)
 

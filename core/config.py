@@ -14,7 +14,17 @@ from core.sections.learner import LearnerConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
 from core.sections.supervised import RewardModelConfig, SftConfig, SupervisedConfig
-from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
+from core.sections.tasks import (
+    CodeConfig,
+    Columns,
+    FewShot,
+    SandboxMode,
+    Source,
+    SourceConfig,
+    StarterConfig,
+    TaskConfig,
+    task_sources,
+)
 
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from core.run_directory import read_jsonl, write_atomically
-from trainer.metrics import IterationMetrics, flatten, metric_infos, unflatten
+from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos, unflatten
 
 
 class JsonlSink:
@@ -36,7 +36,8 @@ class JsonlSink:
 
 
 def _line(metrics: IterationMetrics) -> str:
-    values = {name: value if math.isfinite(value) else None for name, value in flatten(metrics).items()}
+    numbers = flatten(metrics) | flatten_sources(metrics)
+    values = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
     return json.dumps(values, allow_nan=False) + "\n"
 
 
@@ -59,9 +60,9 @@ class TensorBoardSink:
 
     def write(self, metrics: IterationMetrics) -> None:
         """Add the iteration's scalars and flush them."""
-        for name, value in flatten(metrics).items():
+        for name, value in (flatten(metrics) | flatten_sources(metrics)).items():
             if math.isfinite(value):
-                self._writer.add_scalar(self._tags[name], value, metrics.iteration)
+                self._writer.add_scalar(self._tags.get(name, name), value, metrics.iteration)
         self._writer.flush()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from core.records import Scored
 from trainer.held_out_scores import Evaluation
-from trainer.metrics import IterationMetrics, PhaseSeconds
+from trainer.metrics import IterationMetrics, PhaseSeconds, SourceMetrics
 from trainer.records import Components, IterationResult
 from trainer.starts import erroneous_share
 
@@ -59,7 +59,23 @@ def collect_metrics(
         **_of_flow(parts, result, seconds, busy_before),
         **_of_store(parts.replay.stats()),
         seconds=seconds,
+        sources=_by_source(parts, result, evaluation),
     )
+
+
+def _by_source(parts: Components, result: IterationResult, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:
+    """The numbers of each data set of a mixture; empty for a task of one data set."""
+    found = {}
+    for label in parts.task.weights:
+        own = [item for item in result.scored if parts.by_id[item.trajectory.start.problem_id].source == label]
+        found[label] = SourceMetrics(
+            starts=len({item.trajectory.start.id for item in own}),
+            root_success=_success([item for item in own if not item.trajectory.start.replayed]),
+            replay_success=_success([item for item in own if item.trajectory.start.replayed]),
+            reward=sum(item.judged.verdict.reward for item in own) / len(own) if own else math.nan,
+            evaluation_success=math.nan if evaluation is None else evaluation.source_success(label),
+        )
+    return found
 
 
 def _success(scored: Sequence[Scored]) -> float:

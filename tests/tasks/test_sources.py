@@ -138,7 +138,7 @@ def test_damaged_parquet_and_unknown_types_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 nothing of the kind")
     assert "not a readable Parquet file" in message(tmp_path / "bad.parquet")
     (tmp_path / "rows.csv").write_text("a,b\n")
-    assert "cannot read .csv; use .jsonl or .parquet" in message(tmp_path / "rows.csv")
+    assert "cannot read .csv; use .jsonl, .jsonl.gz or .parquet" in message(tmp_path / "rows.csv")
 
 
 def test_a_name_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
