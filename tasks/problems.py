@@ -234,7 +234,7 @@ def read_items(
             except DataError as error:
                 bad.append(BadRow(where, str(error)))
     if not items:
-        raise BadRowsError(bad)
+        raise BadRowsError(bad, all_rows=True)
     return items, bad
 
 

@@ -34,14 +34,13 @@ class BadRow:
 
 
 class BadRowsError(DataError):
-    """Rows that cannot be used, where `task.bad_rows` refuses them. Its line names the first one."""
+    """Rows that cannot be used, where `task.bad_rows` refuses them or there are no others. Its line names the first one."""
 
-    def __init__(self, rows: Sequence[BadRow]) -> None:
+    def __init__(self, rows: Sequence[BadRow], *, all_rows: bool = False) -> None:
         self.rows = rows
-        super().__init__(
-            f"{rows[0].message} ({len(rows)} bad row{'s' * (len(rows) > 1)}: `launch.py check` lists them, task.bad_rows skip "
-            f"leaves them out)"
-        )
+        count = f"{len(rows)} bad row{'s' * (len(rows) > 1)}"
+        others = ", and no other" if all_rows else ", task.bad_rows skip leaves them out"
+        super().__init__(f"{rows[0].message} ({count}: `launch.py check` lists them{others})")
 
 
 def list_bad_rows(rows: Sequence[BadRow]) -> str:

@@ -69,7 +69,7 @@ def _by_source(parts: Components, result: IterationResult, evaluation: Evaluatio
     for label in parts.task.weights:
         own = [item for item in result.scored if parts.by_id[item.trajectory.start.problem_id].source == label]
         found[label] = SourceMetrics(
-            starts=len({item.trajectory.start.id for item in own}),
+            starts=float(len({item.trajectory.start.id for item in own})),
             root_success=_success([item for item in own if not item.trajectory.start.replayed]),
             replay_success=_success([item for item in own if item.trajectory.start.replayed]),
             reward=sum(item.judged.verdict.reward for item in own) / len(own) if own else math.nan,

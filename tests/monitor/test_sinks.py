@@ -4,6 +4,7 @@ import json
 import math
 from collections import defaultdict
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from monitor.sinks import JsonlSink, TensorBoardSink, read_metrics
 from tests.trainer.examples import iteration
-from trainer.metrics import metric_infos
+from trainer.metrics import SourceMetrics, metric_infos
 
 
 def write(path: Path, numbers: range, *, last: int = 0) -> None:
@@ -35,6 +36,20 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     write(path, range(1, 4))
     found = read_metrics(path)
     assert [repr(metrics) for metrics in found] == [repr(iteration(number)) for number in (1, 2, 3)]
+
+
+def test_the_data_sets_of_a_mixture_are_written_and_read(tmp_path: Path) -> None:
+    source = SourceMetrics(starts=3.0, root_success=0.25, replay_success=math.nan, reward=0.5, evaluation_success=1.0)
+    metrics = replace(iteration(1), sources={"gsm8k": source, "math": replace(source, starts=5.0)})
+    for sink in (JsonlSink(tmp_path / "metrics.jsonl"), TensorBoardSink(tmp_path / "tensorboard")):
+        sink.write(metrics)
+        sink.close()
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (line["sources/gsm8k/root_success"], line["sources/math/starts"]) == (0.25, 5)
+    assert repr(read_metrics(tmp_path / "metrics.jsonl")) == repr([metrics])
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Scalars("sources/math/starts")[0].value == 5
+    assert "sources/gsm8k/replay_success" not in events.Tags()["scalars"]  # NaN
 
 
 def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path: Path) -> None:
