@@ -18,8 +18,9 @@ $(STAMP): $(LOCK)
 demo: setup
 	@$(PY) launch.py train --config configs/demo.yaml
 
+# Two test processes, because most tests keep one core busy. A file stays whole: its tests share engines.
 test: setup
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 lint: setup
 	@$(VENV)/bin/ruff check .

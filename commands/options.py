@@ -72,6 +72,12 @@ def _report(parser: OptionParser) -> None:
     parser.add_argument("run", type=Path, help="run directory, finished, stopped or running")
 
 
+def _export(parser: OptionParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory, finished, stopped or running")
+    parser.add_argument("--to", required=True, metavar="FOLDER", help="an empty folder, or hub:OWNER/NAME")
+    parser.add_argument("--public", action="store_true", help="hub: make a new repository public (default: private)")
+
+
 COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
     "train": ("Train a recipe, or continue a run.", True, [_resume, _engines]),
     "evaluate": (
@@ -84,5 +90,6 @@ COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]
     "check": ("Check a recipe without training.", True, [_check]),
     "replay": ("Show or export the states of a run's replay store.", False, [_replay]),
     "report": ("Summarise a run and draw its curves.", False, [_report]),
+    "export": ("Export a run's policy with its tokenizer and a model card.", False, [_export]),
 }
 """Command -> its description, whether it takes a configuration, and the functions that add its own options."""

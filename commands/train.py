@@ -3,8 +3,9 @@
 Called by `launch.py`. Invariant: no actor starts before configuration, model and data have been checked.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from core.command_line import FIELDS
 from core.config import Config
 from core.errors import ConfigError
+from core.interruption import Interruption
 from core.load import dump_config, load_config, override
 from core.plan import batch_plan, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
@@ -48,10 +50,7 @@ def train(config: Config, recipe: str, local: bool = False) -> int:
         write_atomically(run.config, dump_config(config))
         for line in kl_warnings(config):
             print(line, flush=True)
-        with _open_session(config, run, local) as session:
-            run_session(session, resumed=None)
-        print_report(run)
-    return 0
+        return _run(config, run, None, local)
 
 
 def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
@@ -72,9 +71,21 @@ def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
             )
         if config != before:
             write_atomically(run.config, dump_config(config))
-        with _open_session(config, run, local) as session:
-            run_session(session, resumed)
+        return _run(config, run, resumed, local)
+
+
+def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool) -> int:
+    """Train and report. A signal ends the run in order: it saves, reports and returns 0."""
+    stop, done = Interruption(), False
+    with stop.handled():
+        with suppress(KeyboardInterrupt), _open_session(config, run, local) as session:
+            done = run_session(session, resumed, stop)
+        if not done and not run.has_results():
+            print(f"interrupted before the first iteration of {run.path} ended: start it again", file=sys.stderr)
+            return 0
         print_report(run)
+    if not done:
+        print(f"interrupted; continue with: python launch.py train --resume {run.path}", file=sys.stderr)
     return 0
 
 

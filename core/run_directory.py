@@ -29,6 +29,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from core import __version__
 from core.errors import CheckpointError, ConfigError
 from core.records import IntArray, Judged, Start
 
@@ -160,11 +161,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
-    """Versions of Python, of the packages that affect results (from their metadata: nothing is imported), and the git commit.
+    """Versions of Retrospect, of Python, of the packages that affect results (from their metadata: nothing is imported), and the git commit.
 
     `source` is the source tree, by default that of this file. Packages that are not installed are left out.
     """
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    found = {"retrospect": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             found[package] = version(package)

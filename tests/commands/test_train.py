@@ -105,7 +105,7 @@ def test_a_resumed_run_keeps_changed_fields(
     monkeypatch.setattr(commands, "print_report", lambda _: None)
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
     assert launch.main(["train", *arguments, "--local"]) == 0
-    config, resumed = calls.pop()
+    config, resumed, _ = calls.pop()
     assert config.run.iterations == load_config(run.config).run.iterations == 9
     assert resumed == run.checkpoints / "000010"
 
