@@ -85,10 +85,9 @@ class _SourceItems:
 
     train: list[Item]
     evaluation: list[Item]
-    kept_out: frozenset[str]  # digests of all prompts that are not trained on
-    duplicates: int
-    skipped: list[BadRow]
-    refused: list[BadRow]
+    kept_out: frozenset[str] = frozenset()  # digests of all prompts that are not trained on
+    duplicates: int = 0
+    bad_rows: tuple[BadRow, ...] = ()
 
 
 def task_items(config: TaskConfig, seed: int) -> Items:
@@ -96,30 +95,29 @@ def task_items(config: TaskConfig, seed: int) -> Items:
 
     `seed` changes only generated training problems; rows are the same for every seed. Raises DataError, ConfigError.
     """
-    parts = {source.label: _source_items(source.config, seed) for source in task_sources(config)}
-    refused = [row for part in parts.values() for row in part.refused]
+    sources = task_sources(config)
+    parts = [_source_items(source.config, seed) for source in sources]
+    bad = [(source.config.bad_rows, row) for source, part in zip(sources, parts, strict=True) for row in part.bad_rows]
+    refused = [row for rule, row in bad if rule == "refuse"]
     if refused:
         raise BadRowsError(refused)
-    kept_out = frozenset().union(*(part.kept_out for part in parts.values()))
-    examples = [example.prompt for source in task_sources(config) for example in source.config.examples]
-    shown = next((text for text in examples if prompt_digest(text) in kept_out), None)
-    if shown is not None:
-        raise DataError(f"task.examples: {shown[:60]!r} is an evaluation problem; show another one")
-    mixed = len(parts) > 1
-    train, evaluation = (
-        [
-            replace(item, source=label) if label else item
-            for label, part in parts.items()
-            for item in getattr(part, name)
-        ]
-        for name in ("train", "evaluation")
-    )
-    if mixed:
-        train = [item for item in train if prompt_digest(item.prompt) not in kept_out]
-    left_out = LeftOut(
-        duplicates=sum(part.duplicates for part in parts.values()),
-        bad_rows=tuple(row for part in parts.values() for row in part.skipped),
-    )
+    kept_out = frozenset().union(*(part.kept_out for part in parts))
+    for source in sources:
+        for example in source.config.examples:
+            if prompt_digest(example.prompt) in kept_out:
+                raise DataError(f"task.examples: {example.prompt[:60]!r} is an evaluation problem; show another one")
+    train = [
+        replace(item, source=source.label)
+        for source, part in zip(sources, parts, strict=True)
+        for item in part.train
+        if not source.label or prompt_digest(item.prompt) not in kept_out
+    ]
+    evaluation = [
+        replace(item, source=source.label)
+        for source, part in zip(sources, parts, strict=True)
+        for item in part.evaluation
+    ]
+    left_out = LeftOut(sum(part.duplicates for part in parts), bad_rows=tuple(row for _, row in bad))
     return Items(train, evaluation, left_out)
 
 
@@ -132,7 +130,7 @@ def _source_items(config: TaskConfig, seed: int) -> _SourceItems:
             [replace(item, form=form) for item in puzzle_items(kind.puzzle, seed, lengths, count, evaluation=held_out)]
             for count, held_out in ((config.problems, False), (config.eval_problems, True))
         )
-        return _SourceItems(train, evaluation, frozenset(), 0, [], [])  # the hash decides which are held out
+        return _SourceItems(train, evaluation)  # the hash decides which are held out
     if kind.read is None or not config.path:
         raise DataError(
             f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
@@ -143,10 +141,11 @@ def _source_items(config: TaskConfig, seed: int) -> _SourceItems:
     if config.eval_path:
         rows, more = read_items(config, read, config.eval_path, config.eval_split, answers=answers)
         bad += more
+    if bad and config.bad_rows == "refuse":
+        return _SourceItems([], [], bad_rows=tuple(bad))
     train, evaluation, duplicates = split_items(config, items, rows)
     kept_out = frozenset(prompt_digest(item.prompt) for item in (evaluation if rows is None else rows))
-    refuse = config.bad_rows == "refuse"
-    return _SourceItems(train, evaluation, kept_out, duplicates, [] if refuse else bad, bad if refuse else [])
+    return _SourceItems(train, evaluation, kept_out, duplicates, tuple(bad))
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
@@ -161,10 +160,7 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
         if kind.read is not None and data.eval_path:
             items += load_items(data, kind.read, data.eval_path, data.eval_split, answers=kind.has_answers)
         elif kind.puzzle is not None or data.path:
-            part = _source_items(data, seed)
-            if part.refused:
-                raise BadRowsError(part.refused)
-            items += part.evaluation
+            items += task_items(data, seed).evaluation
     texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}
     texts |= {item.messages[0].content for item in items if len(item.messages) == 1}
     return frozenset(map(prompt_digest, texts))
