@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.options import DEFAULT, configuration
-from core.config import Config, Device, TaskConfig, task_sources
+from core.config import Config, Device, TaskConfig, task_sources, task_title
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
@@ -92,7 +92,11 @@ def evaluate_models(
             write_responses(where, rows)  # written before the other model starts, which may fail
             other = evaluate_model(config, ready.task, rival, device, local) if rival else None
         print_evaluation(ready.model, result)
-        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **evaluation_record(result)}
+        numbers: dict[str, object] = {
+            "model": ready.model,
+            "task": task_title(config.task),
+            **evaluation_record(result),
+        }
         if other is not None:
             print_evaluation(rival, other)
             write_responses(where, [*rows, *response_rows(other, ready.task, rival)])

@@ -24,6 +24,7 @@ from core.sections.tasks import (
     StarterConfig,
     TaskConfig,
     task_sources,
+    task_title,
 )
 
 Device = Literal["cpu", "cuda"]

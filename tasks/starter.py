@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from core.config import StarterConfig, TaskConfig, task_sources
+from core.config import StarterConfig, TaskConfig, task_title
 from core.errors import DataError, ModelError, first_line
 from core.seeds import derive
 from tasks.corpus import Corpus, synthetic_corpus, text_corpus
@@ -59,7 +59,7 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
 def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
     corpus = _corpus(config, task, seed)
     settings = config.model_dump(mode="json", exclude={"cache"})
-    task_name = "-".join(source.label for source in task_sources(task)) or task.name
+    task_name = task_title(task)
     known = json.dumps([FORMAT, task_name, settings, seed, corpus.fingerprint], sort_keys=True)
     name = f"{task_name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
     place = config.cache.expanduser().resolve() / name
@@ -132,6 +132,6 @@ def _corpus(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
     train = task_items(task, seed).train
     if not any(item.solution for item in train):
         raise DataError(
-            f"starter: task {task.name} has no canonical solutions to learn from; set task.columns.solution or model.path"
+            f"starter: task {task_title(task)} has no canonical solutions to learn from; set task.columns.solution or model.path"
         )
     return text_corpus(config, task, train, seed)

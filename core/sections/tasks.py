@@ -211,3 +211,12 @@ def task_sources(task: TaskConfig) -> tuple[Source, ...]:
     if twice is not None:
         raise ConfigError(f"task.sources: two data sets are called {twice!r}; give each a label of its own")
     return tuple(found)
+
+
+def task_title(task: TaskConfig) -> str:
+    """What messages and files call a task: its name, or the labels of a mixture.
+
+    >>> task_title(TaskConfig(sources=(SourceConfig(name="gsm8k"), SourceConfig(name="math"))))
+    'gsm8k+math'
+    """
+    return "+".join(source.label for source in task_sources(task)) or task.name
