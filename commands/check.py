@@ -31,7 +31,7 @@ from tasks.kinds import task_items
 from tasks.problems import Item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
-from trainer.build import check_ranking
+from trainer.build import check_methods
 from trainer.model_files import check_judging_model, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
@@ -43,7 +43,7 @@ def check_recipe(options: Namespace) -> int:
     plan = batch_plan(config)
     check_options(config.rollout, config.cluster.device)
     check_training_options(config)
-    check_ranking(config)
+    check_methods(config)
     device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
     bundles = placement(config, device)
     lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout), *kl_warnings(config)]
@@ -119,7 +119,8 @@ def check_supervised(config: Config) -> list[str]:
     if config.sft.path:
         lines.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")
     if config.reward_model.pairs:
-        lines.append(f"reward model: {len(preferences(config.reward_model))} pairs in {config.reward_model.pairs}")
+        pairs, wrong = preferences(config.reward_model)
+        lines += [f"reward model: {len(pairs)} pairs in {config.reward_model.pairs}", *wrong]
     return lines
 
 

@@ -11,9 +11,10 @@ from pydantic import Field
 from core.sections.algorithm import AlgorithmConfig
 from core.sections.base import Section
 from core.sections.learner import LearnerConfig
+from core.sections.monitor import MonitorConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
-from core.sections.supervised import RewardModelConfig, SftConfig, SupervisedConfig
+from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig, SupervisedConfig
 from core.sections.tasks import (
     CodeConfig,
     Columns,
@@ -108,3 +109,4 @@ class Config(Section):
     sft: SftConfig = SftConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     cluster: ClusterConfig = ClusterConfig()
+    monitor: MonitorConfig = MonitorConfig()

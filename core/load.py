@@ -5,6 +5,7 @@ Called by `launch.py` and by the tests of the recipes. Nothing here imports an e
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ def explain(error: ValidationError) -> str:
         )  # a data set of a mixture has the fields of the section
         return f"unknown key {where!r}; the nearest valid name is {nearest(meant, names)!r}"
     return f"{where} = {first['input']!r}: {first['msg']}"
+
+
+def setting(config: Config, name: str) -> Any:
+    """The value of a field by its dotted name: 'run.seed', 'task.columns.prompt'."""
+    return attrgetter(name)(config)
 
 
 def dump_config(config: Config) -> str:

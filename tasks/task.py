@@ -5,6 +5,7 @@ Called by `trainer`. The kinds of task are in `tasks/kinds.py`.
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from core.config import RewardModelConfig, TaskConfig, task_sources
 from core.errors import DataError
 from core.records import IntArray, Judged, Problem, Start, Trajectory, Verdict
+from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
-from tasks.kinds import KINDS, Answer, TaskKind, task_items
+from tasks.kinds import KINDS, TaskKind, task_items
 from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
 
 
@@ -41,10 +43,6 @@ class Task:
         self._sources = sources
         self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
         self._problems = {problem.id: problem for problem in (*self.train, *self.evaluation)}
-
-    def answer(self, problem: Problem) -> Answer | None:
-        """What reads the final answer of a response to the problem; None if such responses have no short answer."""
-        return self._sources[problem.source].kind.answer
 
     def prefix_correct(self, problem: Problem, text: str) -> bool | None:
         """Whether a prefix of a response is still correct, also inside a line; None if there is no exact checker."""
@@ -81,6 +79,34 @@ class Task:
             found = source.judges.judge([(problems[at].reference, texts[at]) for at in own]) if own else []
             verdicts.update(zip(own, found, strict=True))
         return [Judged(trajectory, verdicts[at]) for at, trajectory in enumerate(trajectories)]
+
+    def votes(self, judged: Sequence[Judged]) -> dict[str, list[str | None]]:
+        """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.
+
+        Problems whose responses have no short answer are left out.
+        """
+        by_problem: defaultdict[str, list[Judged]] = defaultdict(list)
+        for item in judged:
+            by_problem[item.trajectory.start.problem_id].append(item)
+        return {
+            name: self._answers(source, items)
+            for name, items in by_problem.items()
+            if (source := self._sources[self._problems[name].source]).kind.answer is not None
+        }
+
+    def _answers(self, source: JudgedSource, judged: Sequence[Judged]) -> list[str | None]:
+        """The answers of the responses to one problem."""
+        assert source.kind.answer is not None
+        texts = [self.decode(item.trajectory.response_ids) for item in judged]
+        answers = [source.kind.answer(text) for text in texts]
+        if not source.kind.answer_is_reference:
+            return answers
+
+        def _same(pairs: list[tuple[int, int]]) -> list[bool]:
+            asked = [(answers[i] or "", texts[j]) for i, j in pairs]
+            return [verdict.correct for verdict in source.judges.judge(asked)]
+
+        return merge_answers(answers, [item.verdict.correct for item in judged], _same)
 
     def close(self) -> None:
         """End the judging processes."""

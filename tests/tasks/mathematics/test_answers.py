@@ -13,13 +13,12 @@ from tasks.mathematics.answers import (
     boxed_answer,
     gsm8k_solution,
     hash_answer,
-    number,
-    rational,
     read_gsm8k,
     read_math,
     verify_gsm8k,
     verify_math,
 )
+from tasks.mathematics.values import number, rational
 
 
 @pytest.mark.parametrize(
@@ -45,6 +44,49 @@ from tasks.mathematics.answers import (
 )
 def test_gsm8k_answers(response: str, correct: bool) -> None:
     assert verify_gsm8k("1,080", response).correct == correct
+
+
+DRESSED = ["18", "18 dollars", "**18**", "€18", "$18.00", "18.", "18 km/h", "$18 in total", "x = 18", "**$18** per day", r"\$18",
+    r"\boxed{18}", "18 m^2", "18 more apples", "Total: 18 eggs", "+18", "18\u00a0€", "= 18", "eighteen (18)"]  # fmt: skip
+BARE = [
+    "19",
+    "18 or 19",
+    "not 18",
+    "more than 18",
+    "18 of 20",
+    "-18",
+    "1,8",
+    "18.5",
+    "eighteen",
+    "18%5",
+    r"\neq 18",
+    "< 18",
+]
+
+
+@pytest.mark.parametrize(
+    "unit", ["", " dollars", " ft", " m", " s", " days", " zebras", " t", " cents", " kg", " people"]
+)
+def test_gsm8k_takes_one_number_with_any_words_around_it(unit: str) -> None:
+    for text in DRESSED:
+        assert verify_gsm8k("18", f"6 * 3 = 18\n#### {text}{unit}").correct, text
+        assert verify_gsm8k("18", f"The answer is #### {text}{unit}").correct, text
+        assert not verify_gsm8k("17", f"#### {text}{unit}").correct, text
+    for text in BARE:
+        assert not verify_gsm8k("18", f"#### {text}{unit}").correct, text
+
+
+def test_floats_with_exponents_load_and_are_compared_as_floats() -> None:
+    """GSM-Hard's targets are Python floats."""
+    columns = Columns(prompt="input", answer="target")
+    item = read_gsm8k({"input": "?", "target": 1.2345e16}, columns, "row 1")
+    assert (item.reference, verify_gsm8k(item.reference, "#### 12345000000000000").correct) == ("1.2345e+16", True)
+    third = read_gsm8k({"input": "?", "target": 49 / 3}, columns, "row 2").reference
+    assert verify_gsm8k(third, "#### 49/3").correct
+    assert verify_gsm8k(third, "#### 16.33333333333").correct
+    assert not verify_gsm8k(third, "#### 16.33").correct
+    with pytest.raises(DataError, match="row 3"):
+        read_gsm8k({"input": "?", "target": float("inf")}, columns, "row 3")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +159,8 @@ def test_the_last_box_counts_and_must_be_closed() -> None:
     assert boxed_answer("\\boxed{" * 10_000) is None
 
 
-def test_hashes_count_at_the_start_of_a_line_only() -> None:
-    assert hash_answer("a #### 5") is None
+def test_the_last_hashes_count() -> None:
+    assert hash_answer("The answer is #### 5") == "5"
     assert hash_answer("  ####  5  \nmore") == "5"
     assert hash_answer("#### 5\n####  \t") is None  # the last one counts, and it is empty
 
@@ -157,13 +199,17 @@ def test_a_large_factorial_is_compared_as_a_symbol(answer: str) -> None:
 def test_plain_numbers_are_compared_as_such() -> None:
     assert number("1,234,567.50") == number("1234567.5")
     assert number("-$3") == number("-3")
-    assert [number(text) for text in ("", "-", ".", "1,23", "1e5", "½", "١", "1 2", "9" * 5000)] == [None] * 9
+    assert number("1.5e+16") == 15_000_000_000_000_000
+    assert [number(text) for text in ("", "-", ".", "1,23", "1e", "½", "١", "1 2", "9" * 5000)] == [None] * 9
 
 
 def test_fractions_of_integers_are_compared_exactly() -> None:
     assert [rational(text) for text in (r"-\frac{6}{4}", r"\dfrac{-6}{4}", "-3/2", "-1.5")] == [Fraction(-3, 2)] * 4
     assert rational(r"\frac23") == Fraction(2, 3)
-    assert [rational(text) for text in (r"\frac{1}{0}", "1/2/3", r"\frac{x}{2}", r"2\frac{1}{2}", "")] == [None] * 5
+    assert [rational(text) for text in (r"\frac{1}{0}", "1/2/3", r"\frac{x}{2}", r"2\frac{-1}{2}", "")] == [None] * 5
+    assert [rational(text) for text in (r"2\frac{1}{2}", "2 1/2", "-2 1/2", r"2.1\overline{6}", r"\frac{.5}{.2}")] == [
+        *(Fraction(5, 2), Fraction(5, 2), Fraction(-5, 2), Fraction(13, 6), Fraction(5, 2))
+    ]
 
 
 def test_canonical_solutions_lose_their_calculator_marks(shared_data: Path, whole_data: bool) -> None:
