@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import ClusterConfig, Config, Device
+from core.config import ClusterConfig, Config, Device, task_sources
 from core.errors import ClusterError, ConfigError
 
 
@@ -186,10 +186,12 @@ def batch_plan(config: Config) -> BatchPlan:
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: rollout.max_prompt_tokens + "
             f"rollout.max_response_tokens = {context}; raise it to at least {context}"
         )
-    if config.task.min_operations > config.task.max_operations:
-        raise ConfigError(
-            f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
-        )
+    for source in task_sources(config.task):
+        task = source.config
+        if task.min_operations > task.max_operations:
+            raise ConfigError(
+                f"task.min_operations = {task.min_operations} is larger than task.max_operations = {task.max_operations}"
+            )
     check_algorithm(config, trajectories)
     steps = learner.epochs * learner.minibatches
     return BatchPlan(
@@ -269,9 +271,10 @@ def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The actor that serves rewards to the task dialogue."""
+    judged = any(source.config.name == "dialogue" for source in task_sources(config.task))
     settings = config.reward_model
     gpus = settings.gpus if device == "cuda" else 0.0
-    return (Bundle("reward model", 1, settings.cpus, gpus),) if config.task.name == "dialogue" else ()
+    return (Bundle("reward model", 1, settings.cpus, gpus),) if judged else ()
 
 
 def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
