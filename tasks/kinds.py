@@ -31,6 +31,7 @@ from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, puzzle_items
 from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
+from tasks.synthetic.stories import STORIES
 
 Answer = Callable[[str], str | None]
 """Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
@@ -69,6 +70,7 @@ KINDS: Mapping[str, TaskKind] = {
     "lock": TaskKind("tasks.synthetic.lock:verify_lock", LOCK),
     "countdown": TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN),
     "rule": TaskKind("tasks.synthetic.rule:verify_rule", RULE),
+    "stories": TaskKind("tasks.synthetic.stories:verify_stories", STORIES),
     "gsm8k": TaskKind(
         "tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer, answer_is_reference=True
     ),

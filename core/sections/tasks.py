@@ -45,7 +45,7 @@ class StarterConfig(Section):
         0.0,
         ge=0,
         le=1,
-        description="Task rule: share of warm-start answers that have the right form but random choices; 1: the rule must be discovered.",
+        description="Tasks rule, stories, lock, countdown: share of warm-start answers that have the right form but random choices, so that what is right must be discovered.",
     )
     cache: Path = Field(
         Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
@@ -102,12 +102,12 @@ class FewShot(Section):
 class DataConfig(Section):
     """A data set, the form of its prompts, and the judge of its responses."""
 
-    name: Literal["arithmetic", "lock", "countdown", "rule", "gsm8k", "math", "mbpp", "dialogue"] = Field(
+    name: Literal["arithmetic", "lock", "countdown", "rule", "stories", "gsm8k", "math", "mbpp", "dialogue"] = Field(
         "arithmetic", description="Task: it sets how prompts are built and how answers are judged."
     )
     path: str = Field(
         "",
-        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule).",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set to train on.")
     eval_path: str = Field(
@@ -136,7 +136,7 @@ class DataConfig(Section):
     min_operations: int = Field(
         4,
         ge=1,
-        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines).",
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read).",
     )
     max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(
