@@ -121,7 +121,8 @@ class LearnerGroup:
         """Compute values, proximal and reference log-probabilities of every trajectory with the current models."""
         rows = [row_of(j.trajectory) for j in judged]
         assignment = self._assign(rows)
-        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows))
+        untrained = [self._state.policy_steps == 0] * len(assignment)
+        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
         values, proximal, reference = (
             results_by_row(assignment, rows, [[scores[number] for scores in rank] for rank in columns])
             for number in range(3)
