@@ -10,6 +10,7 @@ that has results; one process at a time trains into it. All paths are absolute, 
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     report.html      everything about the run, as one page (launch.py report)
     problems.parquet id, level and prompt of the training problems; tokenizer/: the tokenizer of their tokens
+    startup.json     seconds that the last start took
     trackers.json    ids of the run in W&B and MLflow (if it uses them)
     evaluations.jsonl  success on held-out problems, from iteration 0 on
     evaluations/     NNNNNN.jsonl, every response of an evaluation
@@ -61,6 +62,7 @@ class RunDirectory:
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
         self.report = path / "report.html"
+        self.startup = path / "startup.json"
         self.problems = path / "problems.parquet"
         self.tokenizer = path / "tokenizer"
         self.trackers = path / "trackers.json"
