@@ -67,7 +67,8 @@ def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
         check_changes(before, config)
         batch_plan(config)
         resumed = checkpoint.latest(run)
-        if local and (count := checkpoint.in_flight(checkpoint.progress_of(resumed))):
+        count = checkpoint.in_flight(checkpoint.progress_of(resumed))
+        if local and count:
             raise ConfigError(
                 f"--local: {resumed} has {count} starts of asynchronous mode in flight; resume without --local"
             )

@@ -146,6 +146,14 @@ class RunDirectory:
         return False
 
 
+def check_root(root: Path) -> None:
+    """Raises ConfigError when a run directory cannot be made below `root`. Makes nothing."""
+    place = root.expanduser().resolve()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or not os.statvfs(there).f_blocks:
+        raise ConfigError(f"run.root = {root}: cannot write below {there}; choose a writable folder")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file's text. After a crash at any moment the file has either the whole old or the whole new text.
 
