@@ -56,18 +56,34 @@ class Columns(Section):
         None, description="Column of the canonical solution; none: the task has no canonical solutions."
     )
     level: str | None = Field(None, description="Column of the difficulty level, for reports.")
-    tests: str | None = Field(None, description="Column of the unit tests: a list of assert statements (task mbpp).")
-    setup: str | None = Field(
-        None, description="Column of statements that the tests need, run after the program (mbpp)."
+    tests: str | None = Field(
+        None,
+        description="Column of a program's tests: a list of asserts (task mbpp), a function check(candidate) (humaneval), inputs and outputs (apps).",
+    )
+    setup: str | None = Field(None, description="Column of statements that run with the program (mbpp, apps).")
+    entry_point: str | None = Field(
+        None,
+        description="Column of the name of the function that is tested (humaneval; apps where the tests do not name it).",
+    )
+    checker: str | None = Field(
+        None,
+        description="Column of a Python program that judges what was printed, for problems with several answers (apps).",
+    )
+    language: str | None = Field(
+        None, description="Column of the language of the program: python, cpp or javascript; none: python (apps)."
     )
 
 
 class CodeConfig(Section):
-    """Rewards of programs, and their memory limit (task mbpp)."""
+    """Rewards of programs, what they start with, and their limits (tasks mbpp, humaneval, apps)."""
 
     compile_error: float = Field(-1.0, description="Reward of a program that does not compile.")
     runtime_error: float = Field(
-        -0.6, description="Reward of a program that raises, ends, or takes too much time or memory in any test."
+        -0.6, description="Reward of a program that raises, ends, or takes too much time or memory in all tests."
+    )
+    any_error_fails: bool = Field(
+        False,
+        description="Give `runtime_error` already for one such test, as StepCoder does; otherwise it is one failed test.",
     )
     failed: float = Field(-0.3, description="Reward of a program that runs and fails all tests.")
     passed: float = Field(1.0, description="Reward of a program that passes all tests.")
@@ -77,7 +93,32 @@ class CodeConfig(Section):
         le=1,
         description="Weight of passing some tests: such a program gets failed + fraction x share passed x (passed - failed).",
     )
+    visible_share: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of a test that the prompt shows, relative to a hidden one, among the tests passed.",
+    )
+    setup: Literal["before", "after"] = Field(
+        "after", description="Whether the setup of mbpp runs before or after the program."
+    )
+    prelude: str | None = Field(
+        None,
+        description="Python statements that run before every program; none: those of the format's benchmark (apps: its imports).",
+    )
+    packages: tuple[str, ...] = Field((), description="Installed packages that programs may import, such as numpy.")
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Absolute or relative error of numbers in outputs (apps), where the row has no `tolerance`.",
+    )
     memory_mib: int = Field(512, ge=64, description="Memory of a program, in MiB.")
+    output_mib: int = Field(16, ge=1, description="Output of a program in one test, in MiB.")
+    program_seconds: float = Field(
+        20.0,
+        gt=0,
+        description="CPU seconds that all tests of a program may take together; later tests count as failed.",
+    )
 
     @property
     def worst(self) -> float:
@@ -88,7 +129,7 @@ class CodeConfig(Section):
 class TaskConfig(Section):
     """Task and data."""
 
-    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math", "mbpp", "dialogue"] = Field(
+    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math", "mbpp", "humaneval", "apps", "dialogue"] = Field(
         "arithmetic", description="Task: it sets how prompts are built and how answers are judged."
     )
     path: str = Field(
@@ -135,7 +176,7 @@ class TaskConfig(Section):
     judge_timeout: float = Field(
         5.0,
         gt=0,
-        description="Seconds that one verdict may take before the response counts as wrong (mbpp: this much CPU time, and three times as much wall-clock time).",
+        description="Seconds that one verdict may take before the response counts as wrong (programs: CPU seconds per test, and seconds of idling for all tests together).",
     )
     judge_memory_gib: float = Field(
         8.0,

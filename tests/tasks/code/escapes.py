@@ -56,7 +56,7 @@ ESCAPES = {
     "trace": "import ctypes\ndef attack(): return ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
     "new user namespace": "import ctypes\ndef attack(): return ctypes.CDLL(None).unshare(0x10000000) == 0",
     "name of the machine": "import os\ndef attack(): return os.uname().nodename == '@HOST@'",
-    "devices": "import os\ndef attack(): return len(os.listdir('/dev')) > 3",
+    "devices": "import os\ndef attack(): return len(os.listdir('/dev')) > 4",
     "kernel settings": "def attack(): return bool(open('/proc/sys/kernel/core_pattern').read())",
     "kernel objects": "import os\ndef attack(): return bool(os.listdir('/sys'))",
     "list the root": "import os\ndef attack(): return 'proc' in os.listdir('/')",

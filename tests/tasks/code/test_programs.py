@@ -1,6 +1,7 @@
 """Programs judged by unit tests: MBPP's own solutions, what a test may be, what equals what, what is earned."""
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -14,9 +15,13 @@ from hypothesis import strategies as st
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code.programs import CodeJudge, _Asked, equal, is_plain, limits_of, parse_reference, program_of, read_mbpp
+from tasks.code.asserts import AssertTests, _Asked, ask
+from tasks.code.compare import equal, is_plain
+from tasks.code.formats import read_mbpp
+from tasks.code.outcomes import Boxes
+from tasks.code.programs import CodeJudge, limits_of, parse_reference, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, SandboxError, check_sandbox
-from tasks.code.sandbox_driver import decode_value, encode_value
+from tasks.code.sandbox_values import decode_value, encode_value
 from tasks.code.unit_tests import split_test
 from tasks.judge import JudgePool
 from tasks.judging import check_judges, start_judges
@@ -30,7 +35,7 @@ REWARDS = CodeConfig()
 @pytest.fixture(scope="module")
 def judge() -> Iterator[CodeJudge]:
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
-    yield CodeJudge(sandbox, REWARDS)
+    yield CodeJudge(Boxes(sandbox, sandbox))
     sandbox.close()
 
 
@@ -69,15 +74,21 @@ def beside(value: Any) -> Any:
     return 0
 
 
+def asserts(text: str) -> AssertTests:
+    tests = parse_reference(text).tests
+    assert isinstance(tests, AssertTests)
+    return tests
+
+
 def with_wrong_values(item: Item) -> str:
     """The reference of an item with every expected value off by a little."""
-    tests = parse_reference(item.reference).tests
+    tests = asserts(item.reference).tests
     return reference(*(f"assert {test.holes[0]} == {beside(test.literal[0])!r}" for test in tests if test.literal))
 
 
 def is_usual(item: Item) -> bool:
     """Whether its tests compare with a literal, and need nothing else."""
-    asked = parse_reference(item.reference)
+    asked = asserts(item.reference)
     return not asked.setup and all(test.literal for test in asked.tests)
 
 
@@ -182,7 +193,10 @@ def test_rewards_are_graded(judge: CodeJudge) -> None:
     graded = {
         "def f(x) return x": (-1.0, "does not compile: SyntaxError: expected ':' (<program>, line 1)"),
         "def f(x): return y": (-0.6, "run-time error: NameError: name 'y' is not defined"),
-        "def f(x): return [x, 4, 9][x - 1] if x < 3 else 1 / 0": (-0.6, "run-time error: ZeroDivisionError"),
+        "def f(x): return x * x if x < 3 else 1 / 0": (
+            -0.3 + 1.3 * 2 / 3,
+            "passed 2 of 3 tests; error in ZeroDivisionError",
+        ),
         "1 / 0": (-0.6, "run-time error: ZeroDivisionError: division by zero"),
         "": (-0.6, "run-time error: NameError: name 'f' is not defined"),
         "def f(x): return 0": (-0.3, "passed 0 of 3 tests; failed assert f(1) == 1"),
@@ -199,7 +213,8 @@ def test_rewards_are_graded(judge: CodeJudge) -> None:
 
 def test_every_value_of_the_reward_is_a_setting() -> None:
     rewards = CodeConfig(compile_error=-9, runtime_error=-8, failed=-4, passed=4, fraction=0.5)
-    judge = CodeJudge(Sandbox("bubblewrap", Limits(60.0, 512)), rewards)
+    sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
+    judge = CodeJudge(Boxes(sandbox, sandbox, rewards))
     tests = reference("assert f(1) == 1", "assert f(2) == 4")
     programs = ("def f(x)", "def f(x): 1 / 0", "def f(x): return 0", "def f(x): return 1", "def f(x): return x * x")
     assert [judge(tests, program).reward for program in programs] == [-9, -8, -4, -4 + 0.5 * 0.5 * 8, 4]
@@ -244,13 +259,14 @@ def test_what_python_leaves_out_need_not_have_a_value(judge: CodeJudge) -> None:
 
 
 def test_no_opinion_where_the_questions_themselves_fail(judge: CodeJudge) -> None:
+    sandbox = judge._boxes.own
     verdict = judge(reference("assert f(1) == 2 and f(1) == 2", setup="from math import nothing"), "def f(x): return 2")
     assert verdict.detail.startswith("run-time error: ImportError")  # beside the program, where it is found first
     asked = split_test("assert f(1) == 2 and f(1) == 2")
     with pytest.raises(SandboxError, match="the values could not be compared: ImportError"):
-        judge._ask([_Asked(0, asked, {0: 2, 1: 2})], "from math import nothing")
+        ask([_Asked(0, asked, {0: 2, 1: 2})], "from math import nothing", sandbox)
     forged = [_Asked(0, asked, {0: ["i", "forged"], 1: 2}), _Asked(1, asked, {0: 2, 1: 2})]
-    assert judge._ask(forged, "") == {0: False, 1: True}  # what cannot be decoded spoils no other answer
+    assert ask(forged, "", sandbox) == {0: False, 1: True}  # what cannot be decoded spoils no other answer
 
 
 def test_nesting_that_no_driver_writes_is_not_plain() -> None:
@@ -325,7 +341,7 @@ def test_rows_become_items() -> None:
     item = read_mbpp(row, Columns(prompt="text", tests="tests", solution="code"), "row 1")
     assert item.prompt == "Add.\nFor example: assert f(1) == 2"  # the second test is hidden
     assert item.solution == "def f(x):\n  return x + 1"
-    assert [test.text for test in parse_reference(item.reference).tests] == ["assert f(1) == 2", "assert f(2) == 3"]
+    assert [test.text for test in asserts(item.reference).tests] == ["assert f(1) == 2", "assert f(2) == 3"]
 
 
 def test_the_sandbox_fails_closed(
@@ -343,7 +359,8 @@ def test_the_sandbox_fails_closed(
     broken.chmod(0o755)
     with pytest.raises(ConfigError, match=r"bwrap: No permissions to create new namespace; install it"):
         check_sandbox("bubblewrap", limits)
-    judged = CodeJudge(Sandbox("bubblewrap", limits), REWARDS)(reference("assert f(1) == 1"), "def f(x): return 1")
+    sandbox = Sandbox("bubblewrap", limits)
+    judged = CodeJudge(Boxes(sandbox, sandbox))(reference("assert f(1) == 1"), "def f(x): return 1")
     assert judged == Verdict(-1.0, False, "no sandbox: bwrap: No permissions to create new namespace", True)
     config = TaskConfig(name="mbpp", path="unused", columns=MBPP)
     with pytest.raises(ConfigError, match=r"task\.sandbox"):
@@ -365,16 +382,17 @@ def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
 
 def test_without_judging_processes_programs_are_still_confined() -> None:
     judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=MBPP, judge_workers=0, judge_timeout=30.0))
-    program = "import os\ndef f(x): return os.getuid()"
-    verdicts = judges.judge([(reference("assert f(1) == 65534"), program), (reference("assert f(1) == 1"), program)])
+    program = "import os\ndef f(x): return os.listdir('/etc')"
+    wrong = "def f(x): return 2"
+    verdicts = judges.judge([(reference("assert f(1) == 1"), program), (reference("assert f(1) == 1"), wrong)])
     judges.close()
-    assert [verdict.reward for verdict in verdicts] == [1.0, -0.3]
+    assert [verdict.reward for verdict in verdicts] == [-0.6, -0.3]
 
 
 def test_the_driver_stands_alone() -> None:
     """It runs where nothing of the project is."""
-    assert "from tasks" not in DRIVER.read_text()
-    assert "from core" not in DRIVER.read_text()
+    for file in (DRIVER, DRIVER.with_name("sandbox_values.py")):
+        assert set(re.findall(r"from ((?:tasks|core)\S*)", file.read_text())) <= {"tasks.code.sandbox_values"}
 
 
 def test_the_task_is_built_and_judged(shared_data: Path) -> None:
