@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 # Where pip looks for the CPU build of torch when it does not find it by itself (see README, "Install").
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
-LOCK := requirements/cpu.txt requirements/dev.txt
+LOCK := requirements/cpu.txt requirements/dev.txt requirements/sinks.txt
 
 .PHONY: setup demo test lint lock clean
 
@@ -18,8 +18,9 @@ $(STAMP): $(LOCK)
 demo: setup
 	@$(PY) launch.py train --config configs/demo.yaml
 
+# Two test processes, because most tests keep one core busy. A file stays whole: its tests share engines.
 test: setup
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 lint: setup
 	@$(VENV)/bin/ruff check .

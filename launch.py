@@ -9,9 +9,12 @@
     python launch.py reward-model --config FILE                train a reward model on preference pairs
     python launch.py check --config FILE [--offline]           all checks that are possible before training
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
-    python launch.py report RUN                                a run's results so far; redraws its curves.png
+    python launch.py inspect RUN                               the same in a browser, live, on this machine only
+    python launch.py runs [ROOT]                               the runs of a folder: state, step, success, size
+    python launch.py report RUN...                             results so far, as text and as one page; several are compared
+    python launch.py export RUN --to FOLDER|hub:OWNER/NAME     the policy with its tokenizer and a model card
 
-Every field of the configuration is an option: `python launch.py COMMAND --help`.
+Every field of the configuration is an option: `python launch.py COMMAND --help`. `--version` prints what is installed.
 """
 
 import difflib
@@ -24,7 +27,7 @@ from types import FrameType
 from core.errors import ConfigError, RetrospectError
 from core.startup import set_environment, without_gc
 
-COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "report")
+COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "inspect", "runs", "report", "export")
 INTERRUPTED = 130  # exit status of a program stopped by a signal
 
 
@@ -33,6 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from core.run_directory import collect_versions
+
+        print("\n".join(f"{name} {version}" for name, version in collect_versions().items()))
+        return 0
     name, *rest = arguments
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -75,8 +83,14 @@ def _command(name: str) -> Callable[[Namespace], int]:
             from commands.check import check_recipe as command
         case "replay":
             from commands.replay import show_states as command
+        case "inspect":
+            from commands.inspect import inspect_run as command
+        case "runs":
+            from commands.runs import list_runs as command
+        case "export":
+            from commands.export import export_run as command
         case _:
-            from commands.report import report_run as command
+            from commands.report import report_runs as command
     return command
 
 
@@ -93,5 +107,10 @@ def _train(options: Namespace) -> int:
     return train(config, (options.config or DEFAULT).stem, options.local)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The console script `retrospect`."""
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

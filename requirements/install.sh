@@ -12,10 +12,25 @@ fail() { echo "setup: $1" >&2; exit 1; }
 command -v "$python" >/dev/null || fail "$python not found; install Python 3.11 or name it: make setup PYTHON=/path/to/python3.11"
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
     || fail "$python is not Python 3.11; name one: make setup PYTHON=/path/to/python3.11"
-command -v g++ >/dev/null || fail "g++ not found; DeepSpeed compiles its CPU communication once (Debian: apt-get install g++)"
 
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
-    || fail "could not create $venv; the venv module is missing (Debian: apt-get install python3.11-venv)"
+# System packages: the sandbox of model-written programs, Python's venv module.
+missing=()
+command -v bwrap >/dev/null || missing+=(bubblewrap)
+"$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3.11-venv)
+if [ ${#missing[@]} -gt 0 ]; then
+    as_root=(); [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    if command -v apt-get >/dev/null && "${as_root[@]}" true 2>/dev/null; then
+        echo "setup: installing the system packages ${missing[*]}"
+        "${as_root[@]}" apt-get update -qq && "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
+            || fail "apt-get could not install ${missing[*]}; install them, then run the same command again"
+    else
+        echo "setup: please install the system packages ${missing[*]} (Debian, Ubuntu: apt-get install ${missing[*]})" >&2
+        [ "${missing[*]}" = bubblewrap ] || fail "the venv module is needed; only bubblewrap is optional"
+        echo "setup: without bubblewrap the tasks that run programs refuse to start, and their tests are skipped" >&2
+    fi
+fi
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || fail "could not create $venv"
 pip=("$venv/bin/python" -m pip install --no-deps --progress-bar off --quiet --disable-pip-version-check)
 
 torch=$(grep '^torch==' "$here/cpu.txt")
@@ -25,6 +40,6 @@ if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.vers
         || fail "pip does not find $torch (the CPU build). Name the CPU index that PyTorch's install page gives: make setup TORCH_INDEX=URL"
 fi
 echo "setup: installing the pinned packages (about 4 GB, a few minutes)"
-"${pip[@]}" -r "$here/cpu.txt" -r "$here/dev.txt" \
+"${pip[@]}" -r "$here/cpu.txt" -r "$here/dev.txt" -r "$here/sinks.txt" \
     || fail "a package did not install; check the disk space (4 GB) and the network, then run the same command again"
 echo "setup: done"

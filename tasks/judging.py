@@ -46,14 +46,18 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
         return _verifier_judges(config, kind.verifier, config.judge_timeout)
     limits = limits_of(config)
     check_sandbox(config.sandbox, limits, setting_of(config))
-    patience = 2 * (
-        3 * config.code.program_seconds + limits.wall + 2 * START_LIMIT
-    )  # the program, and what judges its answers
-    return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json())
+    # the program, and what judges its answers
+    patience = 2 * (3 * config.code.program_seconds + limits.wall + 2 * START_LIMIT)
+    return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json(), patience)
 
 
 def _verifier_judges(
-    config: TaskConfig, verifier: str, limit: float, failed_reward: float = 0.0, settings: str | None = None
+    config: TaskConfig,
+    verifier: str,
+    limit: float,
+    failed_reward: float = 0.0,
+    settings: str | None = None,
+    patience: float | None = None,
 ) -> LocalJudge | JudgePool:
     if not config.judge_workers:
         return LocalJudge(verifier, failed_reward, settings)
@@ -64,6 +68,7 @@ def _verifier_judges(
         memory_gib=config.judge_memory_gib,
         failed_reward=failed_reward,
         settings=settings,
+        patience=patience,
     )
 
 

@@ -72,9 +72,11 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
             f"starter.cache {config.cache}: {error.strerror or error}; name a folder that can be written"
         ) from None
     try:
-        build(work, config, corpus, seed, label=f"{task.name} starter")
+        partial = place.parent / f".{name}.partial"
+        build(work, config, corpus, seed, f"{task.name} starter", partial)
         os.chmod(work, 0o755)
         os.rename(work, place)
+        partial.unlink(missing_ok=True)
     except OSError:
         if not place.is_dir():  # false if another run has built the same one first
             raise
@@ -83,8 +85,8 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
     return place
 
 
-def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, label: str) -> None:
-    """Make tokenizer and model, train, and save both into an existing directory."""
+def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, label: str, partial: Path) -> None:
+    """Make tokenizer and model, train, and save both into an existing directory. `partial`: state of an interrupted warm-start."""
     import torch
 
     from tasks.warmstart import warm_start
@@ -93,7 +95,7 @@ def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, lab
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "starter", "model"))
         model = small_model(config, tokenizer)
-    loss = warm_start(model, corpus, tokenizer, config, label)
+    loss = warm_start(model, corpus, tokenizer, config, label, partial)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     record = {"settings": config.model_dump(mode="json", exclude={"cache"}), "seed": seed, "loss": loss}

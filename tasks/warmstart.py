@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,34 +22,56 @@ from tasks.corpus import Corpus, Example
 from tasks.problems import Tokenizer
 
 IGNORED = -100
+SAVE_EVERY = 100
+"""Steps between two writes of the state: a few megabytes each, and at most seconds of work lost."""
 
 
-def warm_start(model: Any, corpus: Corpus, tokenizer: Tokenizer, config: StarterConfig, label: str) -> float:
+def warm_start(
+    model: Any, corpus: Corpus, tokenizer: Tokenizer, config: StarterConfig, label: str, partial: Path
+) -> float:
     """Train `model` in place for `config.steps` optimizer steps.
 
-    Returns the mean loss (nats per token) of the last tenth of the steps; 0 without steps.
+    The state is written to the file `partial` every SAVE_EVERY steps. A call that finds it there continues from it, with the same
+    result. Returns the mean loss (nats per token) of the last tenth of the steps; 0 without steps.
     """
     steps, examples = config.steps, corpus.examples(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = max(1, steps // 20)
     losses: list[float] = []
-    begun = time.monotonic()
+    if partial.exists():
+        saved = torch.load(partial)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        losses = saved["losses"]
+    begun, done = time.monotonic(), len(losses)
     model.train()
-    for step, batch in enumerate(itertools.islice(batches(examples, config.batch_size, corpus.pool), steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
-        inputs, targets = tensors(batch, tokenizer.pad_token_id)
-        logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        _progress(label, step + 1, steps, losses[-1], time.monotonic() - begun)
+    todo = itertools.islice(batches(examples, config.batch_size, corpus.pool), done, steps)
+    for step, batch in enumerate(todo, start=done):
+        lr = config.lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        losses.append(_train_step(model, optimizer, lr, tensors(batch, tokenizer.pad_token_id)))
+        if (step + 1) % SAVE_EVERY == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+            torch.save(state, temporary := partial.with_suffix(".tmp"))
+            temporary.replace(partial)
+        seconds = time.monotonic() - begun
+        _progress(label, step + 1, steps, losses[-1], seconds, seconds / (step + 1 - done) * (steps - step - 1))
     model.eval()
     last = losses[-max(1, steps // 10) :]
     return sum(last) / max(1, len(last))
+
+
+def _train_step(model: Any, optimizer: Any, lr: float, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """One optimizer step on (inputs, targets), both [B, T]; returns its loss."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    inputs, targets = batch
+    logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
+    loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.item())
 
 
 def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator[list[Example]]:
@@ -71,12 +94,11 @@ def tensors(batch: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tens
     return pad_sequence(inputs, True, pad_id), pad_sequence(targets, True, IGNORED)
 
 
-def _progress(label: str, step: int, steps: int, loss: float, seconds: float) -> None:
+def _progress(label: str, step: int, steps: int, loss: float, seconds: float, left: float) -> None:
     """One updating line on a terminal, ten lines elsewhere."""
     live = sys.stderr.isatty()
     if step == steps or (step % 5 == 0 if live else step % max(1, steps // 10) == 0):
         end = "\r" if live and step < steps else "\n"
-        left = seconds / step * (steps - step)
         print(
             f"warm-start of the {label}: step {step}/{steps}, loss {loss:.3f}, {seconds:.0f} s, {left:.0f} s left   ",
             end=end,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, WeightError
+from core.interruption import Interruption
 from core.run_directory import RunDirectory, write_atomically, write_samples
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
@@ -69,11 +70,13 @@ class Session:
     open_outputs: Callable[[int], AbstractContextManager[Outputs]]  # argument: last complete iteration
 
 
-def run_session(session: Session, resumed: Path | None) -> None:
+def run_session(session: Session, resumed: Path | None, stop: Interruption) -> bool:
     """Train to the last iteration, from the beginning or from the checkpoint `resumed`, and write the final policy.
 
     When a learner rank is lost, or a replay shard and its files, all ranks restart. The run continues from its last checkpoint, or
     from the beginning if there is none. This happens at most `learner_restarts` times; then the error is raised.
+
+    Returns False when `stop` ended it earlier; the last complete iteration is saved then.
 
     Raises:
         ActorError, WeightError: engines or judges failed, or the weights of an engine differ from the learner's. The last
@@ -87,23 +90,11 @@ def run_session(session: Session, resumed: Path | None) -> None:
             progress = _begin(session, resumed, cursor, again=restarts > 0)
             drop_evaluations(directory.evaluations, progress.iteration or -1)  # -1: a new run repeats 0, too
             with session.open_outputs(progress.iteration) as outputs:
-                if progress.iteration == 0:
-                    first = _evaluate(session, 0, PhaseClock(outputs.phase))
-                    outputs.note(f"before training: {describe_evaluation(first)}")
-                for number in range(progress.iteration + 1, schedule.iterations + 1):
-                    clock, busy = PhaseClock(outputs.phase), parts.actors.queues().busy
-                    try:
-                        result = iterate(parts, session.settings, number, clock)
-                    except LearnerError:
-                        raise
-                    except (ActorError, WeightError):
-                        if clock.current in BEFORE_UPDATE and progress.iteration:
-                            _save(session, outputs, progress, f"stopped in iteration {number}; ")
-                        raise
-                    progress = _finish(session, outputs, progress, result, clock, busy)
+                if not _train(session, outputs, progress, stop):
+                    return False
             with checkpoint.replacing(directory.policy) as folder:
                 parts.learner.export(folder)
-            return
+            return True
         except DivergenceError as error:
             write_atomically(directory.diverged, "\n".join(error.problem_ids) + "\n")
             raise
@@ -116,6 +107,37 @@ def run_session(session: Session, resumed: Path | None) -> None:
             message = f"{error}: restart {restarts} of the learner, the run {where}"
             logger.warning(message)
             print(message, flush=True)
+
+
+def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Interruption) -> bool:
+    """All iterations after `progress`. False: `stop` ended them, and the last complete one is saved."""
+    announce = stop.announcing(outputs.phase)
+    try:
+        if progress.iteration == 0:
+            first = _evaluate(session, 0, PhaseClock(announce))
+            outputs.note(f"before training: {describe_evaluation(first)}")
+        for number in range(progress.iteration + 1, session.schedule.iterations + 1):
+            progress = _step(session, outputs, progress, number, PhaseClock(announce))
+            stop.check()
+    except KeyboardInterrupt:
+        if progress.iteration:
+            _save(session, outputs, progress, f"interrupted after iteration {progress.iteration}; ")
+        return False
+    return True
+
+
+def _step(session: Session, outputs: Outputs, progress: RunProgress, number: int, clock: PhaseClock) -> RunProgress:
+    """Iteration `number` and what follows it. When engines fail before its update, the iteration before it is saved."""
+    busy = session.parts.actors.queues().busy
+    try:
+        result = iterate(session.parts, session.settings, number, clock)
+    except LearnerError:
+        raise
+    except (ActorError, WeightError):
+        if clock.current in BEFORE_UPDATE and progress.iteration:
+            _save(session, outputs, progress, f"stopped in iteration {number}; ")
+        raise
+    return _finish(session, outputs, progress, result, clock, busy)
 
 
 def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again: bool) -> RunProgress:
@@ -144,12 +166,14 @@ def _finish(
             evaluation = _evaluate(session, number, clock)
         except (ActorError, WeightError) as error:
             failure = error
+        except KeyboardInterrupt:
+            logger.warning("iteration %d is not evaluated: interrupted", number)
     metrics = collect_metrics(
         parts, result, clock.seconds(), tokens_before=before.total_tokens, busy_before=busy, evaluation=evaluation
     )
+    write_samples(session.directory, number, result.scored, parts.task.decode)
     for sink in outputs.sinks:
         sink.write(metrics)
-    write_samples(session.directory, number, [item.judged for item in result.scored], parts.task.decode)
     pipeline = None if parts.pipeline is None else parts.pipeline.state()
     progress = RunProgress(number, parts.problems.state(), metrics.total_tokens, pipeline)
     success = None if evaluation is None else evaluation.success

@@ -28,8 +28,8 @@ from core.seeds import derive
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 
 
-def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int) -> list[Start]:
-    """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..."""
+def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
+    """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..., counted from `first`."""
     return [
         Start(
             id=f"{iteration}.f{index}",
@@ -39,14 +39,19 @@ def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration
             samples=samples,
             seed=derive(seed, "fresh", iteration, index),
         )
-        for index, problem in enumerate(problems)
+        for index, problem in enumerate(problems, first)
     ]
 
 
 def replayed_starts(
-    states: Sequence[ReplayedState], problems: Mapping[str, Problem], samples: int, seed: int, iteration: int
+    states: Sequence[ReplayedState],
+    problems: Mapping[str, Problem],
+    samples: int,
+    seed: int,
+    iteration: int,
+    first: int = 0,
 ) -> list[Start]:
-    """One start per replayed state, ids `ITERATION.r0`, ..."""
+    """One start per replayed state, ids `ITERATION.r0`, ..., counted from `first`."""
     return [
         Start(
             id=f"{iteration}.r{index}",
@@ -58,7 +63,7 @@ def replayed_starts(
             state_key=state.key,
             explores=state.provenance is Provenance.OWN_FAILED,
         )
-        for index, state in enumerate(states)
+        for index, state in enumerate(states, first)
     ]
 
 

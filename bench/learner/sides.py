@@ -85,6 +85,7 @@ def started(work: Work) -> Iterator[Sides]:
             dtype=dtype,
             device=work.device,
             temperature=1.0,
+            longest=1,
             total_steps=100,
             seed=0,
             gpus=0.5,

@@ -1,6 +1,6 @@
-"""Policy and critic in their engines: as two models, or as two heads of one trunk. Passes, losses and optimizer steps.
+"""Policy and critic in their engines: as two models, as two heads of one trunk, or the policy alone. Passes, losses and steps.
 
-`learner.value_model` selects one of the two classes. `learner.distributed.worker` makes it; every rank makes the same calls.
+`learner.value_model` selects one of the three classes. `learner.distributed.worker` makes it; every rank makes the same calls.
 Invariants: two engines never interleave, one finishes all its passes of a step before the other begins; a step without
 `train_policy` changes no weight of the policy, bit for bit; if the gradient of either model has a NaN or Inf, neither model
 changes.
@@ -23,13 +23,18 @@ from learner.stats import StepSums
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One optimizer step: this rank's micro-batches, the learning rates, and whether the policy learns."""
+    """One optimizer step: this rank's micro-batches, the learning rates, and which models learn."""
 
     batches: list[TrainBatch]
     policy_lr: float
     value_lr: float
     kl_coefficient: float  # of the KL term in the loss
     train_policy: bool
+    train_critic: bool
+
+
+CriticStep = tuple[float, float | None, bool]
+"""Loss, gradient norm (None: not trained), and whether the step was applied, or not asked for."""
 
 
 class ActorCritic(ABC):
@@ -74,7 +79,8 @@ class SeparateModels(ActorCritic):
         self, policy: PolicyModel, value: ValueModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype
     ) -> None:
         policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
-        self._value = TrainEngine(value, [list(value.parameters())], engine, dtype)
+        clip = {"max_grad_norm": engine.value_max_grad_norm or engine.max_grad_norm}
+        self._value = TrainEngine(value, [list(value.parameters())], engine.model_copy(update=clip), dtype)
         super().__init__({"policy": policy_engine, "value": self._value}, losses)
 
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
@@ -91,7 +97,8 @@ class SeparateModels(ActorCritic):
         if not plan.train_policy:
             loss, norm, applied = self._critic_step(plan)
             return StepSums(PolicySums(), loss, None, norm, True, applied)
-        sums, critic = PolicySums(), (0.0, 0.0, False)
+        sums = PolicySums()
+        critic: CriticStep = (0.0, None, False)
         for batch in plan.batches:
             sums = sums + self._policy_pass(batch, plan.kl_coefficient)
 
@@ -104,8 +111,9 @@ class SeparateModels(ActorCritic):
         value_loss, value_norm, value_applied = critic
         return StepSums(sums, value_loss, policy_norm, value_norm, policy_applied, value_applied)
 
-    def _critic_step(self, plan: StepPlan) -> tuple[float, float, bool]:
-        """Loss, gradient norm, and whether the step was applied."""
+    def _critic_step(self, plan: StepPlan) -> CriticStep:
+        if not plan.train_critic:
+            return 0.0, None, True
         loss = sum([self._value_pass(batch) for batch in plan.batches])
         return loss, *self._value.step([plan.value_lr])
 
@@ -121,6 +129,18 @@ class SeparateModels(ActorCritic):
         loss = value_objective(values, self._targets(batch), self._losses.value_clip)
         self._value.backward(loss, values)
         return float(loss.detach())
+
+
+class PolicyAlone(SeparateModels):
+    """The policy without a critic: all values are 0."""
+
+    def __init__(self, policy: PolicyModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype) -> None:
+        policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
+        ActorCritic.__init__(self, {"policy": policy_engine}, losses)
+
+    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """See `ActorCritic`."""
+        return [torch.zeros(len(batch.targets)) for batch in batches]
 
 
 class SharedTrunk(ActorCritic):

@@ -23,14 +23,26 @@ with without_gc():  # a rank's process begins here
     import torch
 
     from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
-    from learner.distributed.actor_critic import ActorCritic, SeparateModels, SharedTrunk, StepPlan, policy_inputs
+    from learner.distributed.actor_critic import (
+        ActorCritic,
+        PolicyAlone,
+        SeparateModels,
+        SharedTrunk,
+        StepPlan,
+        policy_inputs,
+    )
     from learner.distributed.engine import join_ranks
+    from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged
     from learner.models.attention import choose_attention
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
     from learner.objective import LossSettings
     from learner.packing.batch import MicroBatch
     from learner.stats import StepSums
+
+
+BUILDERS = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlone}
+"""The models of a rank by `learner.value_model`."""
 
 
 class RankWorker:
@@ -91,18 +103,20 @@ class RankWorker:
 
     def _build(self, learner: LearnerConfig, kind: torch.dtype, losses: LossSettings) -> ActorCritic:
         arguments = (kind, self._lora, self._attention)
+        build: Callable[..., ActorCritic] = BUILDERS[learner.value_model]
         if learner.value_model == "shared":
             shared = load_shared(self._path, *arguments)
             models: list[Any] = [shared]
             self._module: PolicyModel = shared
         else:
             self._module = load_policy(self._path, *arguments)
-            models = [self._module, load_value(learner.value_path or self._path, *arguments)]
+            models = [self._module]
+        if learner.value_model == "separate":
+            models.append(load_value(learner.value_path or self._path, *arguments))
         self._trained = trained_part(self._module)
         if learner.gradient_checkpointing:
             for model in models:
                 recompute_activations(model)
-        build: Callable[..., ActorCritic] = SharedTrunk if learner.value_model == "shared" else SeparateModels
         return build(*models, losses, learner, kind)
 
     @torch.no_grad()
@@ -255,6 +269,8 @@ def loss_settings(learner: LearnerConfig, algorithm: AlgorithmConfig, temperatur
         value_clip=algorithm.value_clip,
         value_coefficient=learner.value_coefficient,
         temperature=temperature,
+        policy_loss=find_policy_loss(algorithm.policy_loss),
+        positive=algorithm.positive_coefficient,
     )
 
 

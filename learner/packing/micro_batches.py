@@ -21,11 +21,16 @@ def input_batches(assignment: Assignment, rows: Sequence[Row], packed: bool) -> 
 
 
 def train_batches(
-    assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation, packed: bool = False
+    assignment: Assignment,
+    batch: TargetBatch,
+    members: Sequence[int],
+    how: Aggregation,
+    packed: bool = False,
+    longest: int = 0,
 ) -> list[list[TrainBatch]]:
     """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in `members`."""
     rows = [batch.rows[i] for i in members]
-    targets = batch.weighted(members, how)
+    targets = batch.weighted(members, how, longest)
 
     def _train_batch(group: IntArray) -> TrainBatch:
         index = batch.token_index([members[i] for i in group])

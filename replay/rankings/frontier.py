@@ -156,4 +156,6 @@ def explores(columns: StateColumns, rests: Flags) -> Flags:
     return np.asarray(deep & ~has_chain[columns.problem] & ~rests)
 
 
-RANKING = Ranking(frontier, chain_retention, needs_values=True, chains=True, explores=True, uses_gate=True)
+RANKING = Ranking(
+    frontier, chain_retention, needs_values=True, values_optional=True, chains=True, explores=True, uses_gate=True
+)

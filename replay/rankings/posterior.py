@@ -135,5 +135,11 @@ def best_draws(keys: Keys, wins: FloatArray, losses: FloatArray, values: FloatAr
 
 
 RANKING = Ranking(
-    posterior, settled_retention, needs_values=True, uses_gate=True, shortlist=SHORTLIST, choose=best_draws
+    posterior,
+    settled_retention,
+    needs_values=True,
+    values_optional=True,
+    uses_gate=True,
+    shortlist=SHORTLIST,
+    choose=best_draws,
 )

@@ -182,6 +182,7 @@ class _TextOnly(pickle.Unpickler):
     """Reads a pickled text. A pickle of anything else could run code, and is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Refuse to look up a function or class."""
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 

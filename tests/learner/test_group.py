@@ -191,7 +191,7 @@ def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_p
 def step_of(learner: LearnerGroup, scored: list[Scored]) -> tuple[bool, bool, bool]:
     """One optimizer step on the whole batch, whatever its targets: whether the policy and the critic took it, and which tried."""
     prepared = compute_targets(scored, learner._algorithm, 0, 0.1)
-    plans = [[plan] for plan in learner._step_plans(prepared, list(range(len(scored))), 0, True)]
+    plans = [[plan] for plan in learner._step_plans(prepared, list(range(len(scored))), 1e-4, 1e-4, True, True)]
     done = [step for (step,) in learner._ranks.call(RankWorker.update, plans)]
     assert len({(step.policy_applied, step.value_applied) for step in done}) == 1  # all ranks alike
     return done[0].policy_applied, done[0].value_applied, np.isfinite(done[0].policy_norm or np.nan)

@@ -112,6 +112,29 @@ def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, z
         assert 9e-5 < largest(after, start) < 1.2e-4
 
 
+def test_the_policy_takes_the_same_steps_without_a_critic_and_with_one_of_more_passes(tiny_model: Tiny) -> None:
+    """With an estimator that reads no values. The third stops the policy after its first pass and goes on with the critic."""
+    path = tiny_model(True)
+    algorithm = AlgorithmConfig(estimator="reinforce++")
+    results = []
+    cases: list[dict[str, Any]] = [{}, {"value_model": "none"}, {"epochs": 2, "value_epochs": 3, "kl_stop": 1e-12}]
+    for options in cases:
+        with group(path, algorithm, minibatches=2, **options) as learner:
+            stats = learner.update(learner.score(on_policy(learner, make_judged(1))))
+            values = np.concatenate([s.values for s in learner.score(make_judged(5))])
+            counted = learner._state.steps, learner._state.policy_steps
+            results.append((stats, values, counted, weights_of(learner, path)))
+    (once, one_pass, _, weights), (alone, no_values, _, without), (stopped, three_passes, counted, early) = results
+    assert largest(weights, weights_start(path)) > 1e-5
+    assert largest(without, weights) == 0.0
+    assert largest(early, weights) == 0.0
+    assert not no_values.any()
+    assert (once.critic, alone.critic) == (True, False)
+    assert float(np.abs(three_passes - one_pass).max()) > 1e-6
+    assert (once.policy_steps, stopped.policy_steps, stopped.steps) == (2, 2, 6)
+    assert counted == (4, 2)  # of the two passes that the policy could have made it made one
+
+
 def bare_gradients(path: Path, batch: TrainBatch, losses: LossSettings, tau: float) -> dict[str, torch.Tensor]:
     """Gradient of PPO's loss on a shared trunk, written out: full logits, no engine."""
     model = load_shared(path, torch.float32)
@@ -139,7 +162,7 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
     assignment = assign_padded([len(row.tokens) for row in prepared.rows], 10**6, 1, overhead=10**6)
     ((whole,),) = train_batches(assignment, prepared, list(range(len(scored))), "token-mean")
     expected = bare_gradients(path, whole, losses, 0.9)
-    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True), losses)
+    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True, True), losses)
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)

@@ -74,14 +74,26 @@ def test_a_starter_is_built_once_and_the_same_again(tmp_path: Path) -> None:
     assert resolve("starter", starter(tmp_path / "a"), TaskConfig(), 1) != first
 
 
-def test_an_interrupted_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_args: object) -> None:
-        raise KeyboardInterrupt
+def test_an_interrupted_warm_start_continues_and_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 steps, saved after every 5, interrupted in step 8: steps 6 to 12 follow."""
+    monkeypatch.setattr("tasks.warmstart.SAVE_EVERY", 5)
+    whole = resolve("starter", starter(tmp_path / "whole"), TaskConfig(), 0)
+    steps: list[int] = []
 
-    monkeypatch.setattr("tasks.warmstart._progress", interrupted)
+    def progress(_label: str, step: int, *_: object) -> None:
+        steps.append(step)
+        if len(steps) == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasks.warmstart._progress", progress)
     with pytest.raises(KeyboardInterrupt):
-        resolve("starter", starter(tmp_path), TaskConfig(), 0)
-    assert list(tmp_path.iterdir()) == []
+        resolve("starter", starter(tmp_path / "cut"), TaskConfig(), 0)
+    cut = resolve("starter", starter(tmp_path / "cut"), TaskConfig(), 0)
+    assert steps == [*range(1, 9), *range(6, 13)]
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == [cut.name]  # nothing half-built
 
 
 def test_models_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

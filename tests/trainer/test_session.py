@@ -1,6 +1,10 @@
 """What a session saves when something dies: stand-ins for the parts, real files for the checkpoints."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +16,7 @@ import pytest
 
 from actors.ledger import Queues
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
+from core.interruption import Interruption
 from core.run_directory import RunDirectory, write_atomically
 from core.sampling import Sampling
 from trainer import asynchronous, checkpoint, loop, session
@@ -73,6 +78,8 @@ class Run:
     reports: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     opened: list[int] = field(default_factory=list)
+    stop: Interruption = field(default_factory=Interruption)
+    done: bool = False
 
     def iterate(self, _parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
         failure = ActorError(f"died in {self.phase}") if number == self.dies else None
@@ -117,7 +124,9 @@ class Run:
             patch.setattr(session, name, function)
         patch.setattr(checkpoint, "save", self.save)
         settings = cast(IterationSettings, None)
-        run_session(Session(components(self.engines), settings, self.schedule, self.run, self.open_outputs), None)
+        parts = Session(components(self.engines), settings, self.schedule, self.run, self.open_outputs)
+        with self.stop.handled():
+            self.done = run_session(parts, None, self.stop)
 
     @property
     def saved(self) -> list[int]:
@@ -196,6 +205,61 @@ def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_sa
     with pytest.raises(error, match="is used up"):
         loop.iterate(cast(Components, parts), cast(IterationSettings, settings), 1, clock)
     assert clock.current in session.BEFORE_UPDATE
+
+
+@pytest.mark.parametrize(
+    ("phase", "begun", "saves"),
+    [
+        ("generate", 3, [2]),  # iteration 3 is dropped
+        ("generate", 1, []),  # nothing to save yet
+        ("replay", 1, [1]),  # iteration 1 is finished: its outcomes may be in the store
+        ("update", 1, [1]),
+    ],
+)
+def test_a_signal_ends_the_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Any, begun: int, saves: list[int]
+) -> None:
+    def signalled(_parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
+        with clock.phase(phase):
+            if number == begun:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return SimpleNamespace(number=number, failure=None, scored=[])
+
+    run = Run(RunDirectory.create(tmp_path, "r", "test"))
+    run.start(monkeypatch, signalled)
+    assert not run.done
+    assert run.saved == saves
+    assert run.reports == [*range(1, begun + (phase != "generate"))]
+    assert not run.run.policy.exists()  # that is the final policy, of a run that is complete
+
+
+def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The iteration before it is complete: it is reported and saved."""
+
+    def signalled(session: Session, number: int, clock: PhaseClock) -> Any:
+        with clock.phase("evaluate"):
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("the signal did not interrupt")
+
+    run = Run(RunDirectory.create(tmp_path, "r", "test"))
+    run.start(
+        monkeypatch,
+        lambda _p, _s, number, _c: SimpleNamespace(number=number, failure=None, scored=[]),
+        _evaluate=signalled,
+    )
+    assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
+
+
+def test_a_second_signal_ends_the_process() -> None:
+    code = (
+        "import os, signal\nfrom core.interruption import Interruption\nstop = Interruption()\n"
+        "with stop.handled():\n    stop.announcing(print)('update')\n"
+        "    for _ in range(2):\n        os.kill(os.getpid(), signal.SIGINT)\n        print('goes on', flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "update\ngoes on\n")
+    assert "finishing the update" in done.stderr
+    assert "stopped at once" in done.stderr
 
 
 def test_an_evaluation_that_is_the_best_so_far_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

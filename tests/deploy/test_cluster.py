@@ -15,7 +15,7 @@ import yaml
 from core.load import load_config
 from core.plan import demand, placement
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REMOTE = "~/retrospect"
 
 

@@ -1,0 +1,62 @@
+"""SIGINT and SIGTERM while a run trains: the first signal ends the run in order, the second ends the process.
+
+Called by `commands/train.py` and `trainer/session.py`. Invariant: a step whose update or store writes have begun is finished, so
+what is saved is always the state after a complete iteration.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit status of a process that a second signal ends."""
+
+DROPPABLE = ("generate", "reward", "score", "evaluate")
+"""Phases that change neither the learner nor the replay store: they end at the first signal, and a resumed run repeats them."""
+
+
+class Interruption:
+    """Whether a signal has asked the run to end, and the phase in which it came."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._phase = DROPPABLE[0]  # start-up changes nothing that is saved either
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle both signals inside the block. Call it in the main thread."""
+        earlier = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    def announcing(self, announce: Callable[[str], None]) -> Callable[[str], None]:
+        """`announce`, to be called with the name of a phase that begins; it raises KeyboardInterrupt as `check` does."""
+
+        def _begin(phase: str) -> None:
+            self._phase = phase
+            if phase in DROPPABLE:
+                self.check()
+            announce(phase)
+
+        return _begin
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt when a signal has asked the run to end."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the signature of a signal handler)
+        if self.asked:
+            print("stopped at once: what came after the last checkpoint is lost", file=sys.stderr, flush=True)
+            os._exit(INTERRUPTED)
+        self.asked = True
+        if self._phase in DROPPABLE:
+            print("interrupted: saving and closing; a second signal stops at once", file=sys.stderr, flush=True)
+            raise KeyboardInterrupt
+        print("interrupted: finishing the update; a second signal stops at once", file=sys.stderr, flush=True)
