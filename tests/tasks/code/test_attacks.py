@@ -252,6 +252,32 @@ def sandboxes(mebibytes: int) -> list[int]:
     return found
 
 
+THREADS = """
+import threading, time
+threading.stack_size(65536)
+def started():
+    for number in range(5000):
+        try: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        except RuntimeError: return number
+"""
+
+
+def test_a_program_has_few_threads_also_when_root_starts_it(confined: Sandbox) -> None:
+    assert judge_in(confined, THREADS, "assert 50 < started() < 64").correct
+
+
+def test_a_control_group_bounds_the_tasks_where_there_is_one() -> None:
+    """In a process of its own, because the group belongs to the judging process."""
+    code = (
+        "import tasks.code.sandbox as s\nfrom tasks.code.confinement import task_group\ns.TASKS = 1000\n"
+        f"program = s.Program({THREADS!r})\nsandbox = s.Sandbox('bubblewrap', s.Limits(60.0, 512))\n"
+        "with sandbox.session(program) as session: found = session.evaluate(['started()'])[0].values[0]\n"
+        "sandbox.close()\nprint(task_group() is not None, found < 256)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "False" or done.stdout == "True True\n"
+
+
 def test_nothing_outlives_its_verdict() -> None:
     """Threads, processes that left the session, and those whose parent's death would not end them."""
     patient, hasty = (Sandbox("bubblewrap", Limits(seconds, memory_mib=257)) for seconds in (60.0, 0.4))

@@ -169,9 +169,8 @@ def test_every_test_has_its_own_outcome_and_limit() -> None:
     )
     item = script(*((f"{n}\n", f"{n}\n") for n in range(6)))
     verdict = judge(item.reference, program)
-    assert (verdict.reward, verdict.detail) == (
-        pytest.approx(-0.3 + 1.3 * 2 / 6), "passed 2 of 6 tests; error in ZeroDivisionError: division by zero",
-    )  # fmt: skip
+    assert verdict.reward == pytest.approx(-0.3 + 1.3 * 2 / 6)
+    assert verdict.detail == "passed 2 of 6 tests; error in ZeroDivisionError: division by zero"
     for n, why in (
         (2, "stopped after|used up"),
         (3, "ended itself with status 1"),
