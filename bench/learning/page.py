@@ -96,13 +96,15 @@ def best_baseline(arms: Mapping[str, Mapping[int, Result]]) -> str | None:
     return max(known, key=lambda name: finals[name], default=None)
 
 
-def ratio_to(arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str) -> Interval | None:
-    """The token ratio of two arms on the seeds that both have; None without such a seed."""
+def ratio_to(
+    arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str, level: float | None = None
+) -> Interval | None:
+    """The token ratio of two arms on the seeds that both have (`token_ratio`); None without such a seed."""
     seeds = sorted(arms[arm].keys() & arms[baseline].keys())
     if not seeds:
         return None
     mine, theirs = ([curve(arms[name][seed]) for seed in seeds] for name in (arm, baseline))
-    return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], generator(0, "bench.learning", arm))
+    return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], level, generator(0, "bench.learning", arm))
 
 
 def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
@@ -137,7 +139,9 @@ def section(setting: Setting, arms: Mapping[str, Mapping[int, Result]], plot: st
     """The table of one setting, arms with canonical solutions last."""
     baseline = best_baseline(arms)
     some = next(iter(next(iter(arms.values())).values()))
-    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), "pass@k, k = samples", f"tokens / {baseline}"]
+    name = baseline or "baseline"
+    ratios = [f"tokens to {LEVEL} / {name}", f"tokens to its final success / {name}"]
+    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), "pass@k, k = samples", *ratios]
     start = mean_over_seeds(
         [one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()],
         generator(0, "bench.learning"),
@@ -157,9 +161,12 @@ def section(setting: Setting, arms: Mapping[str, Mapping[int, Result]], plot: st
         found = measures([arms[arm][seed] for seed in sorted(arms[arm])])
         last = next(name for name in found if name.startswith("pass@"))
         cells = [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
-        ratio = ratio_to(arms, arm, baseline) if baseline not in (None, arm) else None
+        compared = [
+            text_of(ratio_to(arms, arm, baseline, level)) if baseline not in (None, arm) else "-"
+            for level in (LEVEL, None)
+        ]
         name = f"{arm} (given solutions)" if with_solutions(arm) else arm
-        lines.append(f"| {' | '.join([name, str(len(arms[arm])), *cells, text_of(found[last]), text_of(ratio)])} |")
+        lines.append(f"| {' | '.join([name, str(len(arms[arm])), *cells, text_of(found[last]), *compared])} |")
     return [*lines, ""]
 
 
