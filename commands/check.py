@@ -7,7 +7,9 @@ import os
 from argparse import Namespace
 from dataclasses import asdict
 
-from actors.options import check_options, check_training_options, describe_options
+import psutil
+
+from actors.options import check_options, check_sampling_values, check_training_options, describe_options
 from commands.options import configuration
 from commands.reward_model import preferences
 from commands.sft import dialogues
@@ -16,15 +18,19 @@ from core.load import dump_config
 from core.plan import (
     BatchPlan,
     Bundle,
+    Machine,
     Resources,
     batch_plan,
     check_context,
+    check_machine,
     check_resources,
     choose_device,
     demand,
     kl_warnings,
     placement,
+    starts_here,
 )
+from core.run_directory import check_root
 from core.seeds import derive
 from tasks.judging import check_judges
 from tasks.kinds import task_items
@@ -32,7 +38,7 @@ from tasks.problems import Item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import check_methods
-from trainer.model_files import check_judging_model, describe_data, load_task, located
+from trainer.model_files import check_judging_model, check_place, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
 
@@ -51,6 +57,13 @@ def check_recipe(options: Namespace) -> int:
     if options.offline:
         print("offline: model, data and devices were not checked")
         return 0
+    if starts_here(config.cluster, os.environ.get("RAY_ADDRESS", "")):
+        check_machine(config, this_machine(), device)
+    check_root(config.run.root)
+    if config.learner.value_path:
+        check_place(config.learner.value_path, "learner.value_path")
+    if given := config.rollout.sampling_options:
+        check_sampling_values(given)
     try:
         print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     except BadRowsError as error:
@@ -124,6 +137,11 @@ def check_supervised(config: Config) -> list[str]:
     return lines
 
 
+def this_machine() -> Machine:
+    """Cores and memory of this machine."""
+    return Machine(cores=os.cpu_count() or 1, memory=psutil.virtual_memory().total / 2**30)
+
+
 def local_resources() -> Resources:
     """The CPUs of this machine and the GPUs that its driver lists."""
     gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
@@ -132,7 +150,7 @@ def local_resources() -> Resources:
 
 def cluster_resources(cluster: ClusterConfig) -> Resources:
     """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
-    if cluster.address == "local" or (cluster.address == "auto" and not os.environ.get("RAY_ADDRESS")):
+    if starts_here(cluster, os.environ.get("RAY_ADDRESS", "")):
         return local_resources()
     from trainer.cluster import attached_resources
 

@@ -26,7 +26,7 @@ from trainer import build
 from trainer.evaluation_files import check_responses_path, evaluation_record, response_rows, write_responses
 from trainer.held_out_scores import Evaluation, describe_evaluation, evaluate_policy, percent
 from trainer.local import single_process
-from trainer.model_files import inspect_model, load_tokenizer, model_of, run_of
+from trainer.model_files import check_place, inspect_model, load_tokenizer, model_of, run_of
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -109,6 +109,8 @@ def evaluate_models(
 
     `local`: in this process, without Ray.
     """
+    if against:
+        check_place(against, "--against")
     for path in filter(None, (target, against)):
         check_unseen(config.task, path)
     if target:
@@ -186,7 +188,7 @@ def _check_held_out(task: TaskConfig, known: TaskConfig, target: str) -> None:
 
 def check_rival(model: str, rival: str) -> None:
     """Raises ConfigError when the two models have different vocabularies: the problems are tokenized only once."""
-    inspect_model(rival)
+    inspect_model(rival, "--against")
     if load_tokenizer(model).get_vocab() != load_tokenizer(rival).get_vocab():
         raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
 

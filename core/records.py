@@ -68,7 +68,6 @@ class Start:
     samples: int
     seed: int  # the seed of sample i is derive(seed, i)
     state_key: StateKey | None = None  # the replayed state, None for a root
-    explores: bool = False  # whether that state is from an own failure, and no success through it is known
 
     @property
     def replayed(self) -> bool:

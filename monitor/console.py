@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from monitor.alarms import alarms
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
 logger = logging.getLogger("retrospect.console")  # log.txt keeps what was shown, line by line
@@ -158,6 +159,11 @@ class PlainConsole:
         """Show one iteration."""
         self._shown.append(metrics)
         self._print(plain_line(metrics, self._iterations, self._remaining()))
+        self._warn()
+
+    def _warn(self) -> None:
+        for line in alarms(self._shown):
+            self._print(line, logging.WARNING)
 
     def note(self, text: str) -> None:
         """Show a line that stays: a checkpoint, a restart, an evaluation."""
@@ -178,8 +184,8 @@ class PlainConsole:
         times = [metrics.seconds.total for metrics in self._shown[-ETA_WINDOW:]]
         return duration((self._iterations - self._done) * sum(times) / len(times)) if times else ""
 
-    def _print(self, line: str) -> None:
-        logger.info(line)
+    def _print(self, line: str, level: int = logging.INFO) -> None:
+        logger.log(level, line)
         print(line, file=self._stream, flush=True)
 
 
@@ -202,6 +208,7 @@ class LiveConsole(PlainConsole):
         self._shown.append(metrics)
         logger.info(plain_line(metrics, self._iterations, self._remaining()))
         self._live.refresh()
+        self._warn()
 
     def phase(self, text: str) -> None:
         """Name the phase next to the progress bar."""
@@ -212,9 +219,9 @@ class LiveConsole(PlainConsole):
         self._doing = "finished" if self._done >= self._iterations else "stopped"
         self._live.stop()
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, level: int = logging.INFO) -> None:
         """Print a line above the table."""
-        logger.info(line)
+        logger.log(level, line)
         self._console.print(Text(line, style="dim"))
 
     def render(self) -> RenderableType:

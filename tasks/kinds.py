@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from core.config import Columns, TaskConfig, task_sources
 from core.errors import DataError
-from tasks.code.programs import read_mbpp
+from tasks.code.formats import read_apps, read_humaneval, read_mbpp
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.mathematics.answers import gsm8k_answer, math_answer, read_gsm8k, read_math
@@ -31,6 +31,7 @@ from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, puzzle_items
 from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
+from tasks.synthetic.stories import STORIES
 
 Answer = Callable[[str], str | None]
 """Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
@@ -69,6 +70,7 @@ KINDS: Mapping[str, TaskKind] = {
     "lock": TaskKind("tasks.synthetic.lock:verify_lock", LOCK),
     "countdown": TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN),
     "rule": TaskKind("tasks.synthetic.rule:verify_rule", RULE),
+    "stories": TaskKind("tasks.synthetic.stories:verify_stories", STORIES),
     "gsm8k": TaskKind(
         "tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer, answer_is_reference=True
     ),
@@ -76,6 +78,8 @@ KINDS: Mapping[str, TaskKind] = {
         "tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer, answer_is_reference=True
     ),
     "mbpp": TaskKind("tasks.code.programs:verifier", read=read_mbpp, runs_programs=True),
+    "humaneval": TaskKind("tasks.code.programs:verifier", read=read_humaneval, runs_programs=True),
+    "apps": TaskKind("tasks.code.programs:verifier", read=read_apps, runs_programs=True),
     "dialogue": TaskKind("", read=read_dialogue, has_answers=False),
 }
 

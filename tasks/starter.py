@@ -89,6 +89,7 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
 def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, label: str, partial: Path) -> None:
     """Make tokenizer and model, train, and save both into an existing directory. `partial`: state of an interrupted warm-start."""
     import torch
+    from transformers.utils import logging as transformers_logging
 
     from tasks.warmstart import warm_start
 
@@ -97,6 +98,7 @@ def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, lab
         torch.manual_seed(derive(seed, "starter", "model"))
         model = small_model(config, tokenizer)
     loss = warm_start(model, corpus, tokenizer, config, label, partial)
+    transformers_logging.disable_progress_bar()  # "Writing model shards", for a second
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     record = {"settings": config.model_dump(mode="json", exclude={"cache"}), "seed": seed, "loss": loss}

@@ -5,7 +5,6 @@ Pure functions, called by `trainer/loop.py`. Invariant: results depend only on t
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +60,6 @@ def replayed_starts(
             samples=samples,
             seed=derive(seed, "replayed", iteration, index),
             state_key=state.key,
-            explores=state.provenance is Provenance.OWN_FAILED,
         )
         for index, state in enumerate(states, first)
     ]
@@ -97,8 +95,7 @@ def candidates(
     for its problem. States without a finite value and trajectories without a finite reward are left out.
 
     `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out. A success
-    from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it. A success found by
-    exploring is added whole (`discoveries`).
+    from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it.
     """
     found = []
     for item, known in zip(judged, values, strict=True):
@@ -133,22 +130,6 @@ def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem])
         _rollout(start, solution, Verdict(1.0, True, "canonical solution"))
         for start in starts
         if not start.replayed and (solution := problems[start.problem_id].solution_ids) is not None and solution.size
-    ]
-
-
-def discoveries(judged: Sequence[Judged]) -> list[Judged]:
-    """The first success of each exploring start as a rollout from the root, for the critic to value.
-
-    So its prefix, until now part of a failure, joins a proven chain. The start keeps its state key, because the success does not
-    count as an outcome of the root.
-    """
-    first: dict[str, Judged] = {}
-    for item in judged:
-        if item.trajectory.start.explores and item.verdict.correct:
-            first.setdefault(item.trajectory.start.id, item)
-    return [
-        _rollout(replace(item.trajectory.start, prefix_ids=EMPTY), item.trajectory.response_ids, item.verdict)
-        for item in first.values()
     ]
 
 

@@ -45,7 +45,7 @@ class StarterConfig(Section):
         0.0,
         ge=0,
         le=1,
-        description="Task rule: share of warm-start answers that have the right form but random choices; 1: the rule must be discovered.",
+        description="Tasks rule, stories, lock, countdown: share of warm-start answers that have the right form but random choices, so that what is right must be discovered.",
     )
     cache: Path = Field(
         Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
@@ -63,18 +63,34 @@ class Columns(Section):
         None, description="Column of the canonical solution; none: the task has no canonical solutions."
     )
     level: str | None = Field(None, description="Column of the difficulty level, for reports.")
-    tests: str | None = Field(None, description="Column of the unit tests: a list of assert statements (task mbpp).")
-    setup: str | None = Field(
-        None, description="Column of statements that the tests need, run after the program (mbpp)."
+    tests: str | None = Field(
+        None,
+        description="Column of a program's tests: a list of asserts (task mbpp), a function check(candidate) (humaneval), inputs and outputs (apps).",
+    )
+    setup: str | None = Field(None, description="Column of statements that run with the program (mbpp, apps).")
+    entry_point: str | None = Field(
+        None,
+        description="Column of the name of the function that is tested (humaneval; apps where the tests do not name it).",
+    )
+    checker: str | None = Field(
+        None,
+        description="Column of a Python program that judges what was printed, for problems with several answers (apps).",
+    )
+    language: str | None = Field(
+        None, description="Column of the language of the program: python, cpp or javascript; none: python (apps)."
     )
 
 
 class CodeConfig(Section):
-    """Rewards of programs, and their memory limit (task mbpp)."""
+    """Rewards of programs, what they start with, and their limits (tasks mbpp, humaneval, apps)."""
 
     compile_error: float = Field(-1.0, description="Reward of a program that does not compile.")
     runtime_error: float = Field(
-        -0.6, description="Reward of a program that raises, ends, or takes too much time or memory in any test."
+        -0.6, description="Reward of a program that raises, ends, or takes too much time or memory in all tests."
+    )
+    any_error_fails: bool = Field(
+        False,
+        description="Give `runtime_error` already for one such test, as StepCoder does; otherwise it is one failed test.",
     )
     failed: float = Field(-0.3, description="Reward of a program that runs and fails all tests.")
     passed: float = Field(1.0, description="Reward of a program that passes all tests.")
@@ -84,7 +100,32 @@ class CodeConfig(Section):
         le=1,
         description="Weight of passing some tests: such a program gets failed + fraction x share passed x (passed - failed).",
     )
+    visible_share: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of a test that the prompt shows, relative to a hidden one, among the tests passed.",
+    )
+    setup: Literal["before", "after"] = Field(
+        "after", description="Whether the setup of mbpp runs before or after the program."
+    )
+    prelude: str | None = Field(
+        None,
+        description="Python statements that run before every program; none: those of the format's benchmark (apps: its imports).",
+    )
+    packages: tuple[str, ...] = Field((), description="Installed packages that programs may import, such as numpy.")
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Absolute or relative error of numbers in outputs (apps), where the row has no `tolerance`.",
+    )
     memory_mib: int = Field(512, ge=64, description="Memory of a program, in MiB.")
+    output_mib: int = Field(16, ge=1, description="Output of a program in one test, in MiB.")
+    program_seconds: float = Field(
+        20.0,
+        gt=0,
+        description="CPU seconds that all tests of a program may take together; later tests count as failed.",
+    )
 
     @property
     def worst(self) -> float:
@@ -102,12 +143,12 @@ class FewShot(Section):
 class DataConfig(Section):
     """A data set, the form of its prompts, and the judge of its responses."""
 
-    name: Literal["arithmetic", "lock", "countdown", "rule", "gsm8k", "math", "mbpp", "dialogue"] = Field(
-        "arithmetic", description="Task: it sets how prompts are built and how answers are judged."
-    )
+    name: Literal[
+        "arithmetic", "lock", "countdown", "rule", "stories", "gsm8k", "math", "mbpp", "humaneval", "apps", "dialogue"
+    ] = Field("arithmetic", description="Task: it sets how prompts are built and how answers are judged.")
     path: str = Field(
         "",
-        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule).",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set to train on.")
     eval_path: str = Field(
@@ -136,7 +177,7 @@ class DataConfig(Section):
     min_operations: int = Field(
         4,
         ge=1,
-        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines).",
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read).",
     )
     max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(
@@ -154,7 +195,7 @@ class DataConfig(Section):
     judge_timeout: float = Field(
         5.0,
         gt=0,
-        description="Seconds of processor time that one verdict may take before the response counts as wrong, and ten times as many on the wall clock (mbpp: this much CPU time, and three times as much wall-clock time).",
+        description="Seconds of processor time that one verdict may take before the response counts as wrong, and ten times as many on the wall clock (programs: CPU seconds per test, and seconds of idling for all tests together).",
     )
     judge_memory_gib: float = Field(
         8.0,
