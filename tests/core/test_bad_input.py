@@ -275,6 +275,21 @@ def test_a_bad_command_is_one_line(line: str, told: str, tmp_path: Path, monkeyp
     assert time.monotonic() - begun < LONG
 
 
+def test_an_error_in_a_users_reward_is_shown_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.judge_worker import load_verifier
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text, told in (
+        ("bad_syntax", "def reward(a, b)\n    return 1\n", "SyntaxError: expected ':' (bad_syntax.py, line 1)"),
+        ("bad_import", "\n\nimport nothing_here\n", "No module named 'nothing_here' (bad_import.py, line 3)"),
+        ("bad_start", "x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero (bad_start.py, line 2)"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load_verifier(f"{name}:reward")
+        one_line(error.value, told)
+
+
 TYPOS = [
     ("--replay.ratoi", "replay.ratio"),
     ("--lr", "learner.policy_lr"),
