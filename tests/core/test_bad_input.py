@@ -43,7 +43,7 @@ FIELD_CASES: list[tuple[str, Any]] = [
     *((name, value) for name in NUMBERS for value in NO_NUMBERS),
     *((name, value) for name in FLAGS for value in ("perhaps", 2, [True], math.nan)),
     *((name, value) for name in TEXTS for value in (1, True, ["x"], {"a": "b"})),
-    *((name, value) for name in CHOICES for value in ("none of them", 3, [], "")),
+    *((name, value) for name in CHOICES for value in ("none of them", 3, ["x"], "")),
 ]
 
 
