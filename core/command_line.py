@@ -151,7 +151,7 @@ def _kind(field: FieldInfo) -> str:
     choices = get_args(field.annotation)
     if get_origin(field.annotation) is Literal:
         return "{" + ",".join(choices) + "}"
-    if get_origin(field.annotation) is dict:
+    if get_origin(field.annotation) in (dict, tuple):
         return "JSON"
     if get_origin(field.annotation) is tuple:
         return ",".join(get_args(choices[0]))

@@ -15,7 +15,18 @@ from core.sections.monitor import MonitorConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
 from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig, SupervisedConfig
-from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
+from core.sections.tasks import (
+    CodeConfig,
+    Columns,
+    FewShot,
+    SandboxMode,
+    Source,
+    SourceConfig,
+    StarterConfig,
+    TaskConfig,
+    task_sources,
+    task_title,
+)
 
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""

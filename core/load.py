@@ -3,6 +3,7 @@
 Called by `launch.py` and by the tests of the recipes. Nothing here imports an engine.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -87,7 +88,10 @@ def explain(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         names = [*Config.model_fields, *FIELDS]
-        return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
+        meant = re.sub(
+            r"^task\.sources\.[0-9]+", "task", where
+        )  # a data set of a mixture has the fields of the section
+        return f"unknown key {where!r}; the nearest valid name is {nearest(meant, names)!r}"
     return f"{where} = {first['input']!r}: {first['msg']}"
 
 

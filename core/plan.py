@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import ClusterConfig, Config, Device
+from core.config import ClusterConfig, Config, Device, task_sources
 from core.errors import ClusterError, ConfigError
 
 
@@ -194,10 +194,12 @@ def batch_plan(config: Config) -> BatchPlan:
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: rollout.max_prompt_tokens + "
             f"rollout.max_response_tokens = {context}; raise it to at least {context}"
         )
-    if config.task.min_operations > config.task.max_operations:
-        raise ConfigError(
-            f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
-        )
+    for source in task_sources(config.task):
+        task = source.config
+        if task.min_operations > task.max_operations:
+            raise ConfigError(
+                f"task.min_operations = {task.min_operations} is larger than task.max_operations = {task.max_operations}"
+            )
     if config.replay.ratio > 0 and config.replay.capacity < config.replay.start_states:
         raise ConfigError(
             f"replay.capacity = {config.replay.capacity} is less than replay.start_states = {config.replay.start_states}, so that "
@@ -285,9 +287,10 @@ def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The actor that serves rewards to the task dialogue."""
+    judged = any(source.config.name == "dialogue" for source in task_sources(config.task))
     settings = config.reward_model
     gpus = settings.gpus if device == "cuda" else 0.0
-    return (Bundle("reward model", 1, settings.cpus, gpus),) if config.task.name == "dialogue" else ()
+    return (Bundle("reward model", 1, settings.cpus, gpus),) if judged else ()
 
 
 def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:

@@ -118,7 +118,7 @@ def plain_line(metrics: IterationMetrics, iterations: int, remaining: str) -> st
     rows = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
     shown = ", ".join(f"{row.short} {row.show(values[row.name])}" for row in rows)
     left = f", {remaining} left" if remaining else ""
-    head = f"iteration {metrics.iteration}/{iterations}: {shown}{_failures(metrics)}"
+    head = f"iteration {metrics.iteration}/{iterations}: {shown}{_sources(metrics)}{_failures(metrics)}"
     return f"{head} | {metrics.seconds.total:.1f} s ({_phases(metrics, PHASES)}){left}"
 
 
@@ -126,6 +126,12 @@ def _phases(metrics: IterationMetrics, names: Sequence[str]) -> str:
     """Seconds by phase: "generate 3.5, reward 0.2, ..."."""
     spent = [(name, float(getattr(metrics.seconds, name))) for name in names]
     return ", ".join(f"{name} {value:.1f}" for name, value in spent if value >= 0.05)
+
+
+def _sources(metrics: IterationMetrics) -> str:
+    """Success from the root for each data set of a mixture: ", gsm8k 12.5 %, math 3.1 %"."""
+    known = {label: source.root_success for label, source in metrics.sources.items()}
+    return "".join(f", {label} {_share(value)}" for label, value in known.items() if math.isfinite(value))
 
 
 def _failures(metrics: IterationMetrics) -> str:
@@ -259,4 +265,6 @@ def metrics_table(shown: Sequence[IterationMetrics], *, roomy: bool) -> Table:
 
 def phases_line(metrics: IterationMetrics) -> Text:
     """Seconds of the newest iteration by phase: "seconds: generate 3.5, reward 0.2, ..."."""
-    return Text(f"seconds: {_phases(metrics, (*PHASES, 'other'))}{_failures(metrics)}", overflow="fold")
+    return Text(
+        f"seconds: {_phases(metrics, (*PHASES, 'other'))}{_sources(metrics)}{_failures(metrics)}", overflow="fold"
+    )

@@ -186,7 +186,9 @@ def components(
         table = TokenTable.from_tokenizer(task.tokenizer)
         yield Components(
             task=task,
-            problems=problem_sampler(config.task.sampling, task.train, derive(config.run.seed, "problems")),
+            problems=problem_sampler(
+                config.task.sampling, task.train, derive(config.run.seed, "problems"), task.weights
+            ),
             by_id={problem.id: problem for problem in task.train},
             replay=store,
             actors=stream,
