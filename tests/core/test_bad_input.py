@@ -31,7 +31,7 @@ def kinds(name: str) -> set[Any]:
 
 
 NUMBERS = [name for name in FIELDS if {int, float} & kinds(name)]
-NO_NUMBERS = (math.nan, math.inf, -math.inf, True, "many", [1], {"a": 1}, 1e300, -(10**20))
+NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, True, "many", [1], {"a": 1}, 1e300, -(10**20))
 FLAGS = [name for name in FIELDS if kinds(name) == {bool}]
 TEXTS = [name for name in FIELDS if kinds(name) == {str}]
 CHOICES = [
@@ -39,11 +39,14 @@ CHOICES = [
     for name in FIELDS
     if get_origin(FIELDS[name].annotation) is not None and str in map(type, get_args(FIELDS[name].annotation))
 ]
+NO_CHOICES: tuple[Any, ...] = ("none of them", 3, [], "")
+NO_TEXTS: tuple[Any, ...] = (1, True, ["x"], {"a": "b"})
+NO_FLAGS: tuple[Any, ...] = ("perhaps", 2, [True], math.nan)
 FIELD_CASES: list[tuple[str, Any]] = [
     *((name, value) for name in NUMBERS for value in NO_NUMBERS),
-    *((name, value) for name in FLAGS for value in ("perhaps", 2, [True], math.nan)),
-    *((name, value) for name in TEXTS for value in (1, True, ["x"], {"a": "b"})),
-    *((name, value) for name in CHOICES for value in ("none of them", 3, ["x"], "")),
+    *((name, value) for name in FLAGS for value in NO_FLAGS),
+    *((name, value) for name in TEXTS for value in NO_TEXTS),
+    *((name, value) for name in CHOICES for value in NO_CHOICES),
 ]
 
 
@@ -273,21 +276,6 @@ def test_a_bad_command_is_one_line(line: str, told: str, tmp_path: Path, monkeyp
     (told_line,) = [text for text in errors.getvalue().splitlines() if text.startswith("error: ")]
     assert told in told_line
     assert time.monotonic() - begun < LONG
-
-
-def test_an_error_in_a_users_reward_is_shown_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.judge_worker import load_verifier
-
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name, text, told in (
-        ("bad_syntax", "def reward(a, b)\n    return 1\n", "SyntaxError: expected ':' (bad_syntax.py, line 1)"),
-        ("bad_import", "\n\nimport nothing_here\n", "No module named 'nothing_here' (bad_import.py, line 3)"),
-        ("bad_start", "x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero (bad_start.py, line 2)"),
-    ):
-        (tmp_path / f"{name}.py").write_text(text)
-        with pytest.raises(ConfigError) as error:
-            load_verifier(f"{name}:reward")
-        one_line(error.value, told)
 
 
 TYPOS = [
