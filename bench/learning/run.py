@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.learning.measures import learnability
+from bench.learning.measures import learnability, plain
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from core.config import Config
 from core.records import Scored
@@ -87,12 +87,10 @@ class Progress:
         if self._recent:
             means["largest_kl"] = max(row["kl"] for row in self._recent)
         self._recent = []
-        levels = {
-            level: {f"pass@{one.k}": asdict(one.estimate) for one in scores.passes}
-            for level, scores in evaluation.levels.items()
-        }
-        passes = {f"pass@{one.k}": asdict(one.estimate) for one in evaluation.overall.passes}
-        return {**counts, "greedy": evaluation.success, **passes, "levels": levels if len(levels) > 1 else {}, **means}
+        first = asdict(evaluation.overall.passes[0].estimate)
+        levels = {level: asdict(scores.passes[0].estimate) for level, scores in evaluation.levels.items()}
+        by_level = {"levels": levels} if len(levels) > 1 else {}
+        return {**counts, "greedy": evaluation.success, "pass@1": first, **by_level, **means}
 
 
 def outcomes(scored: Sequence[Scored], replayed: bool | None) -> list[tuple[int, int]]:
@@ -125,8 +123,9 @@ def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, 
             mastered = mastered + 1 if rows[-1]["pass@1"]["mean"] >= MASTERED else 0
             _say(rows[-1])
     last = replace(plan, samples=LAST_SAMPLES * plan.samples)
-    final = progress.row(evaluate_policy(parts.actors, parts.task, last))
-    return {"rows": rows, "first_success": progress.first, "final": final}
+    evaluation = evaluate_policy(parts.actors, parts.task, last)
+    passes = {f"pass@{one.k}": asdict(one.estimate) for one in evaluation.overall.passes}
+    return {"rows": rows, "first_success": progress.first, "final": {**progress.row(evaluation), **passes}}
 
 
 def _say(row: Row) -> None:
@@ -159,17 +158,6 @@ def with_starter(config: Config) -> Config:
     """The configuration with the starter of all seeds, as users share one pretrained model; a seed changes everything else."""
     path = resolve_model("starter", config.starter, config.task, STARTER_SEED)
     return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-
-
-def plain(value: Any) -> Any:
-    """JSON data: numbers with five significant digits, null for what is not finite."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value
 
 
 def main(path: Path) -> None:

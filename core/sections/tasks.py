@@ -1,11 +1,12 @@
 """Starter model, task and data."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from core.sections.base import Section
+from core.errors import ConfigError
+from core.sections.base import Section, as_mapping
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
@@ -44,7 +45,7 @@ class StarterConfig(Section):
         0.0,
         ge=0,
         le=1,
-        description="Task rule: share of warm-start answers that have the right form but random choices; 1: the rule must be discovered.",
+        description="Tasks rule, stories, lock, countdown: share of warm-start answers that have the right form but random choices, so that what is right must be discovered.",
     )
     cache: Path = Field(
         Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
@@ -132,15 +133,22 @@ class CodeConfig(Section):
         return min(self.compile_error, self.runtime_error, self.failed, self.passed)
 
 
-class TaskConfig(Section):
-    """Task and data."""
+class FewShot(Section):
+    """A solved example that every prompt shows."""
+
+    prompt: str = Field(description="The question, as {prompt} of the template.")
+    response: str = Field(description="What a model should answer.")
+
+
+class DataConfig(Section):
+    """A data set, the form of its prompts, and the judge of its responses."""
 
     name: Literal[
-        "arithmetic", "lock", "countdown", "rule", "gsm8k", "math", "mbpp", "humaneval", "apps", "dialogue"
+        "arithmetic", "lock", "countdown", "rule", "stories", "gsm8k", "math", "mbpp", "humaneval", "apps", "dialogue"
     ] = Field("arithmetic", description="Task: it sets how prompts are built and how answers are judged.")
     path: str = Field(
         "",
-        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule).",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set to train on.")
     eval_path: str = Field(
@@ -155,20 +163,25 @@ class TaskConfig(Section):
     columns: Columns = Columns()
     template: str = Field(
         "{prompt}",
-        description="Text of the prompt, with {prompt} for the question; the tokenizer's chat template, if it has one, is applied to this text.",
+        description="Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text.",
+    )
+    system: str = Field("", description="System prompt: a message of the chat template, else text before the prompt.")
+    examples: Annotated[tuple[FewShot, ...], BeforeValidator(as_mapping)] = Field(
+        (),
+        description="Solved examples (prompt, response) that every prompt shows first: turns of the chat template, else text.",
+    )
+    bad_rows: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many.",
     )
     min_operations: int = Field(
         4,
         ge=1,
-        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines).",
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read).",
     )
     max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(
         4096, ge=1, description="Generated tasks: training problems to make. Other tasks: most rows that are used."
-    )
-    sampling: Literal["uniform", "hard"] = Field(
-        "uniform",
-        description="Fresh problems. uniform: each once per epoch; hard: by their running success rate, unsolved ones up to 5 times as often as solved ones.",
     )
     reward: str = Field(
         "",
@@ -182,7 +195,7 @@ class TaskConfig(Section):
     judge_timeout: float = Field(
         5.0,
         gt=0,
-        description="Seconds that one verdict may take before the response counts as wrong (programs: CPU seconds per test, and seconds of idling for all tests together).",
+        description="Seconds of processor time that one verdict may take before the response counts as wrong, and ten times as many on the wall clock (programs: CPU seconds per test, and seconds of idling for all tests together).",
     )
     judge_memory_gib: float = Field(
         8.0,
@@ -194,3 +207,63 @@ class TaskConfig(Section):
         description="Sandbox of programs that the model wrote. unsafe-subprocess needs no bubblewrap and limits only time and memory: a program can do everything that you can.",
     )
     code: CodeConfig = CodeConfig()
+
+
+class SourceConfig(DataConfig):
+    """One data set of a mixture. A field that it leaves out has the value of the task section."""
+
+    label: str = Field(
+        "", pattern=r"^[\w.-]*$", description="What metrics and evaluations call this data set; empty: its task's name."
+    )
+    weight: float = Field(1.0, gt=0, description="Share of the fresh problems, relative to the other data sets.")
+
+    @model_serializer(mode="wrap")
+    def _given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields that were given: the others stay those of the task section when the file is read again."""
+        return {name: value for name, value in dump(self).items() if name in self.model_fields_set}
+
+
+class TaskConfig(DataConfig):
+    """Task and data."""
+
+    sampling: Literal["uniform", "hard"] = Field(
+        "uniform",
+        description="Fresh problems. uniform: each once per epoch; hard: by their running success rate, unsolved ones up to 5 times as often as solved ones.",
+    )
+    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_mapping)] = Field(
+        (),
+        description="A mixture: its data sets, each with fields of this section that differ, and with label and weight; empty: this section is the only one.",
+    )
+
+
+class Source(NamedTuple):
+    """One data set of a task."""
+
+    label: str  # empty if the task has only one
+    weight: float
+    config: TaskConfig  # without `sources`
+
+
+def task_sources(task: TaskConfig) -> tuple[Source, ...]:
+    """The data sets of a task, one or a mixture. Raises ConfigError when two have the same label."""
+    if not task.sources:
+        return (Source("", 1.0, task),)
+    found = []
+    for source in task.sources:
+        given = {name: getattr(source, name) for name in source.model_fields_set - {"label", "weight"}}
+        config = task.model_copy(update={**given, "sources": ()})
+        found.append(Source(source.label or config.name, source.weight, config))
+    labels = [source.label for source in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"task.sources: two data sets are called {twice!r}; give each a label of its own")
+    return tuple(found)
+
+
+def task_title(task: TaskConfig) -> str:
+    """What messages and files call a task: its name, or the labels of a mixture.
+
+    >>> task_title(TaskConfig(sources=(SourceConfig(name="gsm8k"), SourceConfig(name="math"))))
+    'gsm8k+math'
+    """
+    return "+".join(source.label for source in task_sources(task)) or task.name

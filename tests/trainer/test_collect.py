@@ -39,7 +39,7 @@ def collected(result: IterationResult, tokens_before: int = 0) -> IterationMetri
         actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0),
         replay=SimpleNamespace(stats=lambda: EMPTY),
         pipeline=SimpleNamespace(finished=1),
-        task=SimpleNamespace(prefix_correct=None, decode=str),
+        task=SimpleNamespace(prefix_correct=lambda *_: None, decode=str, weights={}),
         by_id={},
     )
     return collect_metrics(
@@ -102,7 +102,7 @@ def test_the_update_is_reported_under_its_own_names() -> None:
     same = {entry.name for entry in fields(UpdateStats)} & {entry.name for entry in fields(IterationMetrics)} - {
         "seconds"
     }
-    assert {"value_auc", "value_auc_within", "policy_lr", "padding_share", "first_kl"} <= same
+    assert {"value_auc", "value_auc_within", "policy_lr", "shared_share", "first_kl"} <= same
     assert {name: getattr(metrics, name) for name in same} == {name: NUMBERS[name] for name in same}
     assert metrics.kl == NUMBERS["policy_kl"]
 
