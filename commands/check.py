@@ -29,7 +29,7 @@ from tasks.judging import check_judges
 from tasks.kinds import task_items
 from tasks.problems import check_template
 from tasks.starter import CONTEXT
-from trainer.build import check_ranking
+from trainer.build import check_methods
 from trainer.model_files import check_judging_model, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
@@ -41,7 +41,7 @@ def check_recipe(options: Namespace) -> int:
     plan = batch_plan(config)
     check_options(config.rollout, config.cluster.device)
     check_training_options(config)
-    check_ranking(config)
+    check_methods(config)
     device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
     bundles = placement(config, device)
     lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout), *kl_warnings(config)]

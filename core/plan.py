@@ -43,13 +43,69 @@ class Resources:
     gpus: float
 
 
-def check_algorithm(config: Config, trajectories: int) -> None:
-    """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
-    algorithm = config.algorithm
-    if algorithm.estimator in ("grpo", "rloo") and config.rollout.samples < 2:
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the estimator and the ranking of a run need, by their registries (`trainer/build.py` fills it)."""
+
+    groups: bool  # the estimator compares the continuations of a start
+    advantages: bool  # the estimator reads values
+    greedy: bool  # the estimator reads the rewards of greedy continuations
+    ranking: Literal["nothing", "if there", "values"]  # what the ranking reads; "if there": it can do without values
+
+
+def critic(config: Config, needs: Needs) -> Literal["separate", "shared", "none"]:
+    """The critic of a run: `learner.value_model`, or none if nothing reads values."""
+    used = needs.advantages or needs.ranking != "nothing"
+    return config.learner.value_model if used else "none"
+
+
+def check_needs(config: Config, needs: Needs) -> None:
+    """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is not there."""
+    algorithm, learner = config.algorithm, config.learner
+    if needs.groups and config.rollout.samples < 2:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
             f"raise rollout.samples to at least 2"
+        )
+    if needs.greedy and config.rollout.max_staleness:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' continues every start greedily, but rollout.max_staleness is "
+            f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
+        )
+    if critic(config, needs) != "none":
+        return
+    if learner.value_model != "none":
+        absent = (
+            f"algorithm.estimator '{algorithm.estimator}' and replay.ranking '{config.replay.ranking}' read no values"
+        )
+    else:
+        absent = "learner.value_model is 'none'"
+    if needs.advantages:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' needs values, but {absent}; set it to separate or shared"
+        )
+    if needs.ranking == "values":
+        raise ConfigError(
+            f"replay.ranking '{config.replay.ranking}' needs values, but {absent}; set it to separate or shared"
+        )
+    for name in ("critic_warmup", "value_path", "value_epochs", "value_max_grad_norm"):
+        if given := getattr(learner, name):
+            raise ConfigError(
+                f"learner.{name} = {given} is about the critic, but there is none: {absent}; leave it out"
+            )
+
+
+def check_algorithm(config: Config, trajectories: int) -> None:
+    """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
+    algorithm = config.algorithm
+    if config.rollout.resample and config.rollout.samples < 2:
+        raise ConfigError(
+            "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; raise it to 2 or more"
+        )
+    if config.rollout.resample and config.rollout.max_staleness:
+        raise ConfigError(
+            f"rollout.resample waits for the engines again, but rollout.max_staleness is {config.rollout.max_staleness}; set one "
+            f"of them to 0"
         )
     if config.rollout.engine == "hf" and config.rollout.tensor_parallel > 1:
         raise ConfigError(
@@ -72,6 +128,15 @@ def check_algorithm(config: Config, trajectories: int) -> None:
     if config.learner.value_model == "shared" and config.learner.value_path:
         raise ConfigError(
             "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to separate"
+        )
+    for name in ("value_epochs", "value_max_grad_norm"):
+        if config.learner.value_model == "shared" and getattr(config.learner, name) is not None:
+            raise ConfigError(
+                f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to separate"
+            )
+    if config.learner.kl_stop is not None and config.learner.epochs == 1:
+        raise ConfigError(
+            "learner.kl_stop ends the passes over a batch early, but learner.epochs is 1; raise it to 2 or more"
         )
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(

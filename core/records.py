@@ -117,6 +117,7 @@ class Judged:
 
     trajectory: Trajectory
     verdict: Verdict
+    baseline: float | None = None  # reward of the greedy continuation of the same start, if the estimator needs it
 
 
 @dataclass(frozen=True, slots=True)

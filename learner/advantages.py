@@ -1,20 +1,17 @@
-"""Advantages and returns: generalised advantage estimation, group estimators and whitening, in plain torch.
+"""Generalised advantage estimation and whitening, in plain torch.
 
-Called by `learner.targets` on the whole global batch. Invariant: only positions with mask 1 (tokens that the policy generated
+Called by `learner.targets` and `learner.estimators` on the whole global batch. Invariant: only positions with mask 1 (tokens that the policy generated
 in this trajectory) count; prompt, replayed prefix and tool output change nothing. Shapes: B sequences, T tokens.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 Normalise = Literal["global", "per_source", "none"]
-Estimator = Literal["gae", "grpo", "rloo", "reinforce++"]
 
 _WHITEN_EPS = 1e-8
-_GROUP_EPS = 1e-6
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> Tensor:
@@ -51,57 +48,6 @@ def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
     With it the sum of the weights lambda^k does not saturate before the end of a long response.
     """
     return (1.0 - 1.0 / (alpha * lengths.clamp(min=1).to(torch.float64))).clamp(min=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Episodes:
-    """The inputs of the estimators of the policy's advantages."""
-
-    rewards: Tensor  # [B, T]
-    values: Tensor  # [B, T]
-    mask: Tensor  # [B, T] bool
-    groups: Tensor  # [B] continuations of the same start share a number
-    replayed: Tensor  # [B] bool
-
-
-def group_baseline(episodes: Episodes, *, leave_one_out: bool, scale: bool) -> Tensor:
-    """Advantages [B, T]: the episode's total reward R compared with its group's, the same for every token.
-
-    GRPO (2402.03300, section 4.1.2): (R - mean) / std of the group. RLOO (2402.14740, eq. 8): R - mean of the *others*. An
-    episode alone in its group has no baseline and gets 0. An episode whose mask is all 0 (no loss) counts in no baseline.
-    """
-    totals = torch.where(episodes.mask, episodes.rewards, 0.0).sum(dim=1)
-    out = torch.zeros_like(totals)
-    taking_part = episodes.mask.any(dim=1)
-    for group in torch.unique(episodes.groups[taking_part]):
-        members = (episodes.groups == group) & taking_part
-        own = totals[members]
-        centred = own - own.mean()
-        if leave_one_out and len(own) > 1:
-            centred = centred * (len(own) / (len(own) - 1))  # R - (S - R) / (n - 1) = n / (n - 1) (R - S / n)
-        if scale:
-            centred = centred / (centred.square().mean().sqrt() + _GROUP_EPS)
-        out[members] = centred
-    return torch.where(episodes.mask, out[:, None], 0.0)
-
-
-def policy_advantages(
-    estimator: Estimator, episodes: Episodes, gamma: float, lam: float | Tensor, how: Normalise
-) -> Tensor:
-    """The policy's advantages [B, T] by one of the estimators.
-
-    REINFORCE++ (2501.03262): the discounted return of every token, without a critic, whitened. GRPO and RLOO ignore `how`,
-    because their groups normalise them.
-    """
-    if estimator == "grpo":
-        return group_baseline(episodes, leave_one_out=False, scale=True)
-    if estimator == "rloo":
-        return group_baseline(episodes, leave_one_out=True, scale=False)
-    if estimator == "reinforce++":
-        raw = gae(episodes.rewards, torch.zeros_like(episodes.values), episodes.mask, gamma, 1.0)
-    else:
-        raw = gae(episodes.rewards, episodes.values, episodes.mask, gamma, lam)
-    return normalised(raw, episodes.mask, episodes.replayed, how)
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:

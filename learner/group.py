@@ -8,6 +8,7 @@ ends all ranks, and `restart` with `restore` brings them back.
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,32 @@ from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, RankCalls, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
-from learner.packing.assign import CPU_OVERHEAD, GPU_OVERHEAD, Assignment, assign_packed, assign_padded
-from learner.packing.batch import Row, padding_share, row_of
+from learner.packing.assign import Assignment, assign_trees
+from learner.packing.batch import Row, row_of, shared_share
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
-from learner.stats import NOT_TRIED, BatchStats, BroadcastReport, StepSums, UpdateStats, add_ranks, summarise_update
+from learner.stats import (
+    NOT_TRIED,
+    BatchStats,
+    BroadcastReport,
+    StepSums,
+    UpdateStats,
+    add_ranks,
+    moved_too_far,
+    summarise_update,
+)
 from learner.targets import TargetBatch, compute_targets, skipped_problems
+
+
+@dataclass(frozen=True, slots=True)
+class TakenStep:
+    """One optimizer step of an update."""
+
+    members: list[int]  # trajectories
+    plans: list[StepPlan]  # per rank
+    sums: StepSums  # over all ranks
+    tried: bool  # False: left out for a NaN or Inf in its targets
 
 
 class LearnerGroup:
@@ -43,6 +63,7 @@ class LearnerGroup:
         dtype: str,
         device: Device,
         temperature: float,
+        longest: int,
         total_steps: int,
         seed: int,
         cpus: float = 1.0,
@@ -56,6 +77,7 @@ class LearnerGroup:
             model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
             dtype: "float32" or "bfloat16".
             temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
+            longest: tokens of the longest possible response.
             total_steps: optimizer steps of the whole run, for the learning-rate schedule.
             cpus, gpus: what a rank reserves; GPUs on device "cuda" only.
             local: run the one rank in this process instead of a Ray actor (debugging).
@@ -67,8 +89,8 @@ class LearnerGroup:
         self._config = config
         self._algorithm = algorithm
         self._seed = seed
+        self._longest = longest
         self._total_steps = total_steps
-        self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
         self._has_reference = algorithm.kl_coefficient > 0
         self._ranks: RankCalls
 
@@ -76,7 +98,7 @@ class LearnerGroup:
             self._ranks = LocalRanks() if local else Ranks(config, device=device, cpus=cpus, gpus=gpus)
             self._ranks.join(device, config.deadline)
             arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
-            trained, self._packed = self._ranks.call_same(RankWorker.load, *arguments)[0]
+            trained = self._ranks.call_same(RankWorker.load, *arguments)[0]
             self._ranks.call_same(RankWorker.open_channel, sender, config.deadline)
             fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
             kl = algorithm.kl_coefficient
@@ -99,7 +121,7 @@ class LearnerGroup:
         """Compute values, proximal and reference log-probabilities of every trajectory with the current models."""
         rows = [row_of(j.trajectory) for j in judged]
         assignment = self._assign(rows)
-        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows, self._packed))
+        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows))
         values, proximal, reference = (
             results_by_row(assignment, rows, [[scores[number] for scores in rank] for rank in columns])
             for number in range(3)
@@ -123,53 +145,76 @@ class LearnerGroup:
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
         Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards: it says nothing about the policy, which
         takes no step. A minibatch with a NaN or Inf is left out. A NaN or Inf that arises in a loss or a gradient skips that step on
-        all ranks. Skipped steps count in the learning-rate schedule. The critic's calibration is measured at the `boundaries` of
-        each response.
+        all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps after a pass that moved it by
+        more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response.
 
         Raises:
             DivergenceError: `max_skipped_steps` in a row were skipped.
         """
-        state = self._state
-        warm = state.begin_update(self._config.critic_warmup)
+        config, state = self._config, self._state
+        warm = state.begin_update(config.critic_warmup)
         algorithm = self._algorithm if warm else self._algorithm.model_copy(update={"value_lambda": 1.0})
         batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries)
-        regularised = algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0
-        train_policy = warm and (batch.informative or regularised)
-        minibatches = self._minibatches(len(scored))
-        plans = [self._step_plans(batch, m, state.steps + k, train_policy) for k, m in enumerate(minibatches)]
-        finite = [batch.finite(members) for members in minibatches]
-        by_rank: list[list[StepPlan]] = [
-            list(rank) for rank in zip(*(p for p, good in zip(plans, finite, strict=True) if good), strict=True)
-        ]
-        per_rank = self._ranks.call(RankWorker.update, by_rank) if by_rank else []
-        done = (add_ranks(step) for step in zip(*per_rank, strict=True))
-        steps = [next(done) if good else NOT_TRIED for good in finite]
-        read = [micro.inputs for rank in by_rank for step in rank for micro in step.batches]
-        trained = [batch.rows[i] for members, good in zip(minibatches, finite, strict=True) if good for i in members]
+        train_policy = policy = warm and (batch.informative or algorithm.regularised)
+        taken: list[TakenStep] = []
+        for number in range(max(config.epochs, config.critic_epochs)):
+            policy = policy and number < config.epochs
+            critic = config.critic_trains and number < config.critic_epochs
+            if policy or critic or not taken:
+                last = self._pass(batch, taken, self._minibatches(scored, number), policy, critic)
+                taken += last
+                policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)
+        tried = [step for step in taken if step.tried]
         stats = summarise_update(
-            steps,
+            [step.sums for step in taken],
             batch.stats,
-            policy_lr=plans[-1][0].policy_lr,
-            value_lr=plans[-1][0].value_lr,
+            policy_lr=next((step.plans[0].policy_lr for step in reversed(taken) if step.plans[0].train_policy), 0.0),
+            value_lr=taken[-1].plans[0].value_lr,
             kl_coefficient=state.kl_coefficient,
-            padding_share=padding_share(read, trained),
+            shared_share=shared_share(
+                [micro.inputs for step in tried for plan in step.plans for micro in plan.batches],
+                [batch.rows[i] for step in tried for i in step.members],
+            ),
             policy_trained=train_policy,
+            critic=config.critic_trains,
         )
-        self._note(scored, minibatches, steps, batch.stats, train_policy)
+        self._note(scored, taken, batch.stats, train_policy)
         return stats
 
+    def _pass(
+        self, batch: TargetBatch, before: Sequence[TakenStep], minibatches: list[list[int]], policy: bool, critic: bool
+    ) -> list[TakenStep]:
+        """One pass over the batch, after the steps `before` of this update; which of the models learn."""
+        state, share = self._state, self._config.critic_epochs / self._config.epochs
+        policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
+        value_step = int(state.steps * share) + len(before)
+        late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
+        steps: list[tuple[list[int], list[StepPlan]]] = []
+        for members in minibatches:
+            trains = policy and (self._algorithm.regularised or batch.teaches(members))
+            policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
+            value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
+            steps.append((members, self._step_plans(batch, members, policy_lr, value_lr, trains, critic)))
+            policy_step, value_step = policy_step + trains, value_step + 1
+        finite = [batch.finite(members) for members, _ in steps]
+        by_rank = list(zip(*(plans for (_, plans), good in zip(steps, finite, strict=True) if good), strict=True))
+        per_rank = self._ranks.call(RankWorker.update, by_rank) if by_rank else []
+        done = (add_ranks(step) for step in zip(*per_rank, strict=True))
+        sums = [next(done) if good else NOT_TRIED for good in finite]
+        return [TakenStep(*step, of_step, good) for step, of_step, good in zip(steps, sums, finite, strict=True)]
+
     def _note(
-        self,
-        scored: Sequence[Scored],
-        minibatches: list[list[int]],
-        steps: list[StepSums],
-        batch: BatchStats,
-        policy_trained: bool,
+        self, scored: Sequence[Scored], taken: Sequence[TakenStep], batch: BatchStats, policy_trained: bool
     ) -> None:
         """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
         state, target = self._state, self._algorithm.kl_target
-        skipped = [step.skipped for step in steps]
-        state.note_steps(skipped, skipped_problems(scored, minibatches, skipped), policy_trained)
+        skipped = [step.sums.skipped for step in taken]
+        state.note_steps(
+            skipped,
+            skipped_problems(scored, [step.members for step in taken], skipped),
+            steps=self._config.epochs * self._config.minibatches,
+            policy_steps=sum(step.plans[0].train_policy for step in taken),
+        )
         state.note_critic(batch.explained_variance, batch.returns_vary, self._config.critic_settled)
         if policy_trained and target is not None and math.isfinite(batch.reference_kl):
             state.kl_coefficient = adapted_coefficient(
@@ -257,34 +302,39 @@ class LearnerGroup:
     def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
         """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for them."""
         assignment = self._assign(rows)
-        finish = self._ranks.begin(method, input_batches(assignment, rows, self._packed))
+        finish = self._ranks.begin(method, input_batches(assignment, rows))
         return lambda: results_by_row(assignment, rows, finish())
 
     def _assign(self, rows: Sequence[Row]) -> Assignment:
-        lengths, budget = [len(row.tokens) for row in rows], self._config.micro_batch_tokens
         ranks = max(1, len(self._ranks))  # there are 0 after an error: then the next call raises
-        if self._packed:
-            return assign_packed(lengths, budget, ranks)
-        return assign_padded(lengths, budget, ranks, self._overhead)
+        return assign_trees([row.tokens for row in rows], self._config.micro_batch_tokens, ranks)
 
-    def _minibatches(self, count: int) -> list[list[int]]:
-        """Rows of every optimizer step of this update, in order."""
-        steps: list[list[int]] = []
-        for epoch in range(self._config.epochs):
-            order = generator(self._seed, "minibatches", self._state.updates, epoch).permutation(count)
-            steps += [part.tolist() for part in np.array_split(order, self._config.minibatches) if len(part)]
-        return steps
+    def _minibatches(self, scored: Sequence[Scored], number: int) -> list[list[int]]:
+        """Rows of every optimizer step of pass `number` of this update, in order: a shuffle in which rows of one problem, and in it
+        of one start, stay together, so that a step reads what they share once."""
+        problems: dict[str, dict[str, list[int]]] = {}
+        for row in generator(self._seed, "minibatches", self._state.updates, number).permutation(len(scored)).tolist():
+            start = scored[row].trajectory.start
+            problems.setdefault(start.problem_id, {}).setdefault(start.id, []).append(row)
+        order = np.array([row for starts in problems.values() for rows in starts.values() for row in rows])
+        return [part.tolist() for part in np.array_split(order, self._config.minibatches) if len(part)]
 
-    def _step_plans(self, batch: TargetBatch, members: list[int], step: int, train_policy: bool) -> list[StepPlan]:
+    def _step_plans(
+        self,
+        batch: TargetBatch,
+        members: list[int],
+        policy_lr: float,
+        value_lr: float,
+        train_policy: bool,
+        train_critic: bool,
+    ) -> list[StepPlan]:
         """One optimizer step, per rank."""
         assignment = self._assign([batch.rows[i] for i in members])
-        late = self._state.steps - self._state.policy_steps  # the policy's schedule begins with its first step
-        policy_lr = self._rate(self._config.policy_lr, step - late, self._total_steps - late) if train_policy else 0.0
-        value_lr = self._rate(self._config.value_lr, step, self._total_steps)
         in_loss = self._state.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
+        how = self._algorithm.aggregation
         return [
-            StepPlan(batches, policy_lr, value_lr, in_loss, train_policy)
-            for batches in train_batches(assignment, batch, members, self._algorithm.aggregation, self._packed)
+            StepPlan(batches, policy_lr, value_lr, in_loss, train_policy, train_critic)
+            for batches in train_batches(assignment, batch, members, how, self._longest)
         ]
 
     def _rate(self, peak: float, step: int, total: int) -> float:

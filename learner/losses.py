@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 KlEstimator = Literal["k1", "k2", "k3"]
-Aggregation = Literal["token-mean", "sequence-mean"]
+Aggregation = Literal["token-mean", "sequence-mean", "constant"]
 
 K3_RATIO = 10.0
 """Where the reference gives a token more than 10 times the policy's probability, k3 goes on as its tangent there."""
@@ -81,6 +81,16 @@ def masked_importance(proximal: Tensor, behaviour: Tensor, floor: float, cap: fl
     return torch.where((weights >= floor) & (weights <= cap), weights, 0.0)
 
 
+def of_sequences(log_ratios: Tensor, counts: Tensor) -> Tensor:
+    """[N] the sum of `log_ratios` [N] over each token's sequence; sequence i has `counts[i]` tokens.
+
+    The logarithm of pi_prox(y) / pi_behaviour(y) of whole sequences, whose weights are unbiased and vary more than those of tokens
+    (TRL: `vllm_importance_sampling_mode`, `sequence_truncate` and `sequence_mask`).
+    """
+    sums = torch.segment_reduce(log_ratios, "sum", lengths=counts)
+    return torch.repeat_interleave(sums, counts)
+
+
 def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: float, samples: int) -> float:
     """The KL coefficient after an update of `samples` trajectories (Ziegler et al. 1909.08593, section 2.2).
 
@@ -90,17 +100,19 @@ def adapted_coefficient(coefficient: float, measured: float, target: float, hori
     return coefficient * (1.0 + error * samples / horizon)
 
 
-def aggregation_weights(mask: Tensor, how: Aggregation) -> Tensor:
+def aggregation_weights(mask: Tensor, how: Aggregation, longest: int = 0) -> Tensor:
     """Weights [B, T] whose weighted sum is the mean over the batch; all 0 when the mask is empty.
 
-    token-mean: 1 / (tokens of the batch). sequence-mean: 1 / (sequences with tokens x tokens of the sequence). The mask is
-    that of the *global* batch (one optimizer step), so the loss does not depend on how it is split afterwards.
+    token-mean: 1 / (tokens of the batch). sequence-mean: 1 / (sequences with tokens x tokens of the sequence). constant: 1 /
+    (sequences with tokens x `longest`), the longest possible response: the length of a response does not change the weight of its
+    tokens (Dr. GRPO, 2503.20783, section 3). The mask is that of the *global* batch (one optimizer step), so the loss does not
+    depend on how it is split afterwards.
     """
     weights = mask.to(torch.float64)
-    if how == "sequence-mean":
-        lengths = weights.sum(dim=1, keepdim=True)
-        weights = weights / lengths.clamp(min=1.0)
-        total = (lengths > 0).sum().clamp(min=1)
-    else:
-        total = weights.sum().clamp(min=1.0)
-    return (weights / total).to(torch.float32)
+    lengths = weights.sum(dim=1, keepdim=True)
+    sequences = (lengths > 0).sum().clamp(min=1)
+    if how == "token-mean":
+        return (weights / weights.sum().clamp(min=1.0)).to(torch.float32)
+    if how == "constant":
+        return (weights / (sequences * longest)).to(torch.float32)
+    return (weights / lengths.clamp(min=1.0) / sequences).to(torch.float32)

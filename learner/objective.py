@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.losses import KlEstimator, kl, policy_loss, ratio, value_loss
+from learner.losses import KlEstimator, kl, value_loss
 from learner.packing.batch import TokenTargets
+from learner.policy_losses import PolicyLoss, PolicyTokens, ppo
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class LossSettings:
     value_clip: float
     value_coefficient: float  # weight of the value loss where policy and critic share a trunk
     temperature: float  # of the rollouts
+    policy_loss: PolicyLoss = ppo
+    positive: float = 0.0  # weight of the language-model loss on correct responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +48,33 @@ class PolicySums:
 def policy_objective(
     logprobs: Tensor, entropy: Tensor, targets: TokenTargets[Tensor], settings: LossSettings, kl_coefficient: float
 ) -> tuple[Tensor, PolicySums]:
-    """Loss (scalar) and statistics of the policy on N tokens: surrogate x importance + c_kl KL - c_ent entropy."""
+    """Loss (scalar) and statistics of the policy on N tokens.
+
+    surrogate x importance - c_ent entropy + c_kl KL x importance + c_pos (-log pi of correct responses). The last is VAPO's
+    (2504.05118, section 4.3): a mean over the tokens of the correct responses of the step.
+    """
     s, w = settings, targets.weights
-    ratios = ratio(logprobs, targets.proximal)
-    surrogate, clipped = policy_loss(ratios, targets.advantages, s.clip_low, s.clip_high, s.dual_clip)
-    surrogate = (w * targets.importance * surrogate).sum()
+    surrogate, clipped = s.policy_loss(policy_tokens(logprobs, targets, s))
+    surrogate = (targets.policy_weights * targets.importance * surrogate).sum()
     loss = surrogate
     if s.entropy > 0:
         loss = loss - s.entropy * (w * entropy).sum()
     if kl_coefficient > 0:
         divergence = kl(logprobs, targets.reference, s.kl_estimator)
         loss = loss + kl_coefficient * (w * targets.importance * divergence).sum()
+    if s.positive > 0:
+        loss = loss - s.positive * (targets.positive * logprobs).sum()
     with torch.no_grad():
         moved = (w * kl(targets.proximal, logprobs, "k3")).sum()
         numbers = torch.stack([surrogate, moved, (w * clipped).sum(), (w * entropy).sum()]).tolist()
     return loss, PolicySums(*numbers)
+
+
+def policy_tokens(logprobs: Tensor, targets: TokenTargets[Tensor], settings: LossSettings) -> PolicyTokens:
+    """The inputs of a policy loss on N tokens."""
+    s = settings
+    sequence = torch.unique(targets.sequence, return_inverse=True)[1]
+    return PolicyTokens(logprobs, targets.proximal, targets.advantages, sequence, s.clip_low, s.clip_high, s.dual_clip)
 
 
 def value_objective(values: Tensor, targets: TokenTargets[Tensor], clip: float) -> Tensor:

@@ -36,8 +36,8 @@ class LearnerState:
     kl_coefficient: float  # the same as adapted so far
     version: int = 0  # of the weights, grows with every broadcast
     updates: int = 0
-    steps: int = 0  # optimizer steps, skipped ones included
-    policy_steps: int = 0  # of these, with the policy trained: its learning-rate schedule begins with the first
+    steps: int = 0  # optimizer steps that the policy could have taken, skipped ones included
+    policy_steps: int = 0  # of these, those in which it was trained: its learning-rate schedule begins with the first
     skipped_in_row: int = 0
     skipped_problems: list[str] = field(default_factory=list)  # ids, of these skipped steps
     policy_trains: bool = False  # False until the critic's warm-up ends
@@ -67,14 +67,17 @@ class LearnerState:
         still = len(self.variances) == SETTLED_OVER and low > settled and high - low < settled
         self.policy_trains = self.policy_trains or still
 
-    def note_steps(self, skipped: list[bool], problems: Sequence[str], policy_trained: bool) -> None:
-        """Count the optimizer steps of an update; `problems`: ids of those in the skipped steps at its end."""
+    def note_steps(self, skipped: list[bool], problems: Sequence[str], *, steps: int, policy_steps: int) -> None:
+        """Count an update: which optimizer steps were skipped, and the problem ids of the skipped steps at its end.
+
+        `steps`: those that the policy could have taken; `policy_steps`: those in which it was trained.
+        """
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
         before = self.skipped_problems if all(skipped) else []
         self.skipped_problems = sorted({*before, *problems})
-        self.steps += len(skipped)
-        self.policy_steps += len(skipped) * policy_trained
+        self.steps += steps
+        self.policy_steps += policy_steps
         self.updates += 1
 
     def save(self, path: Path) -> None:

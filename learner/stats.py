@@ -17,7 +17,7 @@ class StepSums:
     policy: PolicySums
     value_loss: float
     policy_norm: float | None  # gradient norm before clipping; None: the policy was not trained
-    value_norm: float
+    value_norm: float | None  # None: the critic was not trained
     policy_applied: bool  # True also where the policy was not trained
     value_applied: bool
 
@@ -49,7 +49,7 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats(BatchStats):
-    """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps."""
+    """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps of their model."""
 
     policy_loss: float
     value_loss: float
@@ -62,10 +62,12 @@ class UpdateStats(BatchStats):
     value_grad_norm: float
     policy_lr: float  # of the last step
     value_lr: float
-    padding_share: float  # of what the models read in the update
+    shared_share: float  # of the tokens of the update that the models need not read again
     steps: int  # optimizer steps asked for
+    policy_steps: int  # of these, applied to the policy
     skipped_steps: int  # of these, skipped by both models for a NaN or Inf
     policy_trained: bool  # False during critic_warmup
+    critic: bool  # whether there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +88,33 @@ def add_ranks(ranks: Sequence[StepSums]) -> StepSums:
     return replace(ranks[0], policy=policy, value_loss=sum(rank.value_loss for rank in ranks))
 
 
+def moved_too_far(steps: Sequence[StepSums], bound: float | None) -> bool:
+    """Whether the mean KL(pi_prox || pi_theta) of the policy's applied steps is above `bound` (None: never)."""
+    moved = [step.policy.kl for step in steps if not step.skipped and step.policy_norm is not None]
+    return bound is not None and bool(moved) and sum(moved) / len(moved) > bound
+
+
 def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
     """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other fields."""
     good = [step for step in steps if not step.skipped]
-    count = max(1, len(good))
+    of_policy = [step for step in good if step.policy_norm is not None]
+    of_critic = [step for step in good if step.value_norm is not None]
+    count, critic_count = max(1, len(of_policy)), max(1, len(of_critic))
     policy = PolicySums()
-    for step in good:
+    for step in of_policy:
         policy = policy + step.policy
     return UpdateStats(
         **asdict(batch),
         policy_loss=policy.loss / count,
-        value_loss=sum(step.value_loss for step in good) / count,
-        first_kl=good[0].policy.kl if good else 0.0,
+        value_loss=sum(step.value_loss for step in of_critic) / critic_count,
+        first_kl=of_policy[0].policy.kl if of_policy else 0.0,
         policy_kl=policy.kl / count,
         clip_fraction=policy.clipped / count,
         entropy=policy.entropy / count,
-        policy_grad_norm=sum(step.policy_norm or 0.0 for step in good) / count,
-        value_grad_norm=sum(step.value_norm for step in good) / count,
+        policy_grad_norm=sum(step.policy_norm or 0.0 for step in of_policy) / count,
+        value_grad_norm=sum(step.value_norm or 0.0 for step in of_critic) / critic_count,
         steps=len(steps),
+        policy_steps=len(of_policy),
         skipped_steps=len(steps) - len(good),
         **rest,
     )

@@ -13,12 +13,22 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import Scored
+from core.records import FloatArray, Scored
 from core.scoring import Flags
-from learner.advantages import Episodes, adaptive_lambda, gae, policy_advantages
+from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import Boundaries, critic_calibration, every_token, explained_variance, varies
-from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, truncated_importance
-from learner.packing.batch import ArrayTargets, IndexArray, Row, TokenTargets, row_of
+from learner.estimators.base import Episodes
+from learner.losses import (
+    Aggregation,
+    aggregation_weights,
+    kl,
+    masked_importance,
+    of_sequences,
+    truncated_importance,
+)
+from learner.methods import find_estimator
+from learner.packing.batch import ArrayTargets, Row, TokenTargets, row_of
+from learner.packing.trees import IndexArray
 from learner.stats import BatchStats
 
 
@@ -29,9 +39,19 @@ class TargetBatch:
     rows: list[Row]
     offsets: IndexArray  # [n + 1]
     mask: Flags  # [n] whether the trajectory takes part in the loss
+    counted: Flags  # [n] whether it counts in the mean of the surrogate: not if its group's rewards are all equal
+    positive: Flags  # [n] whether the response is correct
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
-    informative: bool  # whether any advantage is not 0: else the surrogate has no gradient
+
+    @property
+    def informative(self) -> bool:
+        """Whether any advantage is not 0: else the surrogate has no gradient."""
+        return bool(self.targets.advantages.any())
+
+    def teaches(self, rows: Sequence[int]) -> bool:
+        """Whether any advantage of some trajectories is not 0."""
+        return bool(self.targets.advantages[self.token_index(rows)].any())
 
     def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""
@@ -50,14 +70,28 @@ class TargetBatch:
         columns = (part.proximal, part.advantages, part.importance, part.reference, squared)
         return all(bool(np.isfinite(column).all()) for column in columns)
 
-    def weighted(self, rows: Sequence[int], how: Aggregation) -> ArrayTargets:
-        """Flat targets whose weights give the mean over `rows` (one optimizer step); other rows have weight 0."""
-        counts = np.diff(self.offsets)[list(rows)]
+    def weighted(self, rows: Sequence[int], how: Aggregation, longest: int = 0) -> ArrayTargets:
+        """Flat targets whose weights give the means over `rows` (one optimizer step); other rows have weight 0.
+
+        `longest`: tokens of the longest possible response, for the aggregation 'constant' of the surrogate.
+        """
+        members = list(rows)
+        counts = np.diff(self.offsets)[members]
         inside = torch.arange(int(counts.max(initial=1)))[None, :] < torch.from_numpy(counts)[:, None]
-        in_loss = torch.from_numpy(self.mask[list(rows)])[:, None]
-        flat = np.zeros(int(self.offsets[-1]), dtype=np.float32)
-        flat[self.token_index(rows)] = aggregation_weights(inside & in_loss, how)[inside].numpy()
-        return replace(self.targets, weights=flat)
+        index = self.token_index(rows)
+
+        def _flat_weights(chosen: Flags, kind: Aggregation) -> FloatArray:
+            flat = np.zeros(int(self.offsets[-1]), dtype=np.float32)
+            weights = aggregation_weights(inside & torch.from_numpy(chosen[members])[:, None], kind, longest)
+            flat[index] = weights[inside].numpy()
+            return flat
+
+        return replace(
+            self.targets,
+            weights=_flat_weights(self.mask, "token-mean" if how == "constant" else how),
+            policy_weights=_flat_weights(self.mask & self.counted, how),
+            positive=_flat_weights(self.mask & self.positive, "token-mean"),
+        )
 
 
 def compute_targets(
@@ -87,12 +121,13 @@ def compute_targets(
     values = torch.zeros(inside.shape, dtype=torch.float64)
     values[inside] = _flat([s.values for s in scored]).double()
     rewards = _rewards(scored, config, inside, penalty)
-    importance = _importance(proximal, _flat([s.trajectory.logprobs for s in scored]), config)
+    importance = _importance(proximal, _flat([s.trajectory.logprobs for s in scored]), torch.from_numpy(counts), config)
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]
-    advantages = _advantages(scored, config, rewards, values, in_loss)
+    advantages, counted = _advantages(scored, config, rewards, values, in_loss)
     if penalty is None and config.normalise != "none":
         advantages = _where_rewards_vary(advantages, rewards.sum(dim=1), in_loss.any(dim=1), _sources(scored, config))
+    unset = np.zeros(int(counts.sum()), dtype=np.float32)
     targets = TokenTargets(
         proximal=proximal.numpy(),
         advantages=advantages[inside].float().numpy(),
@@ -100,15 +135,19 @@ def compute_targets(
         old_values=_flat([s.values for s in scored]).numpy(),
         returns=returns[inside].float().numpy(),
         reference=reference.numpy(),
-        weights=np.zeros(int(counts.sum()), dtype=np.float32),
+        weights=unset,
+        policy_weights=unset,
+        positive=unset,
+        sequence=np.repeat(np.arange(len(scored)), counts).astype(np.float32),
     )
     return TargetBatch(
         rows=[row_of(s.trajectory) for s in scored],
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
+        counted=counted.numpy(),
+        positive=np.array([s.judged.verdict.correct for s in scored]),
         targets=targets,
         stats=_stats(scored, targets, config, version, float(divergence.mean()), boundaries),
-        informative=bool(advantages.any()),
     )
 
 
@@ -122,24 +161,35 @@ def _rewards(scored: Sequence[Scored], config: AlgorithmConfig, inside: Tensor, 
     return rewards
 
 
-def _importance(proximal: Tensor, behaviour: Tensor, config: AlgorithmConfig) -> Tensor:
-    if config.importance == "mask":
+def _importance(proximal: Tensor, behaviour: Tensor, counts: Tensor, config: AlgorithmConfig) -> Tensor:
+    if config.importance.startswith("sequence_"):
+        proximal, behaviour = of_sequences(proximal - behaviour, counts), torch.zeros_like(behaviour)
+    if config.importance.endswith("mask"):
         return masked_importance(proximal, behaviour, config.importance_floor, config.importance_cap)
     return truncated_importance(proximal, behaviour, config.importance_cap)
 
 
 def _advantages(
     scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, values: Tensor, mask: Tensor
-) -> Tensor:
-    """The policy's advantages [B, T]; rows without loss take no part in baselines and whitening."""
+) -> tuple[Tensor, Tensor]:
+    """The policy's advantages [B, T], and which rows count in its loss [B]; rows without loss take no part in baselines."""
     numbers: dict[str, int] = {}
-    groups = [numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored]
-    lam: float | Tensor = config.policy_lambda
+    groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
+    lam = torch.full((len(scored),), config.policy_lambda, dtype=torch.float64)
     if config.adaptive_lambda is not None:
         lam = adaptive_lambda(torch.tensor([len(s.trajectory.tokens) for s in scored]), config.adaptive_lambda)
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
-    episodes = Episodes(rewards, values, mask, torch.tensor(groups), replayed)
-    return policy_advantages(config.estimator, episodes, config.gamma, lam, config.normalise)
+    greedy = [s.judged.baseline for s in scored]
+    baselines = torch.tensor([torch.nan if b is None else b for b in greedy], dtype=torch.float64)
+    episodes = Episodes(rewards, values, mask, groups, replayed, baselines, config.gamma, lam)
+    estimator = find_estimator(config.estimator)
+    advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
+    if estimator.whitened:
+        advantages = normalised(advantages, mask, replayed, config.normalise)
+    if not estimator.needs_groups:
+        return advantages, torch.ones(len(scored), dtype=torch.bool)
+    advantages = _where_rewards_vary(advantages, episodes.totals(), mask.any(dim=1), groups)
+    return advantages, (advantages != 0).any(dim=1)
 
 
 def _sources(scored: Sequence[Scored], config: AlgorithmConfig) -> Tensor:
@@ -196,7 +246,7 @@ def _stats(
     gap = np.abs(targets.proximal - np.concatenate([s.trajectory.logprobs for s in scored]))
     gap = gap[np.concatenate([s.trajectory.versions for s in scored]) == version]
     weights = targets.importance
-    bounded = weights == 0.0 if config.importance == "mask" else weights >= config.importance_cap
+    bounded = weights == 0.0 if config.importance.endswith("mask") else weights >= config.importance_cap
     auc, auc_within, brier = critic_calibration(scored, boundaries)
     return BatchStats(
         explained_variance=explained_variance(targets.old_values, targets.returns),

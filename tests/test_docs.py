@@ -48,6 +48,25 @@ def test_every_ranking_is_explained() -> None:
     assert all(f"`{name}`" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8") for name in rankings)
 
 
+def test_every_estimator_and_policy_loss_is_explained() -> None:
+    from core.sections.algorithm import ESTIMATORS, POLICY_LOSSES
+
+    text = (ROOT / "docs" / "learner.md").read_text("utf-8")
+    explained = re.findall(r"^\| `([\w+]+)` \|", text, re.MULTILINE)
+    assert explained[: len(ESTIMATORS)] == list(ESTIMATORS)
+    assert set(POLICY_LOSSES) <= set(explained)
+
+
+def test_the_estimator_of_the_documents_passes_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from learner.methods import check_estimator
+
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "learner.md").read_text("utf-8"), re.DOTALL)
+    (tmp_path / "my_estimators.py").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check_estimator("my_estimators:centred")
+
+
 def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.judge import JudgePool
 

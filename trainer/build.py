@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from core.config import Config, Device
 from core.errors import ConfigError
-from core.plan import Bundle, batch_plan, placement, transport
+from core.plan import Bundle, Needs, batch_plan, check_needs, critic, placement, transport
 from core.records import Start
 from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
@@ -51,6 +51,8 @@ def iteration_settings(config: Config) -> IterationSettings:
     from replay.rankings import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
+    needs = needs_of(config)
+    has_critic = critic(config, needs) != "none"
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -58,9 +60,11 @@ def iteration_settings(config: Config) -> IterationSettings:
         start_states=config.replay.start_states,
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
+        resample=config.rollout.resample,
+        greedy=needs.greedy,
         canonical=config.replay.canonical,
         chains=ranking.chains,
-        refresh_states=config.replay.refresh if ranking.needs_values else 0,
+        refresh_states=config.replay.refresh if ranking.needs_values and has_critic else 0,
         refresh_while_generating=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,
     )
@@ -81,14 +85,37 @@ def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
     )
 
 
-def check_ranking(config: Config) -> None:
-    """Raises ConfigError when the ranking needs canonical solutions that the store is not given."""
+def check_methods(config: Config) -> None:
+    """Try the estimator and the policy loss on a small batch; check that they and the ranking get what they need.
+
+    Raises ConfigError.
+    """
+    from learner.methods import check_estimator, check_policy_loss
     from replay.rankings import RANKINGS
 
+    algorithm = config.algorithm
+    check_estimator(algorithm.estimator)
+    check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
+    check_needs(config, needs_of(config))
     if RANKINGS[config.replay.ranking].needs_canonical and not config.replay.canonical:
         raise ConfigError(
             f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
         )
+
+
+def needs_of(config: Config) -> Needs:
+    """What the estimator and the ranking of a run need."""
+    from learner.methods import find_estimator
+    from replay.rankings import RANKINGS
+
+    estimator, ranking = find_estimator(config.algorithm.estimator), RANKINGS[config.replay.ranking]
+    reads = "nothing" if not ranking.needs_values else ("if there" if ranking.values_optional else "values")
+    return Needs(
+        estimator.needs_groups,
+        estimator.needs_values,
+        estimator.needs_greedy,
+        cast(Literal["nothing", "if there", "values"], reads),
+    )
 
 
 @contextmanager
@@ -98,7 +125,7 @@ def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
     from tasks.starter import resolve_model
 
     check_options(config.rollout, config.cluster.device)
-    check_ranking(config)
+    check_methods(config)
     model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
     with without_gc():
         task, _ = load_task(config, model)
@@ -222,11 +249,12 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
     return LearnerGroup(
         model,
-        config.learner,
+        config.learner.model_copy(update={"value_model": critic(config, needs_of(config))}),
         config.algorithm,
         dtype=config.model.dtype,
         device=device,
         temperature=config.rollout.temperature,
+        longest=config.rollout.max_response_tokens,
         total_steps=batch_plan(config).total_steps,
         seed=derive(config.run.seed, "learner"),
         cpus=config.cluster.learner_cpus,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.records import Scored
+from core.records import Judged
 from trainer.held_out_scores import Evaluation
 from trainer.metrics import IterationMetrics, PhaseSeconds
 from trainer.records import Components, IterationResult
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 OF_POLICY = ("policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm")
 """Metrics of the update that have no value while only the critic learns."""
+OF_CRITIC = (
+    "value_loss",
+    "value_grad_norm",
+    "value_lr",
+    "explained_variance",
+    "value_auc",
+    "value_auc_within",
+    "value_brier",
+)
+"""Metrics of the update that have no value without a critic."""
 
 
 def collect_metrics(
@@ -37,24 +47,26 @@ def collect_metrics(
     `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that the engines worked before this one.
     """
     scored = result.scored
-    tokens = sum(item.trajectory.tokens.size for item in scored)
+    judged = [*(item.judged for item in scored), *result.dropped]
+    tokens = sum(item.trajectory.tokens.size for item in [*judged, *result.greedy])
     return IterationMetrics(
         iteration=result.number,
         weight_version=result.broadcast.version,
         restarts=parts.actors.restarts,
         quarantined=parts.actors.quarantined,
-        root_success=_success([item for item in scored if not item.trajectory.start.replayed]),
-        replay_success=_success([item for item in scored if item.trajectory.start.replayed]),
+        root_success=_success([item for item in judged if not item.trajectory.start.replayed]),
+        replay_success=_success([item for item in judged if item.trajectory.start.replayed]),
         **_of_evaluation(evaluation),
-        reward=sum(item.judged.verdict.reward for item in scored) / len(scored),
+        reward=sum(item.verdict.reward for item in judged) / len(judged),
         replay_share=sum(start.replayed for start in result.starts) / len(result.starts),
         erroneous_share=erroneous_share(result.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
-        judge_failures=sum(item.judged.verdict.judge_failed for item in scored),
+        judge_failures=sum(item.verdict.judge_failed for item in judged),
+        resampled_starts=len({item.trajectory.start.id for item in result.dropped}),
         **_of_update(result.stats),
         logprob_gap=result.broadcast.logprob_gap,
         generated_tokens=tokens,
         total_tokens=tokens_before + tokens,
-        truncated_share=sum(item.trajectory.finish.truncated for item in scored) / len(scored),
+        truncated_share=sum(item.trajectory.finish.truncated for item in judged) / len(judged),
         tokens_per_second=tokens / (seconds.total - seconds.evaluate),
         **_of_flow(parts, result, seconds, busy_before),
         **_of_store(parts.replay.stats()),
@@ -62,9 +74,9 @@ def collect_metrics(
     )
 
 
-def _success(scored: Sequence[Scored]) -> float:
+def _success(judged: Sequence[Judged]) -> float:
     """Share of correct continuations; NaN of none."""
-    return sum(item.judged.verdict.correct for item in scored) / len(scored) if scored else math.nan
+    return sum(item.verdict.correct for item in judged) / len(judged) if judged else math.nan
 
 
 def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
@@ -83,7 +95,8 @@ def _of_update(stats: UpdateStats) -> dict[str, Any]:
     names = {entry.name for entry in fields(stats)} & {entry.name for entry in fields(IterationMetrics)} - {"seconds"}
     found = {name: getattr(stats, name) for name in names} | {"kl": stats.policy_kl}
     found |= {"behaviour_gap_mean": stats.engine_gap_mean, "behaviour_gap_max": stats.engine_gap_max}
-    return found if stats.policy_trained else found | dict.fromkeys(OF_POLICY, math.nan)
+    absent = [*(() if stats.policy_trained else OF_POLICY), *(() if stats.critic else OF_CRITIC)]
+    return found | dict.fromkeys(absent, math.nan)
 
 
 def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:

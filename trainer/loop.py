@@ -18,6 +18,7 @@ from core.records import FloatArray, IntArray, Judged, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
+from trainer.rollouts import with_more_rollouts
 from trainer.starts import (
     candidates,
     canonical_rollouts,
@@ -29,6 +30,10 @@ from trainer.starts import (
 
 if TYPE_CHECKING:
     from learner.stats import BroadcastReport
+
+
+RESAMPLED = 100_000
+"""Starts of one round of resampling are numbered from a multiple of this."""
 
 
 def iterate(parts: Components, settings: IterationSettings, number: int, clock: PhaseClock) -> IterationResult:
@@ -56,9 +61,12 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         raise ActorError(
             f"no engine could generate any start of iteration {number}: see quarantine/ in the run directory"
         )
-    starts = list({item.start.id: item.start for item in trajectories}.values())
     with clock.phase("reward"):
         judged = parts.task.judge(trajectories)
+    judged, dropped, greedy = with_more_rollouts(
+        parts, settings, judged, lambda few, again: choose_starts(parts, few, number, again), clock
+    )
+    starts = list({item.trajectory.start.id: item.trajectory.start for item in judged}.values())
     with clock.phase("score"):
         scored = learner.score(judged)
         canonical = canonical_rollouts(starts, parts.by_id) if settings.canonical else []
@@ -66,8 +74,8 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     if refresh is not None:
         finish_refresh(parts, refresh, clock)
     with clock.phase("replay"):
-        parts.problems.record(judged)
-        replay.record(outcomes(judged))
+        parts.problems.record([*judged, *dropped])
+        replay.record(outcomes([*judged, *dropped]))
         offer = partial(candidates, boundaries=parts.boundaries, version=learner.version)
         replay.add(
             [
@@ -78,18 +86,22 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("update"):
         stats = learner.update(scored, parts.boundaries)
     with clock.phase("broadcast"):
-        report, failure = broadcast(parts, [item.sequence_ids for item in trajectories[: settings.probe_sequences]])
-    return IterationResult(number, starts, scored, stats, report, failure)
+        report, failure = broadcast(
+            parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]
+        )
+    return IterationResult(number, starts, scored, stats, report, dropped, greedy, failure)
 
 
-def choose_starts(parts: Components, settings: IterationSettings, number: int) -> list[Start]:
-    """Fresh problems, and replayed states once the store has `start_states` states."""
+def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
+    """Fresh problems, and replayed states once the store has `start_states` states; `again`: round of resampling."""
     ready = settings.replayed and len(parts.replay) >= settings.start_states
-    states = parts.replay.sample(settings.replayed, derive(settings.seed, "replay", number)) if ready else []
+    seed = derive(settings.seed, "replay", number, *([again] if again else []))
+    states = parts.replay.sample(settings.replayed, seed) if ready else []
     problems = parts.problems.sample(settings.starts - len(states))
+    first = again * RESAMPLED  # ids and seeds of every round are its own
     starts = [
-        *fresh_starts(problems, settings.samples, settings.seed, number),
-        *replayed_starts(states, parts.by_id, settings.samples, settings.seed, number),
+        *fresh_starts(problems, settings.samples, settings.seed, number, first),
+        *replayed_starts(states, parts.by_id, settings.samples, settings.seed, number, first),
     ]
     parts.task.check_starts(starts)
     return starts

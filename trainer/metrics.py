@@ -77,6 +77,10 @@ class IterationMetrics:
     )
     judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
 
+    resampled_starts: int = _metric(
+        "success", "starts", "Starts that were generated and replaced for equal rewards (rollout.resample): its cost."
+    )
+
     policy_loss: float = _metric("ppo", "1", "Clipped policy loss, mean over the steps; none in the critic's warm-up.")
     value_loss: float = _metric("ppo", "1", "Half the squared error of the critic, clipped; mean over the steps.")
     kl: float = _metric("ppo", "nats/token", "PPO KL: how far the update moved the policy from the proximal one.")
@@ -105,6 +109,9 @@ class IterationMetrics:
     value_lr: float = _metric("ppo", "1", "Learning rate of the critic in the last optimizer step.")
     importance_mean: float = _metric("ppo", "1", "Mean weight pi_prox / pi_behaviour of the generated tokens, bounded.")
     importance_truncated: float = _metric("ppo", "share", "Tokens whose weight was cut (truncate) or set to 0 (mask).")
+    policy_steps: int = _metric(
+        "ppo", "steps", "Optimizer steps of the policy; fewer after learner.kl_stop or without reward."
+    )
     skipped_steps: int = _metric("ppo", "steps", "Optimizer steps skipped because of a NaN or Inf.")
 
     logprob_gap: float = _metric(
@@ -118,7 +125,9 @@ class IterationMetrics:
     generated_tokens: int = _metric("tokens", "tokens", "Tokens generated in the iteration's training rollouts.")
     total_tokens: int = _metric("tokens", "tokens", "Tokens generated in training rollouts since the run began.")
     truncated_share: float = _metric("tokens", "share", "Continuations that used up their token budget.")
-    padding_share: float = _metric("tokens", "share", "Padding among the tokens of the update's micro-batches.")
+    shared_share: float = _metric(
+        "tokens", "share", "Tokens of the update that were read once for several rows that begin alike."
+    )
     tokens_per_second: float = _metric("tokens", "tokens/s", "Generated tokens per second, without evaluation.")
 
     stale_tokens: float = _metric("flow", "share", "Trained tokens that an older policy generated.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from core.errors import ActorError, WeightError
-from core.records import FloatArray, IntArray, Problem, ReplayedState, Scored, Start, Trajectory
+from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.weights import WeightReceiver
 
@@ -69,6 +69,8 @@ class IterationSettings:
     start_states: int
     samples: int  # continuations per start
     sampling: Sampling
+    resample: int  # most rounds in which starts of equal rewards are replaced
+    greedy: bool  # every start is also continued greedily, as a baseline
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value
@@ -94,4 +96,6 @@ class IterationResult:
     scored: list[Scored]
     stats: UpdateStats
     broadcast: BroadcastReport
+    dropped: list[Judged]  # rollouts of starts that were replaced
+    greedy: list[Judged]  # greedy continuations, for baselines
     failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete

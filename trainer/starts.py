@@ -27,8 +27,8 @@ from core.seeds import derive
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 
 
-def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int) -> list[Start]:
-    """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..."""
+def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
+    """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..., counted from `first`."""
     return [
         Start(
             id=f"{iteration}.f{index}",
@@ -38,14 +38,19 @@ def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration
             samples=samples,
             seed=derive(seed, "fresh", iteration, index),
         )
-        for index, problem in enumerate(problems)
+        for index, problem in enumerate(problems, first)
     ]
 
 
 def replayed_starts(
-    states: Sequence[ReplayedState], problems: Mapping[str, Problem], samples: int, seed: int, iteration: int
+    states: Sequence[ReplayedState],
+    problems: Mapping[str, Problem],
+    samples: int,
+    seed: int,
+    iteration: int,
+    first: int = 0,
 ) -> list[Start]:
-    """One start per replayed state, ids `ITERATION.r0`, ..."""
+    """One start per replayed state, ids `ITERATION.r0`, ..., counted from `first`."""
     return [
         Start(
             id=f"{iteration}.r{index}",
@@ -56,7 +61,7 @@ def replayed_starts(
             seed=derive(seed, "replayed", iteration, index),
             state_key=state.key,
         )
-        for index, state in enumerate(states)
+        for index, state in enumerate(states, first)
     ]
 
 

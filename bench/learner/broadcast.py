@@ -38,6 +38,7 @@ def broadcast_checks(quick: bool, threads: int) -> list[Check]:
                 dtype="float32",
                 device="cpu",
                 temperature=1.0,
+                longest=1,
                 total_steps=1,
                 seed=0,
                 cpus=0.0,

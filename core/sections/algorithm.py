@@ -1,18 +1,38 @@
 """PPO: advantages and losses."""
 
-from typing import Literal
+import re
+from collections.abc import Callable
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from core.sections.base import Section
+
+ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax")
+POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    """A validator that takes one of the names, or the import path of a user's own function."""
+
+    def _check(given: str) -> str:
+        if given not in names and not re.fullmatch(r"[\w.]+:\w+", given):
+            raise ValueError(f"name one of {', '.join(names)}, or your own function as module:function")
+        return given
+
+    return _check
 
 
 class AlgorithmConfig(Section):
     """PPO: advantages and losses (conventions: docs/architecture.md)."""
 
-    estimator: Literal["gae", "grpo", "rloo", "reinforce++"] = Field(
+    estimator: Annotated[str, AfterValidator(_one_of(ESTIMATORS))] = Field(
         "gae",
-        description="The policy's advantages: by the critic (gae), or relative to the other continuations of the start (grpo, rloo) or to the whole batch (reinforce++). The critic is always trained, because replay ranks by it.",
+        description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function (docs/learner.md says when to use which).",
+    )
+    policy_loss: Annotated[str, AfterValidator(_one_of(POLICY_LOSSES))] = Field(
+        "ppo",
+        description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function (docs/learner.md).",
     )
     gamma: float = Field(1.0, gt=0, le=1, description="Discount.")
     policy_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda of the policy's advantages.")
@@ -24,7 +44,7 @@ class AlgorithmConfig(Section):
     value_lambda: float = Field(1.0, ge=0, le=1, description="GAE lambda of the critic's targets.")
     normalise: Literal["global", "per_source", "none"] = Field(
         "global",
-        description="Whitening of the advantages (gae, reinforce++): over the whole batch, over fresh and replayed rows separately, or none.",
+        description="Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and replayed rows separately, or none.",
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="PPO clip below: ratio >= 1 - clip_low.")
     clip_high: float = Field(0.2, gt=0, description="PPO clip above: ratio <= 1 + clip_high.")
@@ -51,16 +71,20 @@ class AlgorithmConfig(Section):
         ge=1,
         description="Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration.",
     )
-    aggregation: Literal["token-mean", "sequence-mean"] = Field(
-        "token-mean", description="Mean of the losses over the global batch."
+    aggregation: Literal["token-mean", "sequence-mean", "constant"] = Field(
+        "token-mean",
+        description="Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x rollout.max_response_tokens (constant, Dr. GRPO).",
     )
-    importance: Literal["truncate", "mask"] = Field(
+    importance: Literal["truncate", "mask", "sequence_truncate", "sequence_mask"] = Field(
         "truncate",
-        description="Off-policy weight pi_prox / pi_behaviour of a token: cut at importance_cap (truncate), or 0 outside [importance_floor, importance_cap] (mask, IcePop).",
+        description="Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [importance_floor, importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens).",
     )
-    importance_cap: float = Field(2.0, ge=1, description="Largest pi_prox / pi_behaviour per token.")
-    importance_floor: float = Field(
-        0.5, ge=0, le=1, description="Smallest pi_prox / pi_behaviour per token when importance is 'mask'."
+    importance_cap: float = Field(2.0, ge=1, description="Largest pi_prox / pi_behaviour.")
+    importance_floor: float = Field(0.5, ge=0, le=1, description="Smallest pi_prox / pi_behaviour that is not masked.")
+    positive_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the language-model loss on correct responses (VAPO: 0.1); 0: none.",
     )
     overlong: Literal["mask", "penalise", "keep"] = Field(
         "keep",
@@ -69,6 +93,11 @@ class AlgorithmConfig(Section):
     overlong_penalty: float = Field(
         0.5, ge=0, description="Subtracted from the reward of a truncated response when overlong is 'penalise'."
     )
+
+    @property
+    def regularised(self) -> bool:
+        """Whether the policy's loss has a term that does not depend on advantages."""
+        return self.entropy_coefficient > 0 or self.kl_coefficient > 0 or self.positive_coefficient > 0
 
     @property
     def unbiased_kl(self) -> Literal["k1", "k2"]:

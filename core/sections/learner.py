@@ -18,9 +18,9 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third more time."
     )
-    value_model: Literal["separate", "shared"] = Field(
+    value_model: Literal["separate", "shared", "none"] = Field(
         "separate",
-        description="The critic: a separate model, or a value head on the policy's trunk (one pass, one loss, half the memory).",
+        description="The critic: a separate model, a value head on the policy's trunk (one pass, one loss, half the memory), or none. Without an estimator or a ranking that reads values there is none either.",
     )
     value_path: str = Field(
         "",
@@ -36,11 +36,21 @@ class LearnerConfig(Section):
     )
     lora_alpha: int = Field(16, ge=1, description="LoRA adapters are multiplied by lora_alpha / lora_rank.")
     epochs: int = Field(1, ge=1, description="Passes over an iteration's trajectories.")
+    value_epochs: int | None = Field(
+        None, ge=1, description="Passes of a separate critic over these trajectories; none: epochs."
+    )
+    kl_stop: float | None = Field(
+        None,
+        gt=0,
+        description="The policy takes no more steps on a batch after a pass in which it was further than this from where it began (mean KL, nats per token); needs epochs above 1; none: never.",
+    )
     minibatches: int = Field(
         4, ge=1, description="Optimizer steps per pass; must divide rollout.starts x rollout.samples."
     )
     micro_batch_tokens: int = Field(
-        8192, ge=1, description="Tokens (padding included) of one forward and backward pass on a rank."
+        8192,
+        ge=1,
+        description="Tokens of one forward and backward pass on a rank; what rows of the pass share counts once.",
     )
     policy_lr: float = Field(1e-4, gt=0, description="Learning rate of the policy.")
     value_lr: float = Field(3e-4, gt=0, description="Learning rate of the critic.")
@@ -62,6 +72,9 @@ class LearnerConfig(Section):
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping, by global norm.")
+    value_max_grad_norm: float | None = Field(
+        None, gt=0, description="The same for a separate critic; none: max_grad_norm."
+    )
     critic_warmup: int = Field(
         0, ge=0, description="First iterations in which only the critic learns, on Monte-Carlo returns (VC-PPO)."
     )
@@ -92,3 +105,13 @@ class LearnerConfig(Section):
         description="Largest |log pi_learner - log pi_engine| of the probe batch after a broadcast (nats); above it the run stops.",
     )
     probe_sequences: int = Field(8, ge=1, description="Sequences of the probe batch.")
+
+    @property
+    def critic_trains(self) -> bool:
+        """Whether there is a critic."""
+        return self.value_model != "none"
+
+    @property
+    def critic_epochs(self) -> int:
+        """Passes of the critic over an iteration's trajectories."""
+        return self.value_epochs or self.epochs

@@ -26,6 +26,11 @@ class RolloutConfig(Section):
     )
     starts: int = Field(128, ge=1, description="Starts per iteration (fresh and replayed).")
     samples: int = Field(4, ge=1, description="Continuations per start.")
+    resample: int = Field(
+        0,
+        ge=0,
+        description="Dynamic sampling (DAPO): most extra rounds of an iteration in which starts whose continuations all have the same reward are replaced by new ones; 0: never.",
+    )
     max_prompt_tokens: int = Field(32, ge=1, description="Longest prompt, in tokens; longer problems are left out.")
     max_response_tokens: int = Field(
         80, ge=2, description="Budget of a whole response, in tokens; a replayed prefix uses part of it."

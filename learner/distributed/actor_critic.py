@@ -1,6 +1,6 @@
-"""Policy and critic in their engines: as two models, or as two heads of one trunk. Passes, losses and optimizer steps.
+"""Policy and critic in their engines: as two models, as two heads of one trunk, or the policy alone. Passes, losses and steps.
 
-`learner.value_model` selects one of the two classes. `learner.distributed.worker` makes it; every rank makes the same calls.
+`learner.value_model` selects one of the three classes. `learner.distributed.worker` makes it; every rank makes the same calls.
 Invariants: two engines never interleave, one finishes all its passes of a step before the other begins; a step without
 `train_policy` changes no weight of the policy, bit for bit; if the gradient of either model has a NaN or Inf, neither model
 changes.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from core.config import LearnerConfig
 from learner.distributed.engine import TrainEngine, to_device
+from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, SharedModel, ValueModel
 from learner.objective import LossSettings, PolicySums, policy_objective, value_objective
 from learner.packing.batch import MicroBatch, TokenTargets, TrainBatch
@@ -23,13 +24,18 @@ from learner.stats import StepSums
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One optimizer step: this rank's micro-batches, the learning rates, and whether the policy learns."""
+    """One optimizer step: this rank's micro-batches, the learning rates, and which models learn."""
 
     batches: list[TrainBatch]
     policy_lr: float
     value_lr: float
     kl_coefficient: float  # of the KL term in the loss
     train_policy: bool
+    train_critic: bool
+
+
+CriticStep = tuple[float, float | None, bool]
+"""Loss, gradient norm (None: not trained), and whether the step was applied, or not asked for."""
 
 
 class ActorCritic(ABC):
@@ -56,7 +62,7 @@ class ActorCritic(ABC):
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """The policy's log-probabilities [N]."""
-        logprobs: Tensor = self.policy(**policy_inputs(batch, self._device), temperature=temperature)[0]
+        logprobs: Tensor = self.policy(line=line_on(batch, self._device), temperature=temperature)[0]
         return logprobs
 
     def _targets(self, batch: TrainBatch) -> TokenTargets[Tensor]:
@@ -74,7 +80,8 @@ class SeparateModels(ActorCritic):
         self, policy: PolicyModel, value: ValueModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype
     ) -> None:
         policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
-        self._value = TrainEngine(value, [list(value.parameters())], engine, dtype)
+        clip = {"max_grad_norm": engine.value_max_grad_norm or engine.max_grad_norm}
+        self._value = TrainEngine(value, [list(value.parameters())], engine.model_copy(update=clip), dtype)
         super().__init__({"policy": policy_engine, "value": self._value}, losses)
 
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
@@ -84,14 +91,15 @@ class SeparateModels(ActorCritic):
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
-        return [self._value(**model_inputs(batch, self._device)) for batch in batches]
+        return [self._value(line=line_on(batch, self._device)) for batch in batches]
 
     def step(self, plan: StepPlan) -> StepSums:
         """See `ActorCritic`."""
         if not plan.train_policy:
             loss, norm, applied = self._critic_step(plan)
             return StepSums(PolicySums(), loss, None, norm, True, applied)
-        sums, critic = PolicySums(), (0.0, 0.0, False)
+        sums = PolicySums()
+        critic: CriticStep = (0.0, None, False)
         for batch in plan.batches:
             sums = sums + self._policy_pass(batch, plan.kl_coefficient)
 
@@ -104,23 +112,36 @@ class SeparateModels(ActorCritic):
         value_loss, value_norm, value_applied = critic
         return StepSums(sums, value_loss, policy_norm, value_norm, policy_applied, value_applied)
 
-    def _critic_step(self, plan: StepPlan) -> tuple[float, float, bool]:
-        """Loss, gradient norm, and whether the step was applied."""
+    def _critic_step(self, plan: StepPlan) -> CriticStep:
+        if not plan.train_critic:
+            return 0.0, None, True
         loss = sum([self._value_pass(batch) for batch in plan.batches])
         return loss, *self._value.step([plan.value_lr])
 
     def _policy_pass(self, batch: TrainBatch, kl_coefficient: float) -> PolicySums:
-        inputs = policy_inputs(batch.inputs, self._device)
-        logprobs, entropy = self.policy(**inputs, temperature=self._losses.temperature)
+        line = line_on(batch.inputs, self._device)
+        logprobs, entropy = self.policy(line=line, temperature=self._losses.temperature)
         loss, sums = policy_objective(logprobs, entropy, self._targets(batch), self._losses, kl_coefficient)
         self.policy.backward(loss, logprobs)
         return sums
 
     def _value_pass(self, batch: TrainBatch) -> float:
-        values: Tensor = self._value(**model_inputs(batch.inputs, self._device))
+        values: Tensor = self._value(line=line_on(batch.inputs, self._device))
         loss = value_objective(values, self._targets(batch), self._losses.value_clip)
         self._value.backward(loss, values)
         return float(loss.detach())
+
+
+class PolicyAlone(SeparateModels):
+    """The policy without a critic: all values are 0."""
+
+    def __init__(self, policy: PolicyModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype) -> None:
+        policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
+        ActorCritic.__init__(self, {"policy": policy_engine}, losses)
+
+    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """See `ActorCritic`."""
+        return [torch.zeros(len(batch.copies)) for batch in batches]
 
 
 class SharedTrunk(ActorCritic):
@@ -133,7 +154,7 @@ class SharedTrunk(ActorCritic):
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
         temperature, device = self._losses.temperature, self._device
-        read = [self.policy(**policy_inputs(batch, device), temperature=temperature) for batch in batches]
+        read = [self.policy(line=line_on(batch, device), temperature=temperature) for batch in batches]
         return [(logprobs, values) for logprobs, _, values in read]
 
     def step(self, plan: StepPlan) -> StepSums:
@@ -146,9 +167,9 @@ class SharedTrunk(ActorCritic):
         return StepSums(policy, value_loss, norm if plan.train_policy else None, norm, applied, applied)
 
     def _pass(self, batch: TrainBatch, kl_coefficient: float, train_policy: bool) -> tuple[PolicySums, float]:
-        inputs, targets = policy_inputs(batch.inputs, self._device), self._targets(batch)
+        line, targets = line_on(batch.inputs, self._device), self._targets(batch)
         logprobs, entropy, values = self.policy(
-            **inputs, temperature=self._losses.temperature, train_trunk=train_policy
+            line=line, temperature=self._losses.temperature, train_trunk=train_policy
         )
         critic = value_objective(values, targets, self._losses.value_clip)
         loss, sums = self._losses.value_coefficient * critic, PolicySums()
@@ -157,14 +178,3 @@ class SharedTrunk(ActorCritic):
             loss = loss + surrogate
         self.policy.backward(loss, values)
         return sums, float(critic.detach())
-
-
-def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """The inputs of every model, by argument name."""
-    inputs = {"tokens": to_device(batch.tokens, device), "state_index": to_device(batch.state_index, device)}
-    return inputs if batch.position_ids is None else inputs | {"position_ids": to_device(batch.position_ids, device)}
-
-
-def policy_inputs(batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """The inputs of a policy: those of every model, and the tokens to score."""
-    return model_inputs(batch, device) | {"targets": to_device(batch.targets, device)}

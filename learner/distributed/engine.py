@@ -6,9 +6,6 @@ the step changes nothing on all ranks; the caller weights tokens over the global
 a step (`managed_gradient_accumulation: false`).
 """
 
-import contextlib
-import fcntl
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -27,29 +24,11 @@ from core.weights import NamedTensor
 def join_ranks(device: str, timeout: float) -> None:
     """Enter DeepSpeed's process group (gloo or nccl) as RANK of WORLD_SIZE."""
     import deepspeed
-    from deepspeed.comm.torch import build_shm_op
 
-    if device == "cpu":  # DeepSpeed compiles its shared-memory communication
-        with compile_lock(Path(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")):
-            build_shm_op()  # `init_distributed` then finds it loaded
+    # Only tensor-parallel inference uses this operator, but on CPU `init_distributed` would compile it, for a minute.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device == "cuda" else "gloo"
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
-
-
-@contextlib.contextmanager
-def compile_lock(build: Path) -> Iterator[None]:
-    """Let one rank at a time compile in this folder.
-
-    torch marks a compilation with a file named lock. If that process is killed, the file stays and the others wait for it without
-    end. The kernel's file lock (flock) is free as soon as its process ends, so its owner removes torch's file. On a file system
-    without locks, torch's file stays in use.
-    """
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".guard").open("w") as guard:
-        with contextlib.suppress(OSError):  # some network file systems
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            (build / "lock").unlink(missing_ok=True)
-        yield
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:
@@ -89,9 +68,13 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """DeepSpeed's configuration. bf16 needs the fp32 master weights of a ZeRO optimizer, so stage 0 runs as 1 there."""
+    """DeepSpeed's configuration. Gradients are accumulated in fp32 whatever the type of the weights.
+
+    bf16 needs the fp32 master weights of a ZeRO optimizer, and stage 1 has a separate one for fp32 gradients, which neither offloads
+    nor checks for overflow in the same way. So stages 0 and 1 run as 2 there.
+    """
     bf16 = dtype is torch.bfloat16
-    stage = 1 if bf16 and options.zero_stage == 0 else options.zero_stage
+    stage = max(2, options.zero_stage) if bf16 else options.zero_stage
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
     if options.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
@@ -103,6 +86,7 @@ def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": bf16, "check_grad_overflow": True} if bf16 else {"enabled": False},
+        "data_types": {"grad_accum_dtype": "fp32"},
         "gradient_clipping": 0.0 if stage == 0 else options.max_grad_norm,
         "steps_per_print": 10**9,
     }

@@ -71,6 +71,8 @@ class Ranking:
     """Retention [S] from columns and priorities: the lowest is evicted first. None: retention is the priority."""
     needs_values: bool = False
     """Whether the ranking reads the critic's values. Only then are stale values refreshed."""
+    values_optional: bool = False
+    """Whether the ranking also works without a critic, when all values are 0."""
     needs_canonical: bool = False
     """Whether the ranking replays only prefixes of canonical solutions."""
     chains: bool = False

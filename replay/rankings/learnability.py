@@ -82,4 +82,4 @@ def proven_first(columns: StateColumns, priority: FloatArray) -> FloatArray:
     return retention
 
 
-RANKING = Ranking(learnability, proven_first, needs_values=True, uses_model=True, temperature=1.0)
+RANKING = Ranking(learnability, proven_first, needs_values=True, values_optional=True, uses_model=True, temperature=1.0)

@@ -17,7 +17,7 @@ from core.config import Config
 from core.errors import CheckpointError, ConfigError
 from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
-from trainer.build import check_ranking
+from trainer.build import check_methods
 from trainer.checkpoint import RunProgress
 from trainer.model_files import model_of, run_of
 
@@ -102,7 +102,7 @@ def test_a_resumed_run_keeps_changed_fields(
     calls: list[Any] = []
     monkeypatch.setattr(commands, "_open_session", lambda config, *_: nullcontext(config))
     monkeypatch.setattr(commands, "run_session", recorder(calls))
-    monkeypatch.setattr(commands, "print_report", lambda _: None)
+    monkeypatch.setattr(commands, "print_summary", lambda _: None)
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
     assert launch.main(["train", *arguments, "--local"]) == 0
     config, resumed, _ = calls.pop()
@@ -165,5 +165,5 @@ def test_the_canonical_ranking_needs_canonical_replay() -> None:
     with pytest.raises(
         ConfigError, match=r"^replay\.ranking = 'canonical' replays canonical solutions only; set replay\.canon"
     ):
-        check_ranking(override(Config(), ["--replay.ranking", "canonical"]))
-    check_ranking(override(Config(), ["--replay.ranking", "canonical", "--replay.canonical", "true"]))
+        check_methods(override(Config(), ["--replay.ranking", "canonical"]))
+    check_methods(override(Config(), ["--replay.ranking", "canonical", "--replay.canonical", "true"]))

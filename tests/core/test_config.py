@@ -8,7 +8,18 @@ import pytest
 from core.config import Config
 from core.errors import ClusterError, ConfigError
 from core.load import dump_config, load_config, override, parse_config
-from core.plan import Resources, batch_plan, check_context, check_resources, kl_warnings, placement, transport
+from core.plan import (
+    Needs,
+    Resources,
+    batch_plan,
+    check_context,
+    check_needs,
+    check_resources,
+    critic,
+    kl_warnings,
+    placement,
+    transport,
+)
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
 
@@ -105,8 +116,6 @@ def test_batch_arithmetic() -> None:
 
 
 def test_choices_that_lack_what_they_rest_on() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.samples is 1; raise rollout\.samples to at least 2"):
-        batch_plan(parse_config({"rollout": {"samples": 1}, "algorithm": {"estimator": "rloo"}}, "test"))
     with pytest.raises(ConfigError, match=r"algorithm\.kl_coefficient, which is 0"):
         batch_plan(parse_config({"algorithm": {"kl_target": 0.01}}, "test"))
     adapted: dict[str, Any] = {"kl_coefficient": 0.05, "kl_target": 0.01}
@@ -138,6 +147,65 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         batch_plan(parse_config({"rollout": {"engine": "hf", "tensor_parallel": 2}}, "test"))
     with pytest.raises(ConfigError, match=r"rollout\.gpus = 0\.5 with rollout\.tensor_parallel = 2: Ray gives shares"):
         batch_plan(parse_config({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("advantages", "ranking", "asked", "found"),
+    [
+        (True, "nothing", "separate", "separate"),
+        (True, "values", "shared", "shared"),
+        (False, "values", "separate", "separate"),
+        (False, "if there", "separate", "separate"),
+        (False, "if there", "none", "none"),
+        (False, "nothing", "separate", "none"),
+        (False, "nothing", "shared", "none"),
+    ],
+)
+def test_there_is_a_critic_if_something_reads_its_values(
+    advantages: bool, ranking: Any, asked: str, found: str
+) -> None:
+    config, needs = parse_config({"learner": {"value_model": asked}}, "test"), Needs(False, advantages, False, ranking)
+    assert critic(config, needs) == found
+    check_needs(config, needs)
+
+
+def test_what_needs_values_is_refused_without_a_critic() -> None:
+    def refused(fields: dict[str, Any], needs: Needs, match: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            check_needs(parse_config(fields, "test"), needs)
+
+    none: dict[str, Any] = {"learner": {"value_model": "none"}}
+    refused(
+        none,
+        Needs(False, True, False, "nothing"),
+        r"estimator 'gae' needs values, but learner\.value_model is 'none'; set",
+    )
+    refused(
+        none, Needs(False, False, False, "values"), r"replay\.ranking 'value' needs values, but learner\.value_model is"
+    )
+    nothing = Needs(False, False, False, "nothing")
+    for name, value in (("critic_warmup", 2), ("value_path", "rm"), ("value_epochs", 2), ("value_max_grad_norm", 0.5)):
+        refused(
+            {"learner": {name: value}}, nothing, rf"learner\.{name} = {value} is about the critic, .* read no values"
+        )
+    refused({"rollout": {"samples": 1}}, Needs(True, True, False, "values"), r"rollout\.samples is 1; raise rollout")
+
+
+def test_more_rollouts_of_an_iteration_need_engines_that_wait() -> None:
+    with pytest.raises(ConfigError, match=r"continues every start greedily, but rollout\.max_staleness is 1"):
+        check_needs(parse_config({"rollout": {"max_staleness": 1}}, "test"), Needs(False, True, True, "values"))
+    with pytest.raises(ConfigError, match=r"rollout\.resample waits for the engines again"):
+        batch_plan(parse_config({"rollout": {"resample": 2, "max_staleness": 1}}, "test"))
+    with pytest.raises(ConfigError, match=r"rollout\.samples is 1; raise it to 2"):
+        batch_plan(parse_config({"rollout": {"resample": 2, "samples": 1}}, "test"))
+
+
+def test_settings_of_passes_that_have_no_effect_are_refused() -> None:
+    for name, value in (("value_epochs", 2), ("value_max_grad_norm", 0.5)):
+        with pytest.raises(ConfigError, match=rf"learner\.{name} is a setting of a separate critic"):
+            batch_plan(parse_config({"learner": {"value_model": "shared", name: value}}, "test"))
+    with pytest.raises(ConfigError, match=r"learner\.epochs is 1; raise it to 2 or more"):
+        batch_plan(parse_config({"learner": {"kl_stop": 0.1}}, "test"))
 
 
 SHARED = {"rollout": {"gpus": 0.5}, "cluster": {"learner_gpus": 0.5}}

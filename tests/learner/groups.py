@@ -35,6 +35,7 @@ def group(
         dtype=dtype,
         device="cpu",
         temperature=0.9,
+        longest=8,
         total_steps=24,
         seed=0,
         cpus=0.5,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.advantages import Episodes, Estimator, adaptive_lambda, gae, normalised, policy_advantages, whiten
+from learner.advantages import gae, normalised, whiten
 from tests.learner.reference import reference_numbers
 
 REALS = st.floats(-5, 5, width=32)
@@ -94,48 +94,3 @@ def test_fresh_and_replayed_rows_are_whitened_apart() -> None:
 def test_equal_advantages_whiten_to_zero() -> None:
     white = whiten(torch.full((2, 3), 0.7).double(), torch.ones(2, 3, dtype=torch.bool))
     assert float(white.abs().max()) < 1e-9
-
-
-def episodes(totals: list[float], groups: list[int]) -> Episodes:
-    """Two tokens each, the reward with the last; values that a critic-free estimator must not read."""
-    rewards = torch.tensor([[0.0, t] for t in totals]).double()
-    mask = torch.ones(len(totals), 2, dtype=torch.bool)
-    replayed = torch.zeros(len(totals), dtype=torch.bool)
-    return Episodes(rewards, torch.full_like(rewards, float("nan")), mask, torch.tensor(groups), replayed)
-
-
-def estimate(estimator: Estimator, batch: Episodes) -> Tensor:
-    return policy_advantages(estimator, batch, 1.0, 0.95, "global")
-
-
-def test_grpo_by_hand() -> None:
-    # group 0: rewards 1, 0, 0, 1: mean 0.5, deviation 0.5 -> +-1; group 1: alone -> 0; group 2: all equal -> 0
-    got = estimate("grpo", episodes([1.0, 0.0, 5.0, 0.0, 1.0, 2.0, 2.0], [0, 0, 1, 0, 0, 2, 2]))
-    expected = torch.tensor([1.0, -1.0, 0.0, -1.0, 1.0, 0.0, 0.0]).double()
-    torch.testing.assert_close(got, expected[:, None].expand(-1, 2), atol=1e-5, rtol=0)
-
-
-def test_rloo_by_hand() -> None:
-    # rewards 1, 0, 0: 1 - mean(0, 0) = 1; 0 - mean(1, 0) = -0.5; a lone one has no baseline
-    got = estimate("rloo", episodes([1.0, 0.0, 0.0, 7.0], [0, 0, 0, 1]))
-    torch.testing.assert_close(got[:, 0], torch.tensor([1.0, -0.5, -0.5, 0.0]).double())
-    torch.testing.assert_close(got[:, 1], got[:, 0])
-
-
-def test_reinforce_pp_whitens_returns_over_the_batch() -> None:
-    # returns 1, 1 | 0, 0: mean 0.5, deviation 0.5
-    got = estimate("reinforce++", episodes([1.0, 0.0], [0, 1]))
-    torch.testing.assert_close(got, torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).double(), atol=1e-6, rtol=0)
-
-
-def test_gae_is_one_of_the_estimators() -> None:
-    batch = episodes([1.0, 0.0], [0, 0])
-    batch = Episodes(batch.rewards, torch.zeros(2, 2).double(), batch.mask, batch.groups, batch.replayed)
-    raw = gae(batch.rewards, batch.values, batch.mask, 1.0, 0.95)
-    torch.testing.assert_close(policy_advantages("gae", batch, 1.0, 0.95, "none"), raw)
-
-
-def test_adaptive_lambda_by_hand() -> None:
-    # alpha 0.05: l = 400 -> 1 - 1 / 20 = 0.95; l = 40 -> 0.5; l = 10 -> below 0 -> 0
-    got = adaptive_lambda(torch.tensor([400, 40, 10]), 0.05)
-    torch.testing.assert_close(got, torch.tensor([0.95, 0.5, 0.0]).double())

@@ -11,13 +11,13 @@ from core.config import AlgorithmConfig, LearnerConfig
 from learner.distributed.actor_critic import StepPlan
 from learner.group import LearnerGroup
 from learner.losses import ratio
-from learner.models.pretrained import load_shared
+from learner.models.pretrained import SharedModel, load_shared
 from learner.objective import LossSettings
-from learner.packing.assign import assign_padded
-from learner.packing.batch import TrainBatch
+from learner.packing.assign import assign_trees
+from learner.packing.batch import Row, TrainBatch
 from learner.packing.micro_batches import train_batches
 from learner.targets import compute_targets
-from tests.learner.conftest import make_judged
+from tests.learner.conftest import forked, make_judged
 from tests.learner.groups import (
     PROBE,
     Engines,
@@ -112,14 +112,43 @@ def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, z
         assert 9e-5 < largest(after, start) < 1.2e-4
 
 
-def bare_gradients(path: Path, batch: TrainBatch, losses: LossSettings, tau: float) -> dict[str, torch.Tensor]:
-    """Gradient of PPO's loss on a shared trunk, written out: full logits, no engine."""
-    model = load_shared(path, torch.float32)
+def test_the_policy_takes_the_same_steps_without_a_critic_and_with_one_of_more_passes(tiny_model: Tiny) -> None:
+    """With an estimator that reads no values. The third stops the policy after its first pass and goes on with the critic."""
+    path = tiny_model(True)
+    algorithm = AlgorithmConfig(estimator="reinforce++")
+    results = []
+    cases: list[dict[str, Any]] = [{}, {"value_model": "none"}, {"epochs": 2, "value_epochs": 3, "kl_stop": 1e-12}]
+    for options in cases:
+        with group(path, algorithm, minibatches=2, **options) as learner:
+            stats = learner.update(learner.score(on_policy(learner, make_judged(1))))
+            values = np.concatenate([s.values for s in learner.score(make_judged(5))])
+            counted = learner._state.steps, learner._state.policy_steps
+            results.append((stats, values, counted, weights_of(learner, path)))
+    (once, one_pass, _, weights), (alone, no_values, _, without), (stopped, three_passes, counted, early) = results
+    assert largest(weights, weights_start(path)) > 1e-5
+    assert largest(without, weights) == 0.0
+    assert largest(early, weights) == 0.0
+    assert not no_values.any()
+    assert (once.critic, alone.critic) == (True, False)
+    assert float(np.abs(three_passes - one_pass).max()) > 1e-6
+    assert (once.policy_steps, stopped.policy_steps, stopped.steps) == (2, 2, 6)
+    assert counted == (4, 2)  # of the two passes that the policy could have made it made one
+
+
+def bare_gradients(
+    path: Path, rows: list[Row], batch: TrainBatch, losses: LossSettings, tau: float
+) -> dict[str, torch.Tensor]:
+    """Gradient of PPO's loss on a shared trunk, written out: row by row, full logits, no engine."""
+    from transformers import AutoModelForCausalLM
+
+    model = SharedModel(AutoModelForCausalLM.from_pretrained(path, attention_dropout=0.0))
     torch.nn.init.constant_(model.head.weight, 0.01)
-    tokens, positions = torch.from_numpy(batch.inputs.tokens), torch.from_numpy(batch.inputs.state_index)
-    hidden = model.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)[positions]
+    decoder, sequences = model.model.get_decoder(), [torch.from_numpy(row.tokens.astype(np.int64)) for row in rows]
+    states = [decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0] for tokens in sequences]
+    hidden = torch.cat([state[row.context - 1 : -1] for state, row in zip(states, rows, strict=True)])
+    targets = torch.cat([tokens[row.context :] for tokens, row in zip(sequences, rows, strict=True)])
     logprobs = torch.log_softmax(model.model.get_output_embeddings()(hidden) / tau, -1)
-    chosen = logprobs.gather(1, torch.from_numpy(batch.inputs.targets)[:, None])[:, 0]
+    chosen = logprobs.gather(1, targets[:, None])[:, 0]
     t, c = batch.targets.map(torch.from_numpy), losses
     r = ratio(chosen, t.proximal)
     surrogate = torch.maximum(-t.advantages * r, -t.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
@@ -134,12 +163,12 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
     path = tiny_model(True)
     losses = LossSettings(0.2, 0.2, 3.0, 0.0, "k3", 0.5, 0.3, 0.9)
     with group(path) as learner:
-        scored = learner.score(on_policy(learner, make_judged(3)))
+        scored = learner.score(on_policy(learner, forked(make_judged(3))))
     prepared = compute_targets(scored, AlgorithmConfig(), 0)
-    assignment = assign_padded([len(row.tokens) for row in prepared.rows], 10**6, 1, overhead=10**6)
+    assignment = assign_trees([row.tokens for row in prepared.rows], 10**6, 1)
     ((whole,),) = train_batches(assignment, prepared, list(range(len(scored))), "token-mean")
-    expected = bare_gradients(path, whole, losses, 0.9)
-    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True), losses)
+    expected = bare_gradients(path, [prepared.rows[i] for i in assignment[0][0]], whole, losses, 0.9)
+    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True, True), losses)
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)

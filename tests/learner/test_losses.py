@@ -11,6 +11,7 @@ from learner.losses import (
     aggregation_weights,
     kl,
     masked_importance,
+    of_sequences,
     policy_loss,
     ratio,
     truncated_importance,
@@ -154,3 +155,16 @@ def test_the_weights_of_a_batch_sum_to_one(lengths: list[int], how: str) -> None
     weights = aggregation_weights(mask, how)  # type: ignore[arg-type]
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-6)
     assert bool((weights[~mask] == 0).all())
+
+
+def test_the_constant_normaliser_does_not_depend_on_the_lengths() -> None:
+    # two sequences with tokens, the longest possible response 10: 1 / 20 for every token
+    mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    expected = torch.where(mask, 0.05, 0.0)
+    torch.testing.assert_close(aggregation_weights(mask, "constant", 10), expected)
+
+
+def test_the_weight_of_a_sequence_is_the_product_of_its_tokens() -> None:
+    # log-ratios 0.1, 0.2 | -1: e^0.3 for both tokens, e^-1
+    sums = of_sequences(torch.tensor([0.1, 0.2, -1.0]), torch.tensor([2, 1]))
+    torch.testing.assert_close(sums, torch.tensor([0.3, 0.3, -1.0]))

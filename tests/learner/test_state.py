@@ -15,12 +15,18 @@ def new_state() -> LearnerState:
     return LearnerState(ranks=1, layout=LAYOUT, kl_configured=0.0, kl_coefficient=0.0)
 
 
+def note(state: LearnerState, skipped: list[bool], problems: list[str]) -> None:
+    """An update of one pass."""
+    count = len(skipped)
+    state.note_steps(skipped, problems, steps=count, policy_steps=count * state.policy_trains)
+
+
 def test_the_warm_up_ends_after_its_length() -> None:
     state = new_state()
     trained = []
     for _ in range(4):
         trained.append(state.begin_update(2))
-        state.note_steps([False], [], state.policy_trains)
+        note(state, [False], [])
         state.note_critic(0.0, True, 0.0)
     assert trained == [False, False, True, True]
 
@@ -30,7 +36,7 @@ def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
     trained = []
     for variance in (0.0, 0.3, 0.5, 0.52, 0.51, 0.1, 0.9):
         trained.append(state.begin_update(100))
-        state.note_steps([False], [], state.policy_trains)
+        note(state, [False], [])
         state.note_critic(variance, True, 0.05)
     # 0.5, 0.52, 0.51 lie within 0.05: the policy learns from the next update on, and never stops again
     assert trained == [False] * 5 + [True] * 2
@@ -56,22 +62,22 @@ def test_batches_whose_returns_do_not_vary_do_not_settle_the_critic() -> None:
 
 def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken() -> None:
     state = new_state()
-    state.note_steps([False, True], ["p3"], state.policy_trains)
-    state.note_steps([True, True], ["p7", "p1"], state.policy_trains)
+    note(state, [False, True], ["p3"])
+    note(state, [True, True], ["p7", "p1"])
     assert state.skipped_problems == ["p1", "p3", "p7"]
-    state.note_steps([True, False, True], ["p9"], state.policy_trains)
+    note(state, [True, False, True], ["p9"])
     assert state.skipped_problems == ["p9"]
-    state.note_steps([False], [], state.policy_trains)
+    note(state, [False], [])
     assert state.skipped_problems == []
 
 
 def test_skipped_steps_count_in_a_row() -> None:
     state = new_state()
-    state.note_steps([True, False, True], [], state.policy_trains)
+    note(state, [True, False, True], [])
     assert state.skipped_in_row == 1
-    state.note_steps([True, True], [], state.policy_trains)
+    note(state, [True, True], [])
     assert (state.skipped_in_row, state.steps, state.updates) == (3, 5, 2)
-    state.note_steps([False], [], state.policy_trains)
+    note(state, [False], [])
     assert state.skipped_in_row == 0
 
 
@@ -94,7 +100,7 @@ def test_the_policy_counts_its_own_steps() -> None:
     state = new_state()
     for _ in range(3):
         state.begin_update(2)
-        state.note_steps([False, True], [], state.policy_trains)
+        note(state, [False, True], [])
     assert (state.steps, state.policy_steps) == (6, 2)
 
 

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,68 @@ def test_groups_are_the_continuations_of_one_start() -> None:
         np.testing.assert_allclose(batch.targets.advantages[batch.token_index([i])], expected, rtol=1e-6)
     apart = compute_targets(scored_from(judged), AlgorithmConfig(estimator="rloo"), 0)
     assert not apart.targets.advantages.any()
+
+
+def grouped(rewards: list[float], groups: list[int]) -> list[Scored]:
+    """Trajectories of some lengths with these rewards; those of one group continue the same start."""
+    judged = make_judged(0, count=len(rewards))
+    starts = [judged[group].trajectory.start for group in groups]
+    changed = [
+        replace(j, trajectory=replace(j.trajectory, start=start), verdict=Verdict(reward, reward > 0))
+        for j, start, reward in zip(judged, starts, rewards, strict=True)
+    ]
+    return scored_from(changed)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline"])
+def test_a_group_of_equal_rewards_does_not_count_in_the_denominator(estimator: str) -> None:
+    scored = grouped([1.0, 0.0, 0.1, 0.1, 0.1], [0, 0, 1, 1, 1])
+    config = AlgorithmConfig(estimator=estimator)
+    batch = compute_targets(scored, config, 0)
+    varied, equal = batch.token_index([0, 1]), batch.token_index([2, 3, 4])
+    assert not batch.targets.advantages[equal].any()
+    weighted = batch.weighted(range(5), "token-mean")
+    assert not weighted.policy_weights[equal].any()
+    np.testing.assert_allclose(weighted.policy_weights[varied], 1 / len(varied), rtol=1e-6)
+    np.testing.assert_allclose(weighted.weights, 1 / len(weighted.weights), rtol=1e-6)  # the critic learns from all
+    alone = compute_targets(scored[:2], config, 0)
+    if estimator != "reinforce++_baseline":  # which is whitened over the batch
+        np.testing.assert_array_equal(batch.targets.advantages[varied], alone.targets.advantages)
+
+
+def test_remax_reads_the_baselines_of_the_loop() -> None:
+    scored = grouped([1.0, 0.0], [0, 0])
+    scored = [replace(s, judged=replace(s.judged, baseline=0.25)) for s in scored]
+    batch = compute_targets(scored, AlgorithmConfig(estimator="remax"), 0)
+    for row, expected in ((0, 0.75), (1, -0.25)):
+        np.testing.assert_allclose(batch.targets.advantages[batch.token_index([row])], expected)
+
+
+def test_with_a_critic_all_rows_count() -> None:
+    batch = compute_targets(grouped([1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1]), AlgorithmConfig(), 0)
+    weighted = batch.weighted(range(4), "sequence-mean")
+    np.testing.assert_array_equal(weighted.policy_weights, weighted.weights)
+
+
+def test_the_weights_of_correct_responses() -> None:
+    batch = compute_targets(grouped([1.0, 0.0, 1.0], [0, 1, 2]), AlgorithmConfig(), 0)
+    right = batch.token_index([0, 2])
+    positive = batch.weighted(range(3), "token-mean").positive
+    np.testing.assert_allclose(positive[right], 1 / len(right), rtol=1e-6)
+    assert not positive[batch.token_index([1])].any()
+
+
+@pytest.mark.parametrize("how", ["sequence_truncate", "sequence_mask"])
+def test_importance_of_whole_sequences(how: str) -> None:
+    scored = scored_from(make_judged(0, count=6))  # every token's log-ratio is 0.1
+    config = AlgorithmConfig.model_validate({"importance": how, "importance_cap": 1.5})
+    batch = compute_targets(scored, config, 0)
+    counts = [len(s.values) for s in scored]
+    assert min(counts) <= 4 < max(counts)  # e^0.4 = 1.49 is the last below 1.5
+    for row, count in enumerate(counts):
+        weight = math.exp(0.1 * count)
+        expected = weight if weight < 1.5 else (1.5 if how == "sequence_truncate" else 0.0)
+        np.testing.assert_allclose(batch.targets.importance[batch.token_index([row])], expected, rtol=1e-5)
 
 
 def siblings(lengths: list[int]) -> list[Judged]:

@@ -21,7 +21,7 @@ from trainer.starts import fresh_starts
 START = fresh_starts([Problem("p", np.array([1, 2], np.int32), "gold")], 2, seed=0, iteration=1)[0]
 EMPTY = combine([], requested=8, sampled=0)
 NUMBERS = {entry.name: (index + 1) / 64 for index, entry in enumerate(fields(UpdateStats))}  # all different
-STATS = replace(UpdateStats(**NUMBERS), policy_trained=True)  # type: ignore[arg-type]
+STATS = replace(UpdateStats(**NUMBERS), policy_trained=True, critic=True)  # type: ignore[arg-type]
 POLICY = {"policy_loss", "kl", "first_kl", "entropy", "clip_fraction", "policy_grad_norm"}
 
 
@@ -49,7 +49,7 @@ def collected(result: IterationResult, tokens_before: int = 0) -> IterationMetri
 
 def measured(stats: UpdateStats) -> IterationMetrics:
     iteration = IterationResult(
-        1, [START], [scored(START, 3, True), scored(START, 10, False)], stats, BroadcastReport(1, "", 1e-6, 0.1)
+        1, [START], [scored(START, 3, True), scored(START, 10, False)], stats, BroadcastReport(1, "", 1e-6, 0.1), [], []
     )
     return collected(iteration, tokens_before=7)
 
@@ -64,13 +64,29 @@ def test_shares_and_sums_by_hand() -> None:
     assert metrics.store_hit_rate == 0.0  # 0 of 8
 
 
+def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
+    dropped, greedy = scored(START, 5, False).judged, scored(START, 9, True).judged
+    report = BroadcastReport(1, "", 1e-6, 0.1)
+    metrics = collected(IterationResult(1, [START], [scored(START, 3, True)], STATS, report, [dropped], [greedy]))
+    assert metrics.generated_tokens == 3 + 5 + 9
+    assert metrics.root_success == 0.5  # of the sampled ones, the greedy one is not
+    assert metrics.resampled_starts == 1
+
+
+def test_no_critic_numbers_without_a_critic() -> None:
+    metrics = measured(replace(STATS, critic=False))
+    assert math.isnan(metrics.value_loss)
+    assert math.isnan(metrics.explained_variance)
+    assert metrics.policy_loss == NUMBERS["policy_loss"]
+
+
 def test_staleness_and_idle_shares_by_hand() -> None:
     new, old = scored(START, 3, True), scored(START, 5, False)
     versions = np.array([4, 5, 5, 6, 6], np.int32)
     old = replace(old, judged=replace(old.judged, trajectory=replace(old.trajectory, versions=versions)))
     new = replace(new, judged=replace(new.judged, trajectory=replace(new.trajectory, versions=np.full(3, 6, np.int32))))
     iteration = IterationResult(
-        7, [START], [new, old], STATS, BroadcastReport(7, "", 1e-6, 0.1)
+        7, [START], [new, old], STATS, BroadcastReport(7, "", 1e-6, 0.1), [], []
     )  # trained at version 6
     metrics = collected(iteration)
     assert metrics.stale_tokens == 3 / 8  # 4, 5, 5 of eight tokens
@@ -86,7 +102,7 @@ def test_the_update_is_reported_under_its_own_names() -> None:
     same = {entry.name for entry in fields(UpdateStats)} & {entry.name for entry in fields(IterationMetrics)} - {
         "seconds"
     }
-    assert {"value_auc", "value_auc_within", "policy_lr", "padding_share", "first_kl"} <= same
+    assert {"value_auc", "value_auc_within", "policy_lr", "shared_share", "first_kl"} <= same
     assert {name: getattr(metrics, name) for name in same} == {name: NUMBERS[name] for name in same}
     assert metrics.kl == NUMBERS["policy_kl"]
 

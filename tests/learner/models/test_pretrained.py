@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClassification
 
 from core.errors import ModelError
+from learner.models.attention import Line, line_on
 from learner.models.pretrained import load_policy, load_value, recompute_activations
 from learner.packing.batch import Row, micro_batch
 
@@ -17,9 +18,8 @@ ROWS = [
 ]
 
 
-def tensors(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    b = micro_batch(rows)
-    return torch.from_numpy(b.tokens), torch.from_numpy(b.state_index), torch.from_numpy(b.targets)
+def line(rows: list[Row]) -> Line:
+    return line_on(micro_batch(rows), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -29,9 +29,9 @@ def test_log_probabilities_are_those_of_the_full_hugging_face_forward(
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model(tied), dtype=torch.float32).eval()
     policy = load_policy(tiny_model(tied), torch.float32)
-    logprobs, entropy = (numbers.detach() for numbers in policy(*tensors(ROWS), temperature))
+    logprobs, entropy = (numbers.detach() for numbers in policy(line(ROWS), temperature))
     with torch.no_grad():
-        scored, unread = policy(*tensors(ROWS), temperature)
+        scored, unread = policy(line(ROWS), temperature)
     torch.testing.assert_close(scored, logprobs, atol=0, rtol=0)  # scoring and training see the same
     assert unread.isnan().all()
     at = 0
@@ -54,7 +54,7 @@ def test_chunks_change_neither_results_nor_gradients(
 
     def run() -> list[torch.Tensor]:
         policy.zero_grad()
-        logprobs, entropy = policy(*tensors(ROWS), 0.7)
+        logprobs, entropy = policy(line(ROWS), 0.7)
         (logprobs.square().sum() + entropy.sum()).backward()
         return [
             logprobs.detach(),
@@ -73,14 +73,14 @@ def test_a_value_sees_nothing_of_the_token_it_precedes(tiny_model: Callable[[boo
     torch.nn.init.normal_(value.head.weight)
     tokens = np.array([3, 4, 5, 6], dtype=np.int32)
     changed = np.array([3, 4, 5, 60], dtype=np.int32)
-    first, second = (value(*tensors([Row(t, 2)])[:2]) for t in (tokens, changed))
+    first, second = (value(line([Row(t, 2)])) for t in (tokens, changed))
     torch.testing.assert_close(first, second, atol=0, rtol=0)  # V before tokens 2 and 3: token 3 is unseen
     changed[2] = 50
-    assert float((value(*tensors([Row(changed, 2)])[:2]) - first)[1].abs().detach()) > 1e-3
+    assert float((value(line([Row(changed, 2)])) - first)[1].abs().detach()) > 1e-3
 
 
 def test_a_new_critic_values_everything_at_zero(tiny_model: Callable[[bool], Path]) -> None:
-    assert float(load_value(tiny_model(True), torch.float32)(*tensors(ROWS)[:2]).abs().max()) == 0.0
+    assert float(load_value(tiny_model(True), torch.float32)(line(ROWS)).abs().max()) == 0.0
 
 
 def test_a_critic_may_start_from_a_reward_model(tiny_model: Callable[[bool], Path], tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_critic_may_start_from_a_reward_model(tiny_model: Callable[[bool], Pat
 
 def test_dropout_is_off_in_training_mode(tiny_model: Callable[[bool], Path]) -> None:
     policy = load_policy(tiny_model(True), torch.float32).train()  # the model's config asks for attention dropout 0.1
-    torch.testing.assert_close(policy(*tensors(ROWS), 1.0), policy(*tensors(ROWS), 1.0), atol=0, rtol=0)
+    torch.testing.assert_close(policy(line(ROWS), 1.0), policy(line(ROWS), 1.0), atol=0, rtol=0)
 
 
 def test_recomputed_activations_give_the_same_gradients(tiny_model: Callable[[bool], Path]) -> None:
@@ -111,7 +111,7 @@ def test_recomputed_activations_give_the_same_gradients(tiny_model: Callable[[bo
 
     def run() -> list[torch.Tensor]:
         policy.zero_grad()
-        policy(*tensors(ROWS), 1.0)[0].sum().backward()
+        policy(line(ROWS), 1.0)[0].sum().backward()
         return [p.grad.clone() for p in policy.parameters() if p.grad is not None]
 
     plain = run()

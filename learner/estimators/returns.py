@@ -1,0 +1,28 @@
+"""Advantages from the rewards that follow each token: GAE, REINFORCE++ and ReMax. In `ESTIMATORS` (`__init__.py`)."""
+
+import torch
+from torch import Tensor
+
+from learner.advantages import gae
+from learner.estimators.base import Episodes, Estimator
+
+
+def advantages_by_critic(episodes: Episodes) -> Tensor:
+    """GAE [B, T] (1506.02438) with a lambda per sequence: decoupled from the critic's (VC-PPO, 2503.01491) or length-adaptive
+    (VAPO, 2504.05118)."""
+    return gae(episodes.rewards, episodes.values, episodes.mask, episodes.gamma, episodes.lam)
+
+
+def returns(episodes: Episodes) -> Tensor:
+    """REINFORCE++ [B, T]: the discounted return of every token (2501.03262), without a critic."""
+    return gae(episodes.rewards, torch.zeros_like(episodes.rewards), episodes.mask, episodes.gamma, 1.0)
+
+
+def remax(episodes: Episodes) -> Tensor:
+    """ReMax [B, T]: the return of every token less the reward of the greedy continuation of the same start (2310.10505)."""
+    return torch.where(episodes.mask, returns(episodes) - episodes.baselines[:, None], 0.0)
+
+
+GAE = Estimator(advantages_by_critic, needs_values=True, whitened=True)
+REINFORCE = Estimator(returns, whitened=True)
+REMAX = Estimator(remax, needs_greedy=True)

@@ -1,0 +1,115 @@
+"""Finds the estimator and the policy loss that a configuration names, and checks a user's own on a small batch.
+
+Called by `learner.targets` and `learner.distributed.worker` (find), `trainer/build.py` and `launch.py check` (check). A user's own
+function is named by its import path, `module:function`; its module is found in the folder that the program was started from, too.
+"""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.errors import ConfigError
+from learner.estimators import ESTIMATORS
+from learner.estimators.base import Episodes, Estimator
+from learner.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyTokens
+
+
+def find_estimator(name: str) -> Estimator:
+    """The estimator of `algorithm.estimator`. A user's plain function counts as one that needs values. Raises ConfigError."""
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    found = _imported("algorithm.estimator", name)
+    return found if isinstance(found, Estimator) else Estimator(found, needs_values=True)
+
+
+def find_policy_loss(name: str) -> PolicyLoss:
+    """The loss of `algorithm.policy_loss`. Raises ConfigError."""
+    if name in POLICY_LOSSES:
+        return POLICY_LOSSES[name]
+    loss: PolicyLoss = _imported("algorithm.policy_loss", name)
+    return loss
+
+
+def _imported(field: str, path: str) -> Any:
+    """The object at an import path 'module:name'. Raises ConfigError."""
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise ConfigError(
+            f"{field} {path!r}: {type(error).__name__}: {error}; write it as 'module:function', in the folder that you start from"
+        ) from error
+    if not callable(found) and not isinstance(found, Estimator):
+        raise ConfigError(f"{field} {path!r}: {type(found).__name__} cannot be called; name a function")
+    return found
+
+
+def example_episodes() -> Episodes:
+    """Two starts with two sequences each, of 3, 1, 2 and 3 tokens, with different rewards."""
+    mask = torch.arange(3)[None, :] < torch.tensor([3, 1, 2, 3])[:, None]
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, -1.0]]).double()
+    return Episodes(
+        rewards=rewards,
+        values=torch.where(mask, 0.25, 0.0).double(),
+        mask=mask,
+        groups=torch.tensor([0, 0, 1, 1]),
+        replayed=torch.tensor([False, False, True, True]),
+        baselines=torch.tensor([0.5, 0.5, 0.0, 0.0]).double(),
+        gamma=1.0,
+        lam=torch.full((4,), 0.95).double(),
+    )
+
+
+def check_estimator(name: str) -> None:
+    """Compute the advantages of `example_episodes`. Raises ConfigError naming what is wrong with them."""
+    episodes, estimator = example_episodes(), find_estimator(name)
+    prefix = f"algorithm.estimator {name!r} on a batch of 4 sequences"
+    try:
+        advantages = estimator.advantages(episodes)
+    except Exception as error:  # the user's code
+        raise ConfigError(f"{prefix}: {type(error).__name__}: {error}") from error
+    _check_tensor(prefix, "advantages", advantages, episodes.rewards)
+    if not bool(torch.isfinite(advantages[episodes.mask]).all()):
+        raise ConfigError(f"{prefix}: an advantage is NaN or Inf; return finite numbers where the mask is 1")
+
+
+def check_policy_loss(name: str, clip_low: float, clip_high: float, dual_clip: float) -> None:
+    """Compute the loss and the gradient of 4 tokens in two sequences. Raises ConfigError naming what is wrong with them."""
+    loss_function = find_policy_loss(name)
+    prefix = f"algorithm.policy_loss {name!r} on a batch of 4 tokens"
+    logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)
+    tokens = PolicyTokens(
+        logprobs=logprobs,
+        proximal=torch.tensor([-1.5, -2.0, -1.0, -1.0]),
+        advantages=torch.tensor([1.0, 1.0, -1.0, 0.5]),
+        sequence=torch.tensor([0, 0, 1, 1]),
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    try:
+        loss, clipped = loss_function(tokens)
+        _check_tensor(prefix, "the loss", loss, logprobs)
+        _check_tensor(prefix, "clipped", clipped, logprobs)
+        (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's code
+        raise ConfigError(f"{prefix}: {type(error).__name__}: {error}") from error
+    if not bool(torch.isfinite(loss).all() and torch.isfinite(gradient).all()):
+        raise ConfigError(f"{prefix}: the loss or its gradient is NaN or Inf; return finite numbers")
+
+
+def _check_tensor(prefix: str, what: str, found: object, like: Tensor) -> None:
+    if not isinstance(found, Tensor):
+        raise ConfigError(f"{prefix}: {what} is {type(found).__name__}; return a tensor of shape {list(like.shape)}")
+    if found.shape != like.shape:
+        raise ConfigError(
+            f"{prefix}: {what} has the shape {list(found.shape)}; return a tensor of shape {list(like.shape)}"
+        )

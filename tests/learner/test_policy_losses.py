@@ -1,0 +1,104 @@
+"""The policy losses on a few tokens, worked out by hand, and their gradients."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from core.sections.algorithm import POLICY_LOSSES as NAMES
+from learner.policy_losses import POLICY_LOSSES, PolicyTokens, cispo, gmpo, gspo, ppo
+
+
+def tokens(ratios: list[float], advantages: list[float], sequence: list[int]) -> PolicyTokens:
+    """Tokens of proximal log-probability -1 whose ratio to it is given."""
+    logprobs = torch.tensor([math.log(ratio) - 1.0 for ratio in ratios], dtype=torch.float64, requires_grad=True)
+    proximal = torch.full_like(logprobs, -1.0).detach()
+    return PolicyTokens(logprobs, proximal, torch.tensor(advantages).double(), torch.tensor(sequence), 0.2, 0.3, 3.0)
+
+
+def gradient(loss: Tensor, of: PolicyTokens) -> list[float]:
+    (found,) = torch.autograd.grad(loss.sum(), of.logprobs)
+    values: list[float] = found.tolist()
+    return values
+
+
+def test_the_names_of_the_configuration_are_those_of_the_registry() -> None:
+    assert tuple(POLICY_LOSSES) == NAMES
+
+
+def test_ppo_clips_tokens() -> None:
+    batch = tokens([1.5, 0.5, 1.1], [1.0, -1.0, 2.0], [0, 0, 1])
+    loss, clipped = ppo(batch)
+    # 1.5 cut at 1.3; 0.5 at 0.8; 1.1 within
+    assert loss.tolist() == pytest.approx([-1.3, 0.8, -2.2])
+    assert clipped.tolist() == [True, True, False]
+
+
+def test_gspo_clips_sequences() -> None:
+    # sequence 0: ratios 2 and 1/2: geometric mean 1, not clipped although both tokens are far off
+    # sequence 1: ratios 1.5 and 1.5: s = 1.5, cut at 1.3 for A > 0
+    batch = tokens([2.0, 0.5, 1.5, 1.5], [1.0, 1.0, 2.0, 2.0], [0, 0, 1, 1])
+    loss, clipped = gspo(batch)
+    assert loss.tolist() == pytest.approx([-1.0, -1.0, -2.6, -2.6])
+    assert clipped.tolist() == [False, False, True, True]
+    # the mean over a sequence has the gradient -A s / length in each of its tokens; the loss here is a sum: -A s
+    assert gradient(loss, batch) == pytest.approx([-1.0, -1.0, 0.0, 0.0])
+
+
+def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
+    batch = tokens([1.5, 0.5, 1.1], [1.0, -1.0, 2.0], [0, 0, 1])
+    loss, clipped = cispo(batch)
+    weights = [1.3, 0.8, 1.1]
+    assert gradient(loss, batch) == pytest.approx([-w * a for w, a in zip(weights, [1.0, -1.0, 2.0], strict=True)])
+    logs = batch.logprobs.tolist()
+    assert loss.tolist() == pytest.approx([-1.3 * logs[0], 0.8 * logs[1], -2.2 * logs[2]])
+    assert clipped.tolist() == [True, True, False]
+
+
+def test_gmpo_takes_the_geometric_mean_of_clipped_ratios() -> None:
+    # A = 1: ratios 2 (cut at 1.3) and 0.5 (free below): sqrt(1.3 x 0.5) = 0.8062258
+    # A = -2: ratios 2 (free above) and 0.5 (cut at 0.8): -(-2) sqrt(2 x 0.8) = 2.5298221
+    batch = tokens([2.0, 0.5, 2.0, 0.5], [1.0, 1.0, -2.0, -2.0], [0, 0, 1, 1])
+    loss, clipped = gmpo(batch)
+    assert loss.tolist() == pytest.approx([-0.8062258, -0.8062258, 2.5298221, 2.5298221])
+    assert clipped.tolist() == [True, False, False, True]
+    # of the sum over a sequence: -A x geometric mean for a token that is not cut (2 tokens x 1/2), 0 for one that is
+    assert gradient(loss, batch) == pytest.approx([0.0, -0.8062258, 2.5298221, 0.0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_ratio_one_every_loss_has_the_policy_gradient(name: str) -> None:
+    batch = tokens([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, -1.0], [0, 0, 0, 1])
+    loss, clipped = POLICY_LOSSES[name](batch)
+    assert gradient(loss, batch) == pytest.approx([-2.0, -2.0, -2.0, 1.0])
+    assert not clipped.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_may_be_split_between_sequences(name: str) -> None:
+    whole = tokens([1.5, 0.7, 0.9, 2.0, 1.1], [1.0, -2.0, 0.5, 0.5, 3.0], [0, 0, 1, 1, 2])
+    loss, _ = POLICY_LOSSES[name](whole)
+    parts = [
+        POLICY_LOSSES[name](
+            replace(
+                whole,
+                logprobs=whole.logprobs[part],
+                proximal=whole.proximal[part],
+                advantages=whole.advantages[part],
+                sequence=whole.sequence[part] - whole.sequence[part][0],
+            )
+        )[0]
+        for part in (slice(0, 2), slice(2, 5))
+    ]
+    torch.testing.assert_close(torch.cat(parts), loss)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runaway_ratio_does_not_overflow(name: str) -> None:
+    batch = tokens([1.0, 1.0], [1.0, -1.0], [0, 1])
+    far = replace(batch, proximal=torch.tensor([1000.0, -1000.0]).double())
+    loss, _ = POLICY_LOSSES[name](far)
+    assert bool(torch.isfinite(loss).all())
+    assert all(math.isfinite(value) for value in gradient(loss, far))

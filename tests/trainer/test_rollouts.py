@@ -1,0 +1,125 @@
+"""Replacing starts that teach nothing, and greedy baselines."""
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+
+from core.config import Config
+from core.load import override
+from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
+from core.sampling import Sampling
+from trainer import build
+from trainer.loop import choose_starts
+from trainer.metrics import PhaseClock
+from trainer.records import Components, IterationSettings
+from trainer.rollouts import by_information, resampled, with_baselines, with_more_rollouts
+
+PROBLEMS = [Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)]
+
+
+@dataclass
+class Parts:
+    """Engines whose sample i of problem p is correct if i < `right[p]`, and a store with no states."""
+
+    right: dict[str, int]
+    drawn: int = 0
+    asked: list[tuple[list[str], float]] = field(default_factory=list)  # starts and temperature of every call
+
+    def sample(self, count: int) -> list[Problem]:
+        self.drawn += count
+        return PROBLEMS[self.drawn - count : self.drawn]
+
+    def generate(self, starts: list[Start], sampling: Sampling) -> list[Trajectory]:
+        self.asked.append(([start.id for start in starts], sampling.temperature))
+        none = np.zeros(1, np.int32)
+        return [
+            Trajectory(start, number, none, np.zeros(1, np.float32), none, Finish.STOP)
+            for start in starts
+            for number in range(start.samples)
+        ]
+
+    def judge(self, trajectories: list[Trajectory]) -> list[Judged]:
+        right = [item.sample < self.right.get(item.start.problem_id, 0) for item in trajectories]
+        return [Judged(item, Verdict(float(ok), ok)) for item, ok in zip(trajectories, right, strict=True)]
+
+    def check_starts(self, _starts: list[Start]) -> None:
+        pass
+
+    def components(self) -> Components:
+        return cast(Components, SimpleNamespace(actors=self, task=self, problems=self, replay=[], by_id={}))
+
+
+def settings_of(*fields: str) -> IterationSettings:
+    options = ["--rollout.starts", "4", "--rollout.samples", "2", "--learner.minibatches", "1", *fields]
+    return build.iteration_settings(override(Config(), options))
+
+
+def first_batch(parts: Parts, settings: IterationSettings) -> list[Judged]:
+    starts = choose_starts(parts.components(), settings, 7)
+    return parts.judge(parts.generate(starts, settings.sampling))
+
+
+def ids(judged: list[Judged]) -> list[str]:
+    return list(dict.fromkeys(item.trajectory.start.id for item in judged))
+
+
+def again(parts: Parts, settings: IterationSettings, judged: list[Judged]) -> tuple[list[Judged], list[Judged]]:
+    components = parts.components()
+    return resampled(components, settings, judged, lambda few, n: choose_starts(components, few, 7, n), PhaseClock())
+
+
+def test_starts_of_equal_rewards_are_replaced_until_the_batch_is_informative() -> None:
+    # p0 and p2 differ; p1 is never solved, p3 always. Round 1 draws p4 (differs) and p5 (not), round 2 draws p6 (differs)
+    parts = Parts({"p0": 1, "p2": 1, "p3": 2, "p4": 1, "p6": 1})
+    settings = settings_of("--rollout.resample", "5")
+    judged = first_batch(parts, settings)
+    batch, dropped = again(parts, settings, judged)
+    assert [item.trajectory.start.problem_id for item in batch[::2]] == ["p0", "p2", "p4", "p6"]
+    assert len(batch) == 8
+    assert [item.trajectory.start.problem_id for item in dropped[::2]] == ["p1", "p3", "p5"]
+    assert [len(starts) for starts, _ in parts.asked] == [4, 2, 1]
+    assert len(set(ids(batch) + ids(dropped))) == 7  # every start has an id of its own
+    assert len({item.trajectory.start.seed for item in batch + dropped}) == 7
+
+
+def test_a_bounded_number_of_rounds_leaves_a_whole_batch() -> None:
+    parts = Parts({"p0": 1})  # nothing else is ever solved
+    settings = settings_of("--rollout.resample", "2")
+    judged = first_batch(parts, settings)
+    batch, dropped = again(parts, settings, judged)
+    assert len(parts.asked) == 3
+    assert (len(batch), len(dropped)) == (8, 12)  # 4 + 3 + 3 starts were generated
+    assert ids(batch) == ids(judged)
+
+
+def test_an_informative_batch_costs_nothing() -> None:
+    parts = Parts({f"p{number}": 1 for number in range(4)})
+    settings = settings_of("--rollout.resample", "2")
+    judged = first_batch(parts, settings)
+    assert again(parts, settings, judged) == (judged, [])
+    assert len(parts.asked) == 1
+    assert by_information(judged) == (judged, [])
+
+
+def test_the_baseline_is_the_reward_of_the_greedy_continuation() -> None:
+    parts = Parts({"p0": 1, "p1": 2})
+    settings = settings_of("--algorithm.estimator", "remax")
+    assert settings.greedy
+    judged = first_batch(parts, settings)
+    with_them, greedy = with_baselines(parts.components(), settings, judged, PhaseClock())
+    assert parts.asked[-1] == ([f"7.f{number}.greedy" for number in range(4)], 0.0)
+    # sample 0 is the greedy one: right for p0 and p1
+    assert [item.baseline for item in with_them] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert len(greedy) == 4
+    assert [replace(item, baseline=None) for item in with_them] == judged
+
+
+def test_without_either_option_nothing_is_generated() -> None:
+    parts = Parts({})
+    settings = settings_of()
+    judged = first_batch(parts, settings)
+    clock = PhaseClock()
+    assert with_more_rollouts(parts.components(), settings, judged, lambda *_: [], clock) == (judged, [], [])
+    assert len(parts.asked) == 1
