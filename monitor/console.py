@@ -1,7 +1,7 @@
 """Progress of a run on the console: a live table with a progress bar, or one plain line per iteration.
 
 `commands/train.py` opens it with `open_console`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI,
-`ray job submit` logs, a file) every iteration is exactly one line without control codes.
+`ray job submit` logs, a file) every iteration is exactly one line without control codes, followed by its warnings if there are any.
 """
 
 import logging
@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from monitor.advice import advice
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
 logger = logging.getLogger("retrospect.console")  # log.txt keeps what was shown, line by line
@@ -152,6 +153,7 @@ class PlainConsole:
         """Show one iteration."""
         self._shown.append(metrics)
         self._print(plain_line(metrics, self._iterations, self._remaining()))
+        self._advise()
 
     def note(self, text: str) -> None:
         """Show a line that stays: a checkpoint, a restart, an evaluation."""
@@ -162,6 +164,10 @@ class PlainConsole:
 
     def close(self) -> None:
         """Stop drawing."""
+
+    def _advise(self) -> None:
+        for line in advice(self._shown):
+            self.note(line)
 
     @property
     def _done(self) -> int:
@@ -195,6 +201,7 @@ class LiveConsole(PlainConsole):
         """Add the iteration as the newest column."""
         self._shown.append(metrics)
         logger.info(plain_line(metrics, self._iterations, self._remaining()))
+        self._advise()
         self._live.refresh()
 
     def phase(self, text: str) -> None:
