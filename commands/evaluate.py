@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.options import DEFAULT, configuration
-from core.config import Config, Device, TaskConfig
+from core.config import Config, Device, RewardModelConfig, TaskConfig, task_sources, task_title
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
 from core.run_directory import write_atomically
 from core.seeds import generator
+from tasks.dialogue.endpoint import Endpoint, check_endpoint
+from tasks.dialogue.language_judge import compare_pairs
 from tasks.estimators import Estimate, paired_difference, share
 from trainer import build
 from trainer.evaluation_files import check_responses_path, evaluation_record, response_rows, write_responses
 from trainer.held_out_scores import Evaluation, describe_evaluation, evaluate_policy, percent
 from trainer.local import single_process
-from trainer.model_files import inspect_model, load_tokenizer, model_of, run_of
+from trainer.model_files import check_place, inspect_model, load_tokenizer, model_of, run_of
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -37,6 +39,15 @@ class Comparison:
     win_rate: Estimate  # share of problems on which the first has the higher reward; equal rewards count half
     ties: float  # share of problems with equal rewards
     success: Estimate  # first minus second
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedComparison:
+    """The greedy responses of one model against another's, compared by a language model."""
+
+    win_rate: Estimate  # mean credit of the first: 1, 1/2 or 0 in each of two orders
+    consistent: float  # share of pairs for which both orders gave the same
+    unjudged: int  # pairs for which the judge named no better one
 
 
 def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
@@ -59,6 +70,31 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     )
 
 
+def compare_by_judge(
+    config: RewardModelConfig, task: "Task", first: Evaluation, second: Evaluation
+) -> JudgedComparison:
+    """The greedy responses of two models, compared by a language model in both orders. Raises ActorError."""
+    judge = config.judge
+    prompts = {problem.id: task.decode(problem.prompt_ids) for problem in task.evaluation}
+    mine, theirs = (
+        {item.trajectory.start.problem_id: task.decode(item.trajectory.response_ids) for item in result.greedy}
+        for result in (first, second)
+    )
+    cases = [(prompts[name], reply, theirs[name]) for name, reply in mine.items() if name in theirs]
+    with closing(Endpoint(judge)) as endpoint:
+        preferences = compare_pairs(endpoint, judge.criterion, cases)
+    known = [one for one in preferences if one is not None]
+    if not known:
+        raise ActorError(
+            f"reward_model.judge: model {judge.model!r} named no better reply in {len(cases)} pairs; use another model"
+        )
+    return JudgedComparison(
+        win_rate=share([one.credit for one in known]),
+        consistent=sum(one.consistent for one in known) / len(known),
+        unjudged=len(cases) - len(known),
+    )
+
+
 def evaluate_target(options: Namespace) -> int:
     """`launch.py evaluate`: take the configuration of --config, or of the target's run, or of the default recipe."""
     run = run_of(Path(options.target)) if options.target else None
@@ -73,11 +109,15 @@ def evaluate_models(
 
     `local`: in this process, without Ray.
     """
+    if against:
+        check_place(against, "--against")
     for path in filter(None, (target, against)):
         check_unseen(config.task, path)
     if target:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
     rival = model_of(Path(against)) if against else ""
+    if rival and config.reward_model.judge.url:
+        check_endpoint(config.reward_model.judge)
     batch_plan(config)
     name = f"{Path(target or config.model.path).name}-{datetime.now():%Y%m%d-%H%M%S}"
     where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
@@ -92,13 +132,21 @@ def evaluate_models(
             write_responses(where, rows)  # written before the other model starts, which may fail
             other = evaluate_model(config, ready.task, rival, device, local) if rival else None
         print_evaluation(ready.model, result)
-        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **evaluation_record(result)}
+        numbers: dict[str, object] = {
+            "model": ready.model,
+            "task": task_title(config.task),
+            **evaluation_record(result),
+        }
         if other is not None:
             print_evaluation(rival, other)
             write_responses(where, [*rows, *response_rows(other, ready.task, rival)])
             comparison = compare(result, other, config.run.seed)
             print_comparison(comparison)
             numbers |= {"against": {"model": rival, **evaluation_record(other)}, "comparison": asdict(comparison)}
+            if config.reward_model.judge.url:
+                judged = compare_by_judge(config.reward_model, ready.task, result, other)
+                print_judged(config.reward_model.judge.model, judged)
+                numbers["judged"] = {"model": config.reward_model.judge.model, **asdict(judged)}
     write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
     return 0
@@ -116,11 +164,17 @@ def check_unseen(task: TaskConfig, target: str) -> None:
     A run holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash decides.
     """
     run = run_of(Path(target))
-    if run is None or task.eval_path or not task.path:
+    if run is None:
         return
-    known = load_config(run.config).task
-    if (task.path, task.split) != (known.path, known.split):
-        return
+    trained = [source.config for source in task_sources(load_config(run.config).task)]
+    for asked in (source.config for source in task_sources(task)):
+        for known in trained:
+            if asked.path and not asked.eval_path and (asked.path, asked.split) == (known.path, known.split):
+                _check_held_out(asked, known, target)
+
+
+def _check_held_out(task: TaskConfig, known: TaskConfig, target: str) -> None:
+    """`known`: the data set that the run was trained on; both hold out rows of the same path."""
     if known.eval_path:
         raise ConfigError(
             f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
@@ -134,20 +188,20 @@ def check_unseen(task: TaskConfig, target: str) -> None:
 
 def check_rival(model: str, rival: str) -> None:
     """Raises ConfigError when the two models have different vocabularies: the problems are tokenized only once."""
-    inspect_model(rival)
+    inspect_model(rival, "--against")
     if load_tokenizer(model).get_vocab() != load_tokenizer(rival).get_vocab():
         raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
 
 
 def print_evaluation(model: str, result: Evaluation) -> None:
-    """Print the estimates over all problems and by level."""
+    """Print the estimates over all problems, by data set and by level."""
     print(f"{model}: {describe_evaluation(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
     for one in result.overall.passes:
         print(f"  pass@{one.k:<15} {percent(one.estimate)}")
     if result.overall.majority is not None:
         print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
-    for level, scores in result.levels.items():
+    for level, scores in (*result.sources.items(), *result.levels.items()):
         last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
         print(
             f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
@@ -159,3 +213,10 @@ def print_comparison(comparison: Comparison) -> None:
     wins, ties = comparison.win_rate, 100 * comparison.ties
     print(f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {ties:.1f} %")
     print(f"  success, first minus second: {percent(comparison.success)}")
+
+
+def print_judged(judge: str, comparison: JudgedComparison) -> None:
+    """Print the win rate by a language model."""
+    wins, missing = comparison.win_rate, comparison.unjudged
+    print(f"win rate of the first by {judge}, in both orders: {percent(wins)} on {wins.problems} problems")
+    print(f"  the same in both orders: {100 * comparison.consistent:.1f} %; pairs without a verdict: {missing}")

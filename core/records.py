@@ -51,6 +51,7 @@ class Problem:
     reference: str  # what the verifier needs: the gold answer
     level: str = ""  # difficulty, for reports: "3 operations", "Level 5"
     solution_ids: IntArray | None = None  # [R] canonical solution as a response, if the task has one
+    source: str = ""  # label of its data set in a mixture
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
         (root, "its problem is solved from the root"),
         (known, "mastered: its continuations succeed"),
         (failed & proven, "an own failure of a problem that has a success"),
-        (failed, "an own failure of a problem without a success"),
+        (failed & ranking.chains, "an own failure: this ranking follows successes"),
         (np.full(len(states), ranking.chains), "another state of its chain is replayed"),
     )
     return np.select([where for where, _ in reasons], [text for _, text in reasons], f"by the ranking {config.ranking}")

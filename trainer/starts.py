@@ -170,12 +170,14 @@ def _rollout(start: Start, tokens: IntArray, verdict: Verdict) -> Judged:
 def erroneous_share(
     starts: Sequence[Start],
     problems: Mapping[str, Problem],
-    prefix_correct: Callable[[Problem, str], bool] | None,
+    prefix_correct: Callable[[Problem, str], bool | None],
     decode: Callable[[IntArray], str],
 ) -> float:
-    """Share of the replayed starts whose prefix is already wrong; NaN without a checker or without replayed starts."""
+    """Share of wrong prefixes among those of replayed starts that `prefix_correct` can check (it returns None for others).
+
+    NaN without such starts.
+    """
     replayed = [start for start in starts if start.replayed]
-    if prefix_correct is None or not replayed:
-        return math.nan
-    wrong = sum(not prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed)
-    return wrong / len(replayed)
+    checked = [prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed]
+    known = [correct for correct in checked if correct is not None]
+    return known.count(False) / len(known) if known else math.nan

@@ -67,16 +67,17 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     text = states_text(select(table, problem="p", per_problem=1), table, {"p": "1+1=?"})
     # the first candidate is from the root and failed; the child is a continuation of a state
     assert text.splitlines()[:2] == ["problem p: solved from the root 0/1", "    1+1=?"]
-    assert "3/5 tokens  value 0.750  priority 3.354  posterior 0.50" in text  # 0.75 / sqrt(0.05)
+    assert "3/5 tokens  value 0.750  priority 3.354  posterior 0.50" in text
     assert "solved 1/2  own_failed  age 2  chance " in text
     assert text.endswith("    | abc")
 
 
 def test_states_are_sorted_by_priority_and_their_chance_follows_from_it(store: ReplayStore, tmp_path: Path) -> None:
     rows = whole(tmp_path).to_pylist()
-    priorities = [row["priority"] * 0.05**0.5 for row in rows]  # p before q: their best states are equal
-    assert priorities == pytest.approx([0.75, 0.5, 0.25, 0.75, 0.25])
-    # ranking value, values in deviations of 0.2236: weights e^3.35, e^2.24, e^1.12 = 28.6, 9.4, 3.1, and of q 28.6, 3.1: in total 72.7
+    # values 0.75, 0.5, 0.25 of p and 0.75, 0.25 of q have the deviation sqrt(0.05); p before q: their best states are equal
+    values = np.array([0.75, 0.5, 0.25, 0.75, 0.25])
+    assert [row["priority"] for row in rows] == pytest.approx((values / np.sqrt(0.05)).tolist())
+    # temperature 1: weights e^3.35, e^2.24, e^1.12 = 28.6, 9.36, 3.06, and of q 28.6, 3.06: in total 72.7
     assert [row["chance"] for row in rows] == pytest.approx([0.394, 0.129, 0.042, 0.394, 0.042], abs=1e-3)
     assert {row["rests"] for row in rows} == {""}
 
@@ -99,7 +100,7 @@ def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
         (row["problem"], row["depth"], row["provenance"]): row["rests"]
         for row in states_table([shard], config).to_pylist()
     }
-    assert found["unsolved", 3, "own_failed"] == "an own failure of a problem without a success"
+    assert found["unsolved", 1, "own_failed"] == "an own failure: this ranking follows successes"
     assert found["solved", 3, "own_failed"] == "an own failure of a problem that has a success"
     assert sorted(found["solved", depth, "own_successful"] for depth in (1, 3)) == [
         "",

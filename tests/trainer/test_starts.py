@@ -144,7 +144,7 @@ def test_erroneous_share_counts_replayed_starts_only() -> None:
         return " ".join(map(str, tokens.tolist()))
 
     assert erroneous_share(starts, {"p": PROBLEM}, correct, decode) == 0.25  # 1 of 4
-    assert math.isnan(erroneous_share(starts, {"p": PROBLEM}, None, decode))
+    assert math.isnan(erroneous_share(starts, {"p": PROBLEM}, lambda *_: None, decode))  # no checker
     assert math.isnan(erroneous_share(fresh, {"p": PROBLEM}, correct, decode))
 
 
