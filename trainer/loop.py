@@ -20,9 +20,11 @@ from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
 from trainer.rollouts import with_more_rollouts
 from trainer.starts import (
+    NO_VALUES,
     candidates,
     canonical_rollouts,
     fresh_starts,
+    no_boundary,
     outcomes,
     replayed_count,
     replayed_starts,
@@ -87,6 +89,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         replay.add(
             [
                 *offer(judged, [item.values for item in scored]),
+                *offer(dropped, [NO_VALUES] * len(dropped), boundaries=no_boundary),  # their outcomes count
                 *offer(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
             ]
         )

@@ -17,10 +17,12 @@ from core.records import (
     Verdict,
 )
 from trainer.starts import (
+    NO_VALUES,
     candidates,
     canonical_rollouts,
     erroneous_share,
     fresh_starts,
+    no_boundary,
     outcomes,
     replayed_count,
     replayed_starts,
@@ -112,7 +114,7 @@ def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None
 
 def test_a_trajectory_without_inner_boundaries_offers_its_outcome_alone() -> None:
     item = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8), correct=True)
-    found = candidates([item], [np.zeros(1, np.float32)], lambda _: ids(), 1)[0]
+    found = candidates([item], [NO_VALUES], no_boundary, 1)[0]
     assert found.lengths.size == 0
     assert found.provenance is Provenance.OWN_SUCCESSFUL
 
