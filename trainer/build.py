@@ -56,7 +56,9 @@ def iteration_settings(config: Config) -> IterationSettings:
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
+        iterations=config.run.iterations,
         replayed=plan.replayed_starts,
+        share=config.replay.share,
         start_states=config.replay.start_states,
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
