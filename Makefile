@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 # Where pip looks for the CPU build of torch when it does not find it by itself (see README, "Install").
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
-LOCK := requirements/cpu.txt requirements/dev.txt
+LOCK := requirements/cpu.txt requirements/dev.txt requirements/sinks.txt
 
 .PHONY: setup demo test lint lock clean
 

@@ -9,7 +9,9 @@
     python launch.py reward-model --config FILE                train a reward model on preference pairs
     python launch.py check --config FILE [--offline]           all checks that are possible before training
     python launch.py replay RUN                                the states in a run's replay store, as text or Parquet
-    python launch.py report RUN                                a run's results so far; redraws its curves.png
+    python launch.py inspect RUN                               the same in a browser, live, on this machine only
+    python launch.py runs [ROOT]                               the runs of a folder: state, step, success, size
+    python launch.py report RUN...                             results so far, as text and as one page; several are compared
     python launch.py export RUN --to FOLDER|hub:OWNER/NAME     the policy with its tokenizer and a model card
 
 Every field of the configuration is an option: `python launch.py COMMAND --help`. `--version` prints what is installed.
@@ -25,7 +27,7 @@ from types import FrameType
 from core.errors import ConfigError, RetrospectError
 from core.startup import set_environment, without_gc
 
-COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "report", "export")
+COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "inspect", "runs", "report", "export")
 INTERRUPTED = 130  # exit status of a program stopped by a signal
 
 
@@ -81,10 +83,14 @@ def _command(name: str) -> Callable[[Namespace], int]:
             from commands.check import check_recipe as command
         case "replay":
             from commands.replay import show_states as command
+        case "inspect":
+            from commands.inspect import inspect_run as command
+        case "runs":
+            from commands.runs import list_runs as command
         case "export":
             from commands.export import export_run as command
         case _:
-            from commands.report import report_run as command
+            from commands.report import report_runs as command
     return command
 
 

@@ -42,8 +42,18 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | float], *, quick: bool) -> Path:
-    """Print the table, write JSON and Markdown, and return the JSON file. Without `quick` the overview is written too."""
+def write(
+    name: str,
+    checks: Sequence[Check],
+    settings: dict[str, str | int | float],
+    *,
+    quick: bool,
+    page: str | None = None,
+) -> Path:
+    """Print the table, write JSON and Markdown, and return the JSON file. Without `quick` the overview is written too.
+
+    `page`: the Markdown, instead of the table of checks.
+    """
     from core.run_directory import collect_versions
 
     stem = f"{name}.quick" if quick else name
@@ -60,7 +70,7 @@ def write(name: str, checks: Sequence[Check], settings: dict[str, str | int | fl
         "checks": [asdict(item) for item in checks],
     }
     RESULTS.mkdir(exist_ok=True)
-    text = table(name, checks, settings)
+    text = page or table(name, checks, settings)
     print(text)
     (RESULTS / f"{stem}.md").write_text(text + "\n", encoding="utf-8")
     path = RESULTS / f"{stem}.json"

@@ -19,7 +19,7 @@ from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
 from core.run_directory import write_atomically
 from core.seeds import generator
-from tasks.estimators import Estimate, bootstrap, paired_difference
+from tasks.estimators import Estimate, paired_difference, share
 from trainer import build
 from trainer.evaluation_files import check_responses_path, evaluation_record, response_rows, write_responses
 from trainer.held_out_scores import Evaluation, describe_evaluation, evaluate_policy, percent
@@ -51,7 +51,7 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     wins = [float(mine > other) + 0.5 * float(mine == other) for mine, other in rewards]
     rng = generator(seed, "comparison")
     return Comparison(
-        win_rate=bootstrap(wins, rng=rng),
+        win_rate=share(wins),
         ties=sum(mine == other for mine, other in rewards) / len(rewards),
         success=paired_difference(
             [float(other.correct) for _, other in pairs], [float(mine.correct) for mine, _ in pairs], rng=rng

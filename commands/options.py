@@ -68,8 +68,26 @@ def _replay(parser: OptionParser) -> None:
     parser.add_argument("--export", metavar="FILE", help="write all matching states as one Parquet file")
 
 
+def _inspect(parser: OptionParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory, running or not")
+    parser.add_argument("--port", type=int, default=0, help="port on loopback (default: any free one)")
+
+
+def _runs(parser: OptionParser) -> None:
+    parser.add_argument(
+        "root", type=Path, nargs="?", default=Path("runs"), help="folder of the run directories (default: runs)"
+    )
+
+
 def _report(parser: OptionParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory, finished, stopped or running")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directory, finished, stopped or running")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="page of several runs (default: report.html)",
+    )
 
 
 def _export(parser: OptionParser) -> None:
@@ -89,7 +107,9 @@ COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]
     "reward-model": ("Train a reward model on preference pairs.", True, [_resume]),
     "check": ("Check a recipe without training.", True, [_check]),
     "replay": ("Show or export the states of a run's replay store.", False, [_replay]),
-    "report": ("Summarise a run and draw its curves.", False, [_report]),
+    "inspect": ("Show a run's replay store in a browser, live.", False, [_inspect]),
+    "runs": ("List the runs of a folder.", False, [_runs]),
+    "report": ("Summarise runs and write them as one page; several are compared.", False, [_report]),
     "export": ("Export a run's policy with its tokenizer and a model card.", False, [_export]),
 }
 """Command -> its description, whether it takes a configuration, and the functions that add its own options."""

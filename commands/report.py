@@ -1,15 +1,31 @@
-"""`launch.py report`: summarises the results of a run so far.
+"""`launch.py report`: summarises the results of one or several runs so far, on the terminal and as one page.
 
-Called by `launch.py`. It reads only the run's files, so the run may still be running.
+Called by `launch.py`. It reads only the runs' files, so they may still be running.
 """
 
 from argparse import Namespace
 
+from core.errors import ConfigError
 from core.run_directory import RunDirectory
-from monitor.report import print_report
+from monitor.page import write_page
+from monitor.report import draw_report, finished, print_summary
 
 
-def report_run(options: Namespace) -> int:
-    """Print the summary of a run and draw its curves again. Raises CheckpointError when there is no run or no iteration yet."""
-    print_report(RunDirectory.open(options.run))
+def report_runs(options: Namespace) -> int:
+    """Print each run's summary and write its curves and page again; of several runs also one page that compares them.
+
+    Raises CheckpointError when one is no run or has no iteration yet.
+    """
+    runs = [RunDirectory.open(path) for path in options.runs]
+    for run in runs:
+        finished(run)
+    for run in runs:
+        draw_report(run)
+        print_summary(run)
+    if len(runs) > 1:
+        try:
+            write_page(runs, options.output)
+        except OSError as error:
+            raise ConfigError(f"--output {options.output}: {error.strerror}; name a file that can be written") from None
+        print(f"{len(runs)} runs compared in {options.output.resolve()}")
     return 0

@@ -18,12 +18,12 @@ from commands.supervised_rows import hold_out, read_dialogues, supervised_model
 from core.config import Config, RewardModelConfig
 from core.errors import DataError
 from core.records import FloatArray
-from core.seeds import derive, generator
+from core.seeds import derive
 from learner.packing.examples import Pair, pair_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.dialogue.reward_model import Scale
-from tasks.estimators import Estimate, bootstrap
+from tasks.estimators import Estimate, share
 from tasks.kinds import asked_prompts, evaluation_prompts
 from tasks.problems import prompt_digest
 from trainer.model_files import load_tokenizer
@@ -76,7 +76,7 @@ def save_scale(batches: Batches, outputs: Outputs, directory: Path) -> None:
 def accuracy(margins: Reals) -> Estimate:
     """Share of pairs whose chosen dialogue has the higher score; equal scores count half."""
     right = (margins > 0) + 0.5 * (margins == 0)
-    return bootstrap(right.tolist(), rng=generator(0, "accuracy"))
+    return share(right.tolist())
 
 
 def train_reward_model(options: Namespace) -> int:

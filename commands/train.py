@@ -7,19 +7,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 from core.command_line import FIELDS
 from core.config import Config
-from core.errors import ConfigError
+from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
-from core.load import dump_config, load_config, override
+from core.load import dump_config, load_config, override, setting
 from core.plan import batch_plan, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import open_console
-from monitor.report import print_report
-from monitor.sinks import JsonlSink, TensorBoardSink, read_metrics
+from monitor.problem_texts import write_problems
+from monitor.report import draw_report, print_summary
+from monitor.sinks import JsonlSink, read_metrics
+from monitor.trackers import check_trackers, open_trackers
 from trainer import build, checkpoint
 from trainer.local import single_process
 from trainer.metrics import MetricSink
@@ -83,7 +84,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool) -
         if not done and not run.has_results():
             print(f"interrupted before the first iteration of {run.path} ended: start it again", file=sys.stderr)
             return 0
-        print_report(run)
+        print_summary(run)
     if not done:
         print(f"interrupted; continue with: python launch.py train --resume {run.path}", file=sys.stderr)
     return 0
@@ -93,7 +94,7 @@ def check_changes(before: Config, after: Config) -> None:
     """Raises ConfigError that lists every changed field which a resumed run cannot change."""
     different = []
     for name in FIELDS:
-        old, new = attrgetter(name)(before), attrgetter(name)(after)
+        old, new = setting(before, name), setting(after, name)
         if old != new and name.startswith(LASTING):
             different.append(f"{name} is {old!r} in this run and cannot become {new!r}")
     if different:
@@ -106,12 +107,14 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
     from actors.options import check_training_options
 
     open_log(run)
+    check_trackers(config)
     check_training_options(config)
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     config = single_process(config) if local else config
     with build.open_model_and_task(config) as ready, build.connected(config, run.name, local) as device:
         write_versions(run)
+        write_problems(run, ready.task)
         print(f"starting engines and learner on {device} ...", flush=True)
         with build.components(config, run, ready, device, local=local) as parts:
             schedule = Schedule(
@@ -129,12 +132,9 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
 @contextmanager
 def _open_outputs(config: Config, run: RunDirectory, local: bool, last: int) -> Iterator[Outputs]:
     """Console and metric files of a run that continues after iteration `last`."""
-    hints = [f"tensorboard --logdir {run.tensorboard}"]
+    hints = [f"tensorboard --logdir {run.tensorboard}"] if "tensorboard" in config.monitor.sinks else []
     with ExitStack() as stack:
-        sinks: list[MetricSink] = [
-            JsonlSink(run.metrics, last=last),
-            TensorBoardSink(run.tensorboard, last=last, config=dump_config(config)),
-        ]
+        sinks: list[MetricSink] = [JsonlSink(run.metrics, last=last), *open_trackers(config, run, last)]
         if not local:
             from monitor.ray_metrics import RayGaugeSink
             from trainer.cluster import dashboard_url
@@ -145,4 +145,15 @@ def _open_outputs(config: Config, run: RunDirectory, local: bool, last: int) -> 
         sinks.append(console)
         for sink in sinks:
             stack.callback(sink.close)
+        stack.callback(_draw, run)  # first, also after an error or an interruption, so that trackers get the curves
         yield Outputs(console.phase, console.note, sinks)
+
+
+def _draw(run: RunDirectory) -> None:
+    """Write curves and page. A failure is only reported: it must not hide what ended the run."""
+    try:
+        draw_report(run)
+    except CheckpointError:  # no iteration is finished
+        pass
+    except Exception as error:
+        print(f"report: not written ({first_line(error)}); `launch.py report {run.path}` tries again", flush=True)

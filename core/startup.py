@@ -19,12 +19,14 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray 2.60 demands a token from every client of a cluster that has one
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    "WANDB_ERROR_REPORTING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
     **WAITING,
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_prestart_worker_first_driver": "0",  # no idle workers: every worker of ours needs its own environment
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a Ray call before `connect` must fail, not start another cluster
 }
-"""What Ray, vLLM, torch and tokenizers read when they are imported."""
+"""What Ray, vLLM, torch, tokenizers, W&B and MLflow read when they are imported."""
 
 
 def set_environment() -> None:

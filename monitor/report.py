@@ -1,4 +1,4 @@
-"""Reports on a finished, stopped or running run: a short summary and a picture of the curves.
+"""Reports on a finished, stopped or running run: a short summary, a picture of the curves, and the page of `monitor/page.py`.
 
 Called by `commands/train.py` at the end and by `launch.py report`. It reads the run's files, never its actors.
 """
@@ -12,6 +12,7 @@ from core.errors import CheckpointError
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
 from monitor.console import byte_count, duration
+from monitor.page import write_page
 from monitor.sinks import read_metrics
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
@@ -22,16 +23,25 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#b2182b", "#7
 PHASE_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7", "#999999", "#444444")
 
 
-def print_report(run: RunDirectory) -> None:
-    """Print the summary of a run and draw its curves. Raises CheckpointError when no iteration is finished yet."""
+def print_summary(run: RunDirectory) -> None:
+    """Print the summary of a run. Raises CheckpointError when no iteration is finished yet."""
+    print(summary(run, finished(run), load_config(run.config).run.iterations, success_before(run)))
+
+
+def draw_report(run: RunDirectory) -> None:
+    """Write curves.png and report.html. Raises CheckpointError when no iteration is finished yet."""
+    curves(finished(run), run.curves, title=run.name, before=success_before(run))
+    write_page([run], run.report)
+
+
+def finished(run: RunDirectory) -> list[IterationMetrics]:
+    """The finished iterations of a run. Raises CheckpointError when there is none yet."""
     metrics = read_metrics(run.metrics)
     if not metrics:
         raise CheckpointError(
             f"{run.path} has no finished iteration yet (no metrics in {run.metrics.name}); train it first"
         )
-    before = success_before(run)
-    curves(metrics, run.curves, title=run.name, before=before)
-    print(summary(run, metrics, load_config(run.config).run.iterations, before))
+    return metrics
 
 
 def success_before(run: RunDirectory) -> float:
@@ -92,6 +102,7 @@ def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: 
         f"  largest log-prob gap to vLLM after a broadcast: {gap:.1e} nats",
         "",
         f"  results   {run.path}",
+        f"  report    {run.report}",
         f"  curves    {run.curves}",
         f"  numbers   {run.metrics}",
         f"  policy    {run.policy}",

@@ -1,7 +1,7 @@
-"""Writes the metrics of an iteration to disk: JSONL (the source of all reports) and TensorBoard.
+"""Writes the metrics of an iteration to metrics.jsonl, the source of all reports.
 
-Opened by `commands/train.py`. Invariant: after a resume at iteration k both contain iterations 1..k exactly once before k + 1 is
-written, also if a process was killed during a write.
+Opened by `commands/train.py`. Invariant: after a resume at iteration k the file contains iterations 1..k exactly once before k + 1
+is written, also if a process was killed during a write.
 """
 
 import json
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from core.run_directory import read_jsonl, write_atomically
-from trainer.metrics import IterationMetrics, flatten, metric_infos, unflatten
+from trainer.metrics import IterationMetrics, flatten, unflatten
 
 
 class JsonlSink:
@@ -44,26 +44,3 @@ def read_metrics(path: Path) -> list[IterationMetrics]:
     """The iterations of a metrics.jsonl, in order. If an iteration occurs twice, the last one counts."""
     found = {int(line["iteration"]): unflatten(line) for line in read_jsonl(path)}
     return [found[iteration] for iteration in sorted(found)]
-
-
-class TensorBoardSink:
-    """Scalars tagged `group/name`, at step = iteration; NaN is left out. `last` as in `JsonlSink`."""
-
-    def __init__(self, directory: Path, *, last: int = 0, config: str = "") -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter  # imported late: it takes seconds
-
-        self._writer = SummaryWriter(str(directory), purge_step=last + 1 if last else None)
-        self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
-        if config and not last:
-            self._writer.add_text("config", f"```yaml\n{config}\n```")
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Add the iteration's scalars and flush them."""
-        for name, value in flatten(metrics).items():
-            if math.isfinite(value):
-                self._writer.add_scalar(self._tags[name], value, metrics.iteration)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,6 +17,8 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import IntArray, Provenance
+from replay.rankings import RANKINGS
+from replay.rankings.frontier import mastered
 from replay.rankings.posterior import bounds
 from replay.server import JOURNAL, recover
 from replay.shard import Shard
@@ -55,13 +58,58 @@ def _read_live(journal: Path, config: ReplayConfig) -> Shard:
     raise AssertionError
 
 
-def states_table(shards: Sequence[Shard]) -> pa.Table:
-    """All states by problem, the highest priority first within each."""
+def states_table(shards: Sequence[Shard], config: ReplayConfig) -> pa.Table:
+    """All states, the highest priority first: problems by that of their best state, states within their problem."""
     newest = max((shard.version for shard in shards), default=0)
-    table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
-    return table.sort_by(
-        [("problem", "ascending"), ("priority", "descending"), ("depth", "ascending"), ("key", "ascending")]
+    table = pa.concat_tables([_shard_table(shard, newest, config) for shard in shards])
+    explored = RANKINGS[config.ranking].explores & (
+        table["provenance"].to_numpy() == Provenance.OWN_FAILED.name.lower()
     )
+    chance = draw_chance(table["priority"].to_numpy(), explored, config.temperature)
+    table = table.append_column("chance", pa.array(chance))
+    best = table.group_by("problem").aggregate([("priority", "max")])
+    highest = dict(zip(best["problem"].to_pylist(), best["priority_max"].to_pylist(), strict=True))
+    table = table.append_column(
+        "best", pa.array([highest[name] for name in table["problem"].to_pylist()], pa.float32())
+    )
+    order = [("best", "descending"), ("problem", "ascending"), ("priority", "descending"), ("depth", "ascending")]
+    return table.sort_by([*order, ("key", "ascending")]).drop_columns(["best"])
+
+
+def draw_chance(
+    priority: npt.NDArray[np.float32], explored: npt.NDArray[np.bool_], temperature: float
+) -> npt.NDArray[np.float32]:
+    """[S] probability that the next draw takes a state, exp(priority / temperature) over its pool; `explored` are a pool of their own.
+
+    >>> draw_chance(np.array([0, 0, -np.inf], np.float32), np.zeros(3, np.bool_), 0.2).tolist()
+    [0.5, 0.5, 0.0]
+    """
+    chance = np.zeros(len(priority), np.float32)
+    for pool in (explored, ~explored):
+        rows = np.flatnonzero(pool & ~np.isneginf(priority))
+        if len(rows):
+            weight = np.exp((priority[rows] - priority[rows].max()).astype(np.float64) / temperature)
+            chance[rows] = weight / weight.sum()
+    return chance
+
+
+def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
+    """[S] why a state is not drawn now, by the rules of its ranking; empty where it may be drawn."""
+    states, ranking = shard.states, RANKINGS[config.ranking]
+    problem, failed = states["problem"], states["provenance"] == Provenance.OWN_FAILED
+    root = mastered(shard.problems["wins"], shard.problems["losses"])[problem]
+    known = mastered(states["wins"], states["losses"])
+    proven = (np.bincount(problem, ~failed, minlength=len(shard.problems)) > 0)[problem]
+    reasons = (
+        (~np.isneginf(states["priority"]), ""),
+        (ranking.needs_canonical & (states["provenance"] != Provenance.CANONICAL), "no canonical solution"),
+        (root, "its problem is solved from the root"),
+        (known, "mastered: its continuations succeed"),
+        (failed & proven, "an own failure of a problem that has a success"),
+        (failed, "an own failure, not deep enough to explore"),
+        (np.full(len(states), ranking.chains), "another state of its chain is replayed"),
+    )
+    return np.select([where for where, _ in reasons], [text for _, text in reasons], f"by the ranking {config.ranking}")
 
 
 def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[IntArray], str]) -> pa.Table:
@@ -73,7 +121,7 @@ def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[In
     return table.append_column("prefix", pa.array([texts[key] for key in wanted.tolist()], pa.string()))
 
 
-def _shard_table(shard: Shard, newest: int) -> pa.Table:
+def _shard_table(shard: Shard, newest: int, config: ReplayConfig) -> pa.Table:
     states, chain = shard.states, shard.states["trajectory"]
     a, b = 1.0 + states["wins"].astype(np.float64), 1.0 + states["losses"].astype(np.float64)
     low, high = bounds(a, b)
@@ -97,6 +145,9 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
             "reward": shard.trajectories["reward"][chain],
             "version": states["version"],
             "age": newest - states["version"],
+            "rests": pa.array(_rests(shard, config).tolist(), pa.string()),
+            "root_tried": shard.problems["tried"][states["problem"]],
+            "root_solved": shard.problems["solved"][states["problem"]],
         }
     )
 
@@ -153,21 +204,23 @@ def lineage(parents: Mapping[int, int], key: int) -> list[int]:
     return chain
 
 
-def states_text(table: pa.Table, whole: pa.Table) -> str:
-    """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage."""
+def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) -> str:
+    """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage; `prompts`: problem id -> its text."""
     lines: list[str] = []
     parents = parents_of(whole)
     current = None
     for row in table.to_pylist():
         if row["problem"] != current:
             current = row["problem"]
-            lines.append(f"problem {current}")
+            lines.append(f"problem {current}: solved from the root {row['root_solved']}/{row['root_tried']}")
+            lines += [f"    {part}" for part in prompts.get(current, "").splitlines()]
         rate = "untried" if row["solve_rate"] is None else f"solved {row['solved']}/{row['tried']}"
+        rests = f"rests: {row['rests']}" if row["rests"] else f"chance {row['chance']:.2%}"
         line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
         lines.append(
             f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}  priority {row['priority']:.3f}"
             f"  posterior {row['posterior']:.2f} [{row['posterior_low']:.2f}, {row['posterior_high']:.2f}]  {rate}"
-            f"  {row['provenance']}  age {row['age']}  {line}"
+            f"  {row['provenance']}  age {row['age']}  {rests}  {line}"
         )
         if "prefix" in row:
             lines += [f"    | {part}" for part in row["prefix"].splitlines()]

@@ -13,10 +13,9 @@ command -v "$python" >/dev/null || fail "$python not found; install Python 3.11 
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
     || fail "$python is not Python 3.11; name one: make setup PYTHON=/path/to/python3.11"
 
-# System packages: the sandbox of model-written programs, DeepSpeed's compiler, Python's venv module.
+# System packages: the sandbox of model-written programs, Python's venv module.
 missing=()
 command -v bwrap >/dev/null || missing+=(bubblewrap)
-command -v g++ >/dev/null || missing+=(g++)
 "$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3.11-venv)
 if [ ${#missing[@]} -gt 0 ]; then
     as_root=(); [ "$(id -u)" = 0 ] || as_root=(sudo -n)
@@ -26,7 +25,7 @@ if [ ${#missing[@]} -gt 0 ]; then
             || fail "apt-get could not install ${missing[*]}; install them, then run the same command again"
     else
         echo "setup: please install the system packages ${missing[*]} (Debian, Ubuntu: apt-get install ${missing[*]})" >&2
-        [ "${missing[*]}" = bubblewrap ] || fail "g++ and the venv module are needed; only bubblewrap is optional"
+        [ "${missing[*]}" = bubblewrap ] || fail "the venv module is needed; only bubblewrap is optional"
         echo "setup: without bubblewrap the tasks that run programs refuse to start, and their tests are skipped" >&2
     fi
 fi
@@ -41,6 +40,6 @@ if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.vers
         || fail "pip does not find $torch (the CPU build). Name the CPU index that PyTorch's install page gives: make setup TORCH_INDEX=URL"
 fi
 echo "setup: installing the pinned packages (about 4 GB, a few minutes)"
-"${pip[@]}" -r "$here/cpu.txt" -r "$here/dev.txt" \
+"${pip[@]}" -r "$here/cpu.txt" -r "$here/dev.txt" -r "$here/sinks.txt" \
     || fail "a package did not install; check the disk space (4 GB) and the network, then run the same command again"
 echo "setup: done"

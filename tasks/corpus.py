@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from core.config import StarterConfig, TaskConfig
 from core.seeds import generator
 from tasks.problems import Item, Tokenizer, check_template, render_item, respond
-from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation
+from tasks.synthetic.generated import Puzzle, is_for_evaluation, shown
 
 PAD, END = "<|pad|>", "<|endoftext|>"
 DECAY = 0.6
@@ -48,9 +48,7 @@ def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, template: str, seed
         while True:
             text = puzzle.draw(rng, int(rng.choice(lengths, p=shares)))
             if not is_for_evaluation(text):
-                item = puzzle.item(text)
-                assert item.solution is not None
-                item = replace(item, solution=careless(item.solution, starter.slip, rng))
+                item = replace(puzzle.item(text), solution=shown(puzzle, text, starter, rng))
                 yield _example(item, template, tokenizer, whole=False)
 
     return Corpus(

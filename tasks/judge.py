@@ -1,8 +1,9 @@
-"""Judges responses in worker processes, with a hard time limit per verdict; or in this process, without a limit.
+"""Judges responses in worker processes, with hard limits on the time of a verdict; or in this process, without a limit.
 
 Called by `tasks/task.py` with the texts of an iteration's responses. Invariants: there is one verdict per item, in the order of the
 items. A verifier that raises, hangs, crashes or exhausts memory gives a verdict of `failed_reward` with the reason, within its time
-limit. Only a verifier that cannot be imported is an error: a ConfigError at the start, an ActorError when a lost worker cannot be
+limit. The limit is of processor time, so a verdict does not depend on the machine's load; a much longer one of wall-clock time ends what
+sleeps. Only a verifier that cannot be imported is an error: a ConfigError at the start, an ActorError when a lost worker cannot be
 replaced.
 """
 
@@ -26,6 +27,8 @@ CHUNK = 64
 """Items per message to a worker: few messages, but small enough that the workers finish together."""
 EXIT_LIMIT = 10.0
 """Seconds in which a worker must end after it has closed its output."""
+PATIENCE = 10.0
+"""Wall-clock time that a verdict may take, in multiples of its processor time: other processes may want the same cores."""
 WORKER_START_LIMIT = 120.0
 """Seconds in which a worker must import its verifier."""
 
@@ -73,11 +76,11 @@ class _Worker(ChildProcess):
         self._ready = True
 
     def ending(self) -> str:
-        """How a worker ended without an answer. Empty: its own timer ended it, because the driver did not look in time."""
+        """How a worker ended without an answer. Empty: it used up its processor time."""
         code = self.exit_status(time.monotonic() + EXIT_LIMIT)
         if code is None:
             return "it closed its output but did not end"
-        if code == -signal.SIGALRM:
+        if code == -signal.SIGPROF:
             return ""
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
@@ -94,14 +97,15 @@ class JudgePool:
         memory_gib: float,
         failed_reward: float = 0.0,
         settings: str | None = None,
+        patience: float | None = None,
     ) -> None:
-        """`limit`: seconds per verdict. `memory_gib`: address space of a worker, 0 for no bound.
+        """`limit`: seconds of processor time per verdict; `patience`: on the wall clock, by default PATIENCE x limit. `memory_gib`: address space of a worker, 0 for no bound.
 
         `failed_reward`: the reward when the verifier fails. `settings`: if given, the function returns the verifier for them.
         """
-        self._limit = limit
+        self._limit, self._patience = limit, patience or PATIENCE * limit
         self._failed_reward = failed_reward
-        self._arguments = [verifier, str(limit), str(memory_gib), str(failed_reward)]
+        self._arguments = [verifier, str(limit), str(self._patience), str(memory_gib), str(failed_reward)]
         self._arguments += [] if settings is None else [settings]
         self._workers = [_Worker(self._arguments) for _ in range(workers)]  # they import while the caller continues
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
@@ -143,18 +147,19 @@ class JudgePool:
         done: list[Verdict] = []
         while len(done) < len(items):
             worker = self._worker(number)
-            ending = ""
+            detail = f"judge timed out after {self._patience:g} s"
             try:
-                worker.send(json.dumps(items[len(done) :]).encode() + b"\n", time.monotonic() + self._limit)
+                worker.send(json.dumps(items[len(done) :]).encode() + b"\n", time.monotonic() + self._patience)
                 while len(done) < len(items):
                     self._check_open()
-                    done.append(Verdict(*json.loads(worker.line(time.monotonic() + self._limit))))
+                    done.append(Verdict(*json.loads(worker.line(time.monotonic() + self._patience))))
                 return done
             except TimeoutError:
                 pass
             except EOFError:
                 ending = worker.ending()
-            detail = f"judge crashed: {ending}" if ending else f"judge timed out after {self._limit:g} s"
+                used_up = f"judge timed out after {self._limit:g} s of processor time"
+                detail = f"judge crashed: {ending}" if ending else used_up
             done.append(Verdict(self._failed_reward, False, detail, judge_failed=True))
             self._replace(number)
         return done

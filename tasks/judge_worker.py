@@ -1,12 +1,13 @@
 """A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
-`tasks/judge.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS GIB FAILED_REWARD [SETTINGS]`, in a new
+`tasks/judge.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`, in a new
 interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier for them. Its first line is
 `ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail,
 judge_failed]` out. What the verifier prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
-interpreter is left to the driver. If the driver is killed, a hanging worker ends after one more time limit.
+interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that sleeps ends
+after PATIENCE seconds.
 """
 
 import importlib
@@ -94,25 +95,30 @@ def printable(text: str) -> str:
     return "".join(escaped)[:MOST_DETAIL]
 
 
-def judge_lines(verify: Verify, source: TextIO, sink: TextIO, limit: float, failed_reward: float) -> None:
+def judge_lines(
+    verify: Verify, source: TextIO, sink: TextIO, limit: float, patience: float, failed_reward: float
+) -> None:
     """Judge chunks until the input ends."""
     for line in source:
         for reference, response in json.loads(line):
-            signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
+            signal.setitimer(signal.ITIMER_PROF, limit)  # processor time of this process, all threads
+            signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
             verdict = judge_one(verify, reference, response, failed_reward)
             told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed]
             sink.write(json.dumps(told) + "\n")
             sink.flush()  # per verdict: the driver must know which item hangs
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main() -> None:
     """Command line of the worker."""
-    path, (limit, gib, failed_reward) = sys.argv[1], map(float, sys.argv[2:5])
-    settings = sys.argv[5] if len(sys.argv) > 5 else None
+    path, (limit, patience, gib, failed_reward) = sys.argv[1], map(float, sys.argv[2:6])
+    settings = sys.argv[6] if len(sys.argv) > 6 else None
     sink = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # prints of the verifier must not reach the protocol
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the default action ends the process even inside a long C call
+    for timer in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(timer, signal.SIG_DFL)  # the default action ends the process even inside a long C call
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     if gib:
         resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30), int(gib * 2**30)))
@@ -124,7 +130,7 @@ def main() -> None:
         return
     sink.write("ready\n")
     sink.flush()
-    judge_lines(verify, sys.stdin, sink, limit, failed_reward)
+    judge_lines(verify, sys.stdin, sink, limit, patience, failed_reward)
 
 
 if __name__ == "__main__":

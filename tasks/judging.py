@@ -47,11 +47,16 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
     limits = limits_of(config)
     check_sandbox(config.sandbox, limits)
     patience = 2 * (limits.wall + START_LIMIT)  # a sandbox for the program, one for its questions
-    return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json())
+    return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json(), patience)
 
 
 def _verifier_judges(
-    config: TaskConfig, verifier: str, limit: float, failed_reward: float = 0.0, settings: str | None = None
+    config: TaskConfig,
+    verifier: str,
+    limit: float,
+    failed_reward: float = 0.0,
+    settings: str | None = None,
+    patience: float | None = None,
 ) -> LocalJudge | JudgePool:
     if not config.judge_workers:
         return LocalJudge(verifier, failed_reward, settings)
@@ -62,6 +67,7 @@ def _verifier_judges(
         memory_gib=config.judge_memory_gib,
         failed_reward=failed_reward,
         settings=settings,
+        patience=patience,
     )
 
 

@@ -19,6 +19,7 @@ from tasks.synthetic.arithmetic import ARITHMETIC, arithmetic_answer
 from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, puzzle_items
 from tasks.synthetic.lock import LOCK
+from tasks.synthetic.rule import RULE
 
 Answer = Callable[[str], str | None]
 """Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
@@ -33,6 +34,7 @@ class TaskKind:
     read: Read | None = None
     has_answers: bool = True  # whether the rows hold gold answers
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
+    answer_is_reference: bool = False  # whether the judge can compare a response with another one's answer
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
 
 
@@ -55,8 +57,13 @@ KINDS: Mapping[str, TaskKind] = {
     "arithmetic": TaskKind("tasks.synthetic.arithmetic:verify_arithmetic", ARITHMETIC, answer=arithmetic_answer),
     "lock": TaskKind("tasks.synthetic.lock:verify_lock", LOCK),
     "countdown": TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN),
-    "gsm8k": TaskKind("tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer),
-    "math": TaskKind("tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer),
+    "rule": TaskKind("tasks.synthetic.rule:verify_rule", RULE),
+    "gsm8k": TaskKind(
+        "tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer, answer_is_reference=True
+    ),
+    "math": TaskKind(
+        "tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer, answer_is_reference=True
+    ),
     "mbpp": TaskKind("tasks.code.programs:verifier", read=read_mbpp, runs_programs=True),
     "dialogue": TaskKind("", read=read_dialogue, has_answers=False),
 }

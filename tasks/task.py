@@ -5,11 +5,13 @@ Called by `trainer`. The kinds of task are in `tasks/kinds.py`.
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import DataError
 from core.records import IntArray, Judged, Problem, Start, Trajectory
+from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
 from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
@@ -24,6 +26,7 @@ class Task:
     def __init__(self, kind: TaskKind, split: Split, tokenizer: Tokenizer, judges: Judges, fingerprint: str) -> None:
         self.train, self.evaluation, self.left_out = split.train, split.evaluation, split.left_out
         self.answer = kind.answer
+        self._answer_is_reference = kind.answer_is_reference
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
         # problem, prefix of a response (text) -> whether it is still correct; exact, also inside a line
@@ -60,6 +63,27 @@ class Task:
         references = [self._references[trajectory.start.problem_id] for trajectory in trajectories]
         verdicts = self._judges.judge(list(zip(references, texts, strict=True)))
         return [Judged(trajectory, verdict) for trajectory, verdict in zip(trajectories, verdicts, strict=True)]
+
+    def votes(self, judged: Sequence[Judged]) -> list[str | None]:
+        """The final answer of each response for maj@k; one text for all answers to a problem that the judge calls equal."""
+        assert self.answer is not None
+        texts = [self.decode(item.trajectory.response_ids) for item in judged]
+        answers = [self.answer(text) for text in texts]
+        if not self._answer_is_reference:
+            return answers
+        by_problem: defaultdict[str, list[int]] = defaultdict(list)
+        for place, item in enumerate(judged):
+            by_problem[item.trajectory.start.problem_id].append(place)
+        for places in by_problem.values():
+
+            def _same(pairs: list[tuple[int, int]], places: list[int] = places) -> list[bool]:
+                asked = [(answers[places[i]] or "", texts[places[j]]) for i, j in pairs]
+                return [verdict.correct for verdict in self._judges.judge(asked)]
+
+            correct = [judged[place].verdict.correct for place in places]
+            for place, answer in zip(places, merge_answers([answers[i] for i in places], correct, _same), strict=True):
+                answers[place] = answer
+        return answers
 
     def close(self) -> None:
         """End the judging processes."""

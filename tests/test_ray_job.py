@@ -28,8 +28,6 @@ def dashboard() -> Iterator[str]:
     """A head of its own (started as a user does); the address of its dashboard."""
     port, dash, client, agent = free_ports(4)
     environment = {**os.environ, "RAY_AUTH_MODE": "token"}
-    # The job runs a copy of this tree: what is compiled in here need not be compiled in there.
-    environment.setdefault("TORCH_EXTENSIONS_DIR", str(ROOT / ".cache" / "torch_extensions"))
     arguments = ["start", "--head", "--block", f"--port={port}", f"--dashboard-port={dash}", "--num-cpus=2"]
     ports = ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}", "--dashboard-host=127.0.0.1"]
     # The agent that takes jobs has a fixed port by default: where another Ray of this machine has it, it takes none.

@@ -31,7 +31,7 @@ PORT_WAIT = {"RAY_gcs_server_port_wait_time_s": "120"}
 """Seconds that a local Ray waits for the port of its GCS (default 30). A client that attaches reads it as a number of tries."""
 logger = logging.getLogger("retrospect.cluster")
 
-FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "TORCH_EXTENSIONS_DIR", "VLLM_CACHE_ROOT")
+FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "VLLM_CACHE_ROOT")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Called during training (`trainer/session.py`) and by `commands/evaluate.py`. One greedy response per problem gives the accuracy;
 `evaluation.samples` sampled ones give pass@k and maj@k. Invariant: every estimate is a mean over problems of a number per problem,
-and its interval resamples problems.
+and its interval takes problems, not responses, to be independent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from core.errors import ActorError
 from core.records import Judged, Problem, Trajectory
 from core.sampling import Sampling
 from core.seeds import derive, generator
-from tasks.estimators import Estimate, bootstrap, majority, pass_at_k
+from tasks.estimators import Estimate, bootstrap, majority, pass_at_k, share
 from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
         )
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)
-    answers = task.answer and [task.answer(task.decode(item.trajectory.response_ids)) for item in judged_samples]
+    answers = task.votes(judged_samples) if task.answer else None
     kept_problems = [problem for problem in problems if problem.id in answered]
     left_out = len(problems) - len(kept_problems)
     return score_responses(kept_problems, judged, judged_samples, answers, plan.seed, left_out=left_out)
@@ -123,7 +123,8 @@ def score_responses(
         problems: the held-out problems that were answered.
         greedy: one judged response per problem.
         sampled: the same number for every problem, those of problem 0 first; may be empty.
-        answers: the final answer of every sampled response; None if the task has no short answers.
+        answers: the final answer of every sampled response, equal answers as equal texts (`Task.votes`); None if the task has no
+            short answers.
         seed: of the bootstrap.
         left_out: held-out problems that were not answered.
     """
@@ -152,12 +153,10 @@ def score_responses(
 def _scores(rows: Sequence[_Row], samples: int, rng: np.random.Generator) -> Scores:
     votes = [row.majority for row in rows if row.majority is not None]
     return Scores(
-        success=bootstrap([row.success for row in rows], rng=rng),
+        success=share([row.success for row in rows]),
         reward=bootstrap([row.reward for row in rows], rng=rng),
-        passes=tuple(
-            PassAt(k, bootstrap([pass_at_k(samples, row.correct, k) for row in rows], rng=rng)) for k in powers(samples)
-        ),
-        majority=bootstrap(votes, rng=rng) if votes else None,
+        passes=tuple(PassAt(k, share([pass_at_k(samples, row.correct, k) for row in rows])) for k in powers(samples)),
+        majority=share(votes) if votes else None,
     )
 
 

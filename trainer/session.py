@@ -171,9 +171,9 @@ def _finish(
     metrics = collect_metrics(
         parts, result, clock.seconds(), tokens_before=before.total_tokens, busy_before=busy, evaluation=evaluation
     )
+    write_samples(session.directory, number, result.scored, parts.task.decode)
     for sink in outputs.sinks:
         sink.write(metrics)
-    write_samples(session.directory, number, [item.judged for item in result.scored], parts.task.decode)
     pipeline = None if parts.pipeline is None else parts.pipeline.state()
     progress = RunProgress(number, parts.problems.state(), metrics.total_tokens, pipeline)
     success = None if evaluation is None else evaluation.success

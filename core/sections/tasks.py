@@ -40,6 +40,12 @@ class StarterConfig(Section):
         le=1,
         description="Generated tasks: share of warm-start solutions without their last line; training must correct this habit.",
     )
+    guess: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Task rule: share of warm-start answers that have the right form but random choices; 1: the rule must be discovered.",
+    )
     cache: Path = Field(
         Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
     )
@@ -88,12 +94,12 @@ class CodeConfig(Section):
 class TaskConfig(Section):
     """Task and data."""
 
-    name: Literal["arithmetic", "lock", "countdown", "gsm8k", "math", "mbpp", "dialogue"] = Field(
+    name: Literal["arithmetic", "lock", "countdown", "rule", "gsm8k", "math", "mbpp", "dialogue"] = Field(
         "arithmetic", description="Task: it sets how prompts are built and how answers are judged."
     )
     path: str = Field(
         "",
-        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown).",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set to train on.")
     eval_path: str = Field(
@@ -113,7 +119,7 @@ class TaskConfig(Section):
     min_operations: int = Field(
         4,
         ge=1,
-        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5).",
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines).",
     )
     max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(

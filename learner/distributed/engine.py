@@ -6,9 +6,6 @@ the step changes nothing on all ranks; the caller weights tokens over the global
 a step (`managed_gradient_accumulation: false`).
 """
 
-import contextlib
-import fcntl
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -27,29 +24,11 @@ from core.weights import NamedTensor
 def join_ranks(device: str, timeout: float) -> None:
     """Enter DeepSpeed's process group (gloo or nccl) as RANK of WORLD_SIZE."""
     import deepspeed
-    from deepspeed.comm.torch import build_shm_op
 
-    if device == "cpu":  # DeepSpeed compiles its shared-memory communication
-        with compile_lock(Path(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")):
-            build_shm_op()  # `init_distributed` then finds it loaded
+    # Only tensor-parallel inference uses this operator, but on CPU `init_distributed` would compile it, for a minute.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = "nccl" if device == "cuda" else "gloo"
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
-
-
-@contextlib.contextmanager
-def compile_lock(build: Path) -> Iterator[None]:
-    """Let one rank at a time compile in this folder.
-
-    torch marks a compilation with a file named lock. If that process is killed, the file stays and the others wait for it without
-    end. The kernel's file lock (flock) is free as soon as its process ends, so its owner removes torch's file. On a file system
-    without locks, torch's file stays in use.
-    """
-    build.mkdir(parents=True, exist_ok=True)
-    with (build / ".guard").open("w") as guard:
-        with contextlib.suppress(OSError):  # some network file systems
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            (build / "lock").unlink(missing_ok=True)
-        yield
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:

@@ -5,11 +5,9 @@ Invariant: a call to Ray actors either returns a result from every rank within t
 """
 
 import contextlib
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -194,13 +192,11 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
-    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and the folder of its compiled code."""
-    extensions = Path(__file__).parents[2] / ".cache" / "torch_extensions"
+    """Environment of a rank's process: thread counts and DeepSpeed's accelerator."""
     environment = {
         "OMP_NUM_THREADS": str(threads),
         "DS_ACCELERATOR": device,
         "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(extensions)),
     }
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,6 +1,6 @@
 """Common parts of the generated tasks: distinct problems by length, an evaluation set that no seed changes, prefix checks.
 
-Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task: arithmetic, lock, countdown.
+Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task: arithmetic, lock, countdown, rule.
 Invariant: whether a problem is for evaluation depends only on its text, so no run and no starter trains on one.
 """
 
@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from core.errors import DataError
+from core.config import StarterConfig
+from core.errors import ConfigError, DataError
 from core.records import Verdict
 from core.seeds import generator
 from tasks.problems import Item, prompt_digest
@@ -38,6 +39,7 @@ class Puzzle:
     prefix_correct: Callable[[str, str], bool]  # text, prefix of a response -> whether the prefix is correct; exact
     ending: str = "\n"  # end of the prompt, after the text
     units: tuple[str, str] = ("operation", "operations")
+    guess: Callable[[str, np.random.Generator], str] | None = None  # text -> a random answer of the right form
 
     def item(self, text: str) -> Item:
         """The problem of a text."""
@@ -83,6 +85,22 @@ def careless(solution: str, slip: float, rng: np.random.Generator) -> str:
     from the reward.
     """
     return solution[: solution.rfind("\n") + 1] if slip > 0 and rng.random() < slip else solution
+
+
+def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Generator) -> str:
+    """What a starter is shown for a problem: its solution, which may lack its end (`careless`), or a guess.
+
+    A starter that has seen guesses knows the form of an answer and nothing of its content: all choices are equally likely.
+    Raises ConfigError for a puzzle without guesses.
+    """
+    if starter.guess > 0:
+        if puzzle.guess is None:
+            raise ConfigError(
+                f"starter.guess = {starter.guess:g}: task {puzzle.name} has no random answers; set it to 0"
+            )
+        if rng.random() < starter.guess:
+            return puzzle.guess(text, rng)
+    return careless(puzzle.solution(text), starter.slip, rng)
 
 
 def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> bool:

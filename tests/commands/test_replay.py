@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import launch
@@ -24,6 +26,7 @@ def run(tmp_path: Path) -> Path:
     write_atomically(made.config, dump_config(config))
     tokenizer = character_tokenizer("0123456789=abcd\n")
     tokenizer.save_pretrained(made.policy)
+    pq.write_table(pa.table({"problem": ["1+1"], "level": ["easy"], "prompt": ["1 + 1 = ?"]}), made.problems)
     shard = ShardServer(0, config.replay, len(tokenizer), made.replay, "id")
 
     def add(number: int, text: str, length: int, provenance: Provenance, parent: int) -> None:
@@ -43,7 +46,7 @@ def run(tmp_path: Path) -> Path:
 def test_states_are_shown_with_their_text_and_lineage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["replay", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert shown.splitlines()[0] == "problem 1+1"
+    assert shown.splitlines()[:2] == ["problem 1+1: solved from the root 0/1", "    1 + 1 = ?"]
     assert "    | a=2\n    | b=3\n" in shown
     assert "solved 1/2  own_failed" in shown
     assert " <- " in next(line for line in shown.splitlines() if "own_successful" in line)

@@ -102,7 +102,7 @@ def test_a_resumed_run_keeps_changed_fields(
     calls: list[Any] = []
     monkeypatch.setattr(commands, "_open_session", lambda config, *_: nullcontext(config))
     monkeypatch.setattr(commands, "run_session", recorder(calls))
-    monkeypatch.setattr(commands, "print_report", lambda _: None)
+    monkeypatch.setattr(commands, "print_summary", lambda _: None)
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
     assert launch.main(["train", *arguments, "--local"]) == 0
     config, resumed, _ = calls.pop()

@@ -13,7 +13,7 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import CheckpointError, ConfigError
-from core.records import Finish, IntArray, Judged, Start, Trajectory, Verdict
+from core.records import Finish, IntArray, Judged, Scored, Start, Trajectory, Verdict
 from core.run_directory import (
     LOGGER,
     RunDirectory,
@@ -141,7 +141,7 @@ def test_each_start_of_a_run_is_recorded(tmp_path: Path) -> None:
     assert entries[1]["python"].startswith("3.11")
 
 
-def judged(number: int, *, replayed: bool, correct: bool) -> Judged:
+def scored(number: int, *, replayed: bool, correct: bool) -> Scored:
     def ids(*values: int) -> IntArray:
         return np.array(values, dtype=np.int32)
 
@@ -149,24 +149,30 @@ def judged(number: int, *, replayed: bool, correct: bool) -> Judged:
     start = Start(f"s{number}", "p", ids(65), prefix, 1, 0, state_key=number if replayed else None)
     tokens = ids(68, 69)
     trajectory = Trajectory(start, 0, tokens, np.zeros(2, np.float32), np.zeros(2, np.int32), Finish.STOP)
-    return Judged(trajectory, Verdict(float(correct), correct, "why"))
+    judged = Judged(trajectory, Verdict(float(correct), correct, "why"))
+    return Scored(judged, np.array([0.25, 0.75], np.float32), np.zeros(2, np.float32), None)
+
+
+SAMPLE = ("prompt", "prefix", "continuation", "reward", "detail", "finish", "tokens", "values")
 
 
 def test_samples_show_each_kind_first(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    many = [judged(number, replayed=False, correct=False) for number in range(20)]
-    rare = [judged(20, replayed=True, correct=True), judged(21, replayed=False, correct=True)]
+    many = [scored(number, replayed=False, correct=False) for number in range(20)]
+    rare = [scored(20, replayed=True, correct=True), scored(21, replayed=False, correct=True)]
     path = write_samples(run, 7, [*many, *rare], lambda ids: "".join(map(chr, ids)), count=4)
     assert path.name == "000007.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["start"] for line in lines] == ["s20", "s21", "s0", "s1"]
-    assert {name: lines[0][name] for name in ("prompt", "prefix", "continuation", "reward", "detail", "finish")} == {
+    assert {name: lines[0][name] for name in SAMPLE} == {
         "prompt": "A",
         "prefix": "BC",
         "continuation": "DE",
         "reward": 1.0,
         "detail": "why",
         "finish": "STOP",
+        "tokens": ["D", "E"],
+        "values": [0.25, 0.75],
     }
 
 
@@ -179,16 +185,16 @@ def test_what_programs_say_can_be_written_down(tmp_path: Path) -> None:
     judges.close()
     assert verdict.detail.startswith("run-time error: Exception: \\ud800\\x1b[2J\\nxxx")
     assert len(verdict.detail) <= 300
-    trajectory = judged(0, replayed=False, correct=False).trajectory
+    item = scored(0, replayed=False, correct=False)
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    path = write_samples(run, 1, [Judged(trajectory, verdict)], lambda _: "\ud800é")
+    path = write_samples(run, 1, [replace(item, judged=Judged(item.trajectory, verdict))], lambda _: "\ud800é")
     sample = json.loads(path.read_text())
     assert (sample["continuation"], sample["detail"]) == ("\ud800é", verdict.detail)
 
 
 def test_quarantined_starts_of_one_id_have_a_file_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    greedy = judged(3, replayed=True, correct=False).trajectory.start
+    greedy = scored(3, replayed=True, correct=False).trajectory.start
     sampled = replace(greedy, samples=4, seed=5)
     for start in (greedy, sampled, greedy, sampled):  # evaluated twice
         quarantine(run, start, "IndexError: no such row")
@@ -203,7 +209,7 @@ def test_a_quarantine_that_cannot_be_written_does_not_end_the_run(
 ) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     run.quarantine.write_text("in the way")
-    quarantine(run, judged(3, replayed=False, correct=False).trajectory.start, "IndexError")
+    quarantine(run, scored(3, replayed=False, correct=False).trajectory.start, "IndexError")
     assert f"{run.quarantine} cannot be written: " in caplog.text
 
 

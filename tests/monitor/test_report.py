@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from core.errors import CheckpointError
 from core.run_directory import RunDirectory
-from monitor.report import changes, curves, print_report, success_before, summary
+from monitor.report import changes, curves, print_summary, success_before, summary
 from tests.trainer.examples import iteration
 
 
@@ -68,4 +68,4 @@ def test_the_picture_is_drawn_for_any_length(tmp_path: Path, length: int) -> Non
 def test_a_run_without_iterations_is_one_clear_line(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     with pytest.raises(CheckpointError, match="has no finished iteration yet"):
-        print_report(run)
+        print_summary(run)

@@ -1,15 +1,10 @@
-"""metrics.jsonl and TensorBoard: what is written, after a kill and a resume too."""
+"""metrics.jsonl: what is written, after a kill and a resume too."""
 
 import json
-import math
-from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from monitor.sinks import JsonlSink, TensorBoardSink, read_metrics
+from monitor.sinks import JsonlSink, read_metrics
 from tests.trainer.examples import iteration
 from trainer.metrics import metric_infos
 
@@ -60,36 +55,3 @@ def test_a_new_run_begins_an_empty_file(tmp_path: Path) -> None:
     write(path, range(1, 4))
     write(path, range(1, 2))
     assert [metrics.iteration for metrics in read_metrics(path)] == [1]
-
-
-def scalars(directory: Path, tag: str) -> dict[int, float]:
-    events = EventAccumulator(str(directory))
-    events.Reload()
-    return {event.step: event.value for event in events.Scalars(tag)}
-
-
-def test_tensorboard_has_each_number_at_its_iteration(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path, config="run:\n  seed: 0\n")
-    for number in (1, 2, 3):
-        sink.write(iteration(number))
-    sink.close()
-    assert scalars(tmp_path, "success/root_success") == pytest.approx({1: 0.26, 2: 0.27, 3: 0.28})
-    assert scalars(tmp_path, "success/replay_success") == {2: 0.5, 3: 0.5}  # NaN in the first: left out
-    assert scalars(tmp_path, "seconds/update_seconds") == {1: 2.0, 2: 2.0, 3: 2.0}
-
-
-def test_tensorboard_purges_what_a_resume_repeats(tmp_path: Path) -> None:
-    steps: dict[int, list[float]] = defaultdict(list)
-    first = TensorBoardSink(tmp_path / "run")
-    for number in (1, 2, 3):
-        first.write(iteration(number))
-    first.close()
-    second = TensorBoardSink(tmp_path / "run", last=1)
-    second.write(iteration(2))
-    second.close()
-    events = EventAccumulator(str(tmp_path / "run"))
-    events.Reload()
-    for event in events.Scalars("success/reward"):
-        steps[event.step].append(event.value)
-    assert {step: len(values) for step, values in steps.items()} == {1: 1, 2: 1}
-    assert not math.isnan(steps[2][0])

@@ -13,6 +13,7 @@ from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.inspection import export, lineage, parents_of, read_shards, select, states_table, states_text, with_prefixes
 from replay.server import ShardServer
+from replay.shard import Shard
 from replay.store import ReplayStore
 from replay.writes import pack_candidates, pack_outcomes
 
@@ -26,7 +27,7 @@ def decode(ids: object) -> str:
 
 def whole(directory: Path) -> pa.Table:
     shards = read_shards(directory / "live", directory / "checkpoint", CONFIG)
-    return with_prefixes(states_table(shards), shards, decode)
+    return with_prefixes(states_table(shards, CONFIG), shards, decode)
 
 
 LENGTHS, VALUES = np.array([1, 3], np.int32), np.array([0.25, 0.75], np.float32)
@@ -62,11 +63,48 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     deep = rows["p", "abc"]
     assert (deep["tried"], deep["solved"], deep["solve_rate"], deep["posterior"], deep["age"]) == (2, 1, 0.5, 0.5, 2)
     assert lineage(parents_of(table), rows["p", "abcjj"]["key"]) == [rows["p", "abcjj"]["key"], deep["key"]]
-    text = states_text(select(table, problem="p", per_problem=1), table)
-    assert text.splitlines()[0] == "problem p"
+    text = states_text(select(table, problem="p", per_problem=1), table, {"p": "1+1=?"})
+    # the first candidate is from the root and failed; the child is a continuation of a state
+    assert text.splitlines()[:2] == ["problem p: solved from the root 0/1", "    1+1=?"]
     assert "3/5 tokens  value 0.750  priority 0.750  posterior 0.50" in text
-    assert "solved 1/2  own_failed  age 2" in text
+    assert "solved 1/2  own_failed  age 2  chance " in text
     assert text.endswith("    | abc")
+
+
+def test_states_are_sorted_by_priority_and_their_chance_follows_from_it(store: ReplayStore, tmp_path: Path) -> None:
+    rows = whole(tmp_path).to_pylist()
+    assert [row["priority"] for row in rows] == [0.75, 0.5, 0.25, 0.75, 0.25]  # p before q: their best states are equal
+    # ranking value, temperature 0.2: weights e^3.75, e^2.5, e^1.25 = 42.5, 12.2, 3.5, and of q 42.5, 3.5: in total 104.2
+    assert [row["chance"] for row in rows] == pytest.approx([0.408, 0.117, 0.034, 0.408, 0.034], abs=1e-3)
+    assert {row["rests"] for row in rows} == {""}
+
+
+def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
+    config = ReplayConfig(ranking="frontier")
+    shard = Shard(config, 26)
+
+    def add(problem: str, provenance: Provenance, tokens: list[int], lengths: list[int], parent: int = 0) -> None:
+        ids, values = np.array(tokens, np.int32), np.full(len(lengths), 0.5, np.float32)
+        candidate = Candidate(problem, ids, np.array(lengths, np.int32), values, provenance, 0.0, 1, parent=parent)
+        shard.apply(pack_candidates([candidate], 26))
+
+    add("unsolved", Provenance.OWN_FAILED, [1, 2, 3, 4], [1, 3])  # the deepest third of 4 begins at 2.67
+    add("solved", Provenance.OWN_SUCCESSFUL, [1, 2, 3, 4], [1, 3], parent=7)
+    add("solved", Provenance.OWN_FAILED, [5, 6, 7, 8], [3], parent=7)
+    for token in range(20):  # 20 successes from the root: (20 + 1) / (20 + 2) > 0.9
+        add("easy", Provenance.OWN_SUCCESSFUL, [token, 2, 3], [1])
+    found = {
+        (row["problem"], row["depth"], row["provenance"]): row["rests"]
+        for row in states_table([shard], config).to_pylist()
+    }
+    assert found["unsolved", 1, "own_failed"] == "an own failure, not deep enough to explore"
+    assert found["unsolved", 3, "own_failed"] == ""
+    assert found["solved", 3, "own_failed"] == "an own failure of a problem that has a success"
+    assert sorted(found["solved", depth, "own_successful"] for depth in (1, 3)) == [
+        "",
+        "another state of its chain is replayed",
+    ]
+    assert found["easy", 1, "own_successful"] == "its problem is solved from the root"
 
 
 def test_filters(store: ReplayStore, tmp_path: Path) -> None:

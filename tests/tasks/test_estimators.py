@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.estimators import bootstrap, majority, paired_difference, pass_at_k
+from tasks.estimators import bootstrap, majority, merge_answers, paired_difference, pass_at_k, share
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -31,6 +31,46 @@ def test_majority_votes() -> None:
     assert majority(["1", "2", "3"], [True, False, False]) == pytest.approx(1 / 3)
     assert majority([None, None], [False, False]) == 0.0
     assert majority([], []) == 0.0
+
+
+def test_equal_answers_vote_together() -> None:
+    answers = ["1/2", "2/4", "7", "7", None]
+    asked: list[tuple[int, int]] = []
+
+    def same(pairs: list[tuple[int, int]]) -> list[bool]:
+        asked.extend(pairs)
+        return [{answers[i], answers[j]} == {"1/2", "2/4"} for i, j in pairs]
+
+    wrong = [False, False, True, True, False]
+    merged = merge_answers(answers, wrong, same)
+    assert (merged, asked) == (["1/2", "1/2", "7", "7", None], [(0, 1)])
+    assert majority(merged, wrong) == 0.5  # two votes against two; unmerged it would be right
+    asked.clear()
+    assert merge_answers(answers, [True, True, False, False, False], same)[:2] == [
+        "1/2",
+        "1/2",
+    ]  # right ones need no question
+    assert merge_answers(["a", "b", "c", "c", "c"], [True, False, False, False, False], same)[4] == "c"
+    assert asked == []  # one right answer loses to three in any case
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+@pytest.mark.parametrize("truth", [0.005, 0.02, 0.5])
+def test_the_interval_of_a_share_covers_the_truth(truth: float, samples: int) -> None:
+    rng = np.random.default_rng(0)
+    found = [share((rng.binomial(samples, truth, 64) / samples).tolist()) for _ in range(400)]
+    covered = sum(one.low <= truth <= one.high for one in found)
+    assert (
+        covered >= 366
+    )  # 0.95 x 400 = 380, standard deviation 4.4; the bootstrap covers 0.28 and 0.76 of the rare ones at n = 64
+
+
+def test_wilsons_interval_by_hand() -> None:
+    # n = 10, none right, z = 1.96: low 0, high z^2 / (n + z^2) = 3.8415 / 13.8415
+    none = share([0.0] * 10)
+    assert (none.mean, none.low, none.high) == (0.0, 0.0, pytest.approx(0.27753, abs=1e-4))
+    with pytest.raises(ValueError, match="no problems"):
+        share([])
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:

@@ -73,6 +73,13 @@ def _hang() -> object:
         time.sleep(1)
 
 
+def _compute() -> object:
+    begun = time.process_time()
+    while time.process_time() < begun + 0.3:
+        pass
+    return 1.0
+
+
 def _hang_in_c() -> object:
     return len(str(9**9**9))
 
@@ -116,6 +123,7 @@ _ACTIONS = {
     "list": lambda: [1.0],
     "hang": _hang,
     "hang in c": _hang_in_c,
+    "compute": _compute,
     "close": _close,
     "alarm": lambda: os.kill(os.getpid(), signal.SIGALRM),
     "die": lambda: os._exit(7),

@@ -1,12 +1,7 @@
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
 from core.config import LearnerConfig
-from learner.distributed.engine import GuardedAdamW, compile_lock, engine_config
-from tests.processes import LONG
+from learner.distributed.engine import GuardedAdamW, engine_config
 
 
 def test_guarded_adamw_clips_and_refuses_what_is_not_finite() -> None:
@@ -34,39 +29,3 @@ def test_stage_0_needs_fp32_and_leaves_clipping_to_the_guard() -> None:
     assert half["bf16"] == {"enabled": True, "check_grad_overflow": True}
     offloaded = engine_config(LearnerConfig(zero_stage=2, offload=True), torch.float32)
     assert offloaded["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
-
-
-COMPILES = """
-import sys, time
-from pathlib import Path
-from learner.distributed.engine import compile_lock
-with compile_lock(Path(sys.argv[1])):
-    Path(sys.argv[1], "lock").touch()
-    print("compiling", flush=True)
-    time.sleep(float(sys.argv[2]))
-    Path(sys.argv[1], "compiled").touch()
-"""
-
-
-def compiling(folder: Path, seconds: float) -> "subprocess.Popen[str]":
-    """A process in the middle of compiling."""
-    command = [sys.executable, "-c", COMPILES, str(folder), str(seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "compiling\n"
-    return process
-
-
-def test_a_killed_compiler_leaves_nothing_that_anybody_waits_for(tmp_path: Path) -> None:
-    process = compiling(tmp_path, LONG)
-    process.kill()
-    with compile_lock(tmp_path):
-        assert not (tmp_path / "lock").exists()
-    process.communicate()
-
-
-def test_a_living_compiler_is_waited_for(tmp_path: Path) -> None:
-    process = compiling(tmp_path, 1.0)
-    with compile_lock(tmp_path):
-        assert (tmp_path / "compiled").exists()
-    process.communicate()

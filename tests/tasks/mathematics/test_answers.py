@@ -13,13 +13,12 @@ from tasks.mathematics.answers import (
     boxed_answer,
     gsm8k_solution,
     hash_answer,
-    number,
-    rational,
     read_gsm8k,
     read_math,
     verify_gsm8k,
     verify_math,
 )
+from tasks.mathematics.values import number, rational
 
 
 @pytest.mark.parametrize(
@@ -117,8 +116,8 @@ def test_the_last_box_counts_and_must_be_closed() -> None:
     assert boxed_answer("\\boxed{" * 10_000) is None
 
 
-def test_hashes_count_at_the_start_of_a_line_only() -> None:
-    assert hash_answer("a #### 5") is None
+def test_the_last_hashes_count() -> None:
+    assert hash_answer("The answer is #### 5") == "5"
     assert hash_answer("  ####  5  \nmore") == "5"
     assert hash_answer("#### 5\n####  \t") is None  # the last one counts, and it is empty
 
@@ -157,13 +156,17 @@ def test_a_large_factorial_is_compared_as_a_symbol(answer: str) -> None:
 def test_plain_numbers_are_compared_as_such() -> None:
     assert number("1,234,567.50") == number("1234567.5")
     assert number("-$3") == number("-3")
-    assert [number(text) for text in ("", "-", ".", "1,23", "1e5", "½", "١", "1 2", "9" * 5000)] == [None] * 9
+    assert number("1.5e+16") == 15_000_000_000_000_000
+    assert [number(text) for text in ("", "-", ".", "1,23", "1e", "½", "١", "1 2", "9" * 5000)] == [None] * 9
 
 
 def test_fractions_of_integers_are_compared_exactly() -> None:
     assert [rational(text) for text in (r"-\frac{6}{4}", r"\dfrac{-6}{4}", "-3/2", "-1.5")] == [Fraction(-3, 2)] * 4
     assert rational(r"\frac23") == Fraction(2, 3)
-    assert [rational(text) for text in (r"\frac{1}{0}", "1/2/3", r"\frac{x}{2}", r"2\frac{1}{2}", "")] == [None] * 5
+    assert [rational(text) for text in (r"\frac{1}{0}", "1/2/3", r"\frac{x}{2}", r"2\frac{-1}{2}", "")] == [None] * 5
+    assert [rational(text) for text in (r"2\frac{1}{2}", "2 1/2", "-2 1/2", r"2.1\overline{6}", r"\frac{.5}{.2}")] == [
+        *(Fraction(5, 2), Fraction(5, 2), Fraction(-5, 2), Fraction(13, 6), Fraction(5, 2))
+    ]
 
 
 def test_canonical_solutions_lose_their_calculator_marks(shared_data: Path, whole_data: bool) -> None:

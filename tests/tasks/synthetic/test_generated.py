@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.errors import DataError
+from core.config import StarterConfig
+from core.errors import ConfigError, DataError
 from tasks.judge_worker import load_verifier
 from tasks.kinds import KINDS
-from tasks.synthetic import countdown, lock
+from tasks.synthetic import countdown, lock, rule
 from tasks.synthetic.arithmetic import ARITHMETIC
 from tasks.synthetic.countdown import COUNTDOWN
-from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items
+from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items, shown
 from tasks.synthetic.lock import LOCK
+from tasks.synthetic.rule import RULE
 
 
 def right_locks(text: str) -> Iterator[str]:
@@ -56,7 +58,15 @@ def right_countdowns(text: str) -> Iterator[str]:
     yield from write("", list(numbers))
 
 
-PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN)
+def right_rules(text: str) -> Iterator[str]:
+    """All responses that follow the rule: every choice for every symbol."""
+    for choices in itertools.product(rule.CHOICES, repeat=len(text)):
+        written = "\n".join(symbol + choice for symbol, choice in zip(text, choices, strict=True))
+        if rule.verify_rule(text, written).correct:
+            yield written
+
+
+PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE)
 Right = Callable[[str], Iterator[str]]
 
 
@@ -65,8 +75,9 @@ Right = Callable[[str], Iterator[str]]
     [
         (LOCK, right_locks, 5),
         (COUNTDOWN, right_countdowns, 3),
+        (RULE, right_rules, 6),
     ],
-    ids=["lock", "countdown"],
+    ids=["lock", "countdown", "rule"],
 )
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), data=st.data())
@@ -90,7 +101,7 @@ def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -
     for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
         assert verify(item.reference, item.solution).correct
-        extra = {"arithmetic": 1, "lock": 1, "countdown": 0}[puzzle.name]  # the answer line, `open`
+        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0}[puzzle.name]  # the answer line, `open`
         assert item.level.startswith(f"{item.solution.count(chr(10)) + 1 - extra} ")
         assert set(item.prompt + item.solution) <= set(puzzle.alphabet)
 
@@ -135,6 +146,30 @@ def test_a_countdown_by_hand() -> None:
     assert not countdown.verify_countdown("2,3>4", "2+2=4").correct  # there is one 2
     with pytest.raises(DataError, match="too many to search"):
         COUNTDOWN.draw(np.random.default_rng(0), 6)
+
+
+def test_a_rule_by_hand() -> None:
+    assert rule.verify_rule("kbk", "k3\nb1\nk3\n").correct
+    for response, why in {
+        "k3\nb2\nk3": "line 2: b2 is not right",
+        "k3\nb1": "2 lines for 3 symbols",
+        "k3\nb1\nk3\nk3": "4 lines for 3 symbols",
+        "b1\nk3\nk3": "line 1: 'b1' is no choice for k",
+        "k4": "line 1: 'k4' is no choice for k",
+        "": "line 1: '' is no choice for k",
+    }.items():
+        assert rule.verify_rule("kbk", response).detail == why
+
+
+def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:
+    rng = np.random.default_rng(0)
+    seen = [shown(RULE, "kb", StarterConfig(guess=1.0), rng) for _ in range(900)]
+    counts = {text: seen.count(text) for text in set(seen)}
+    assert len(counts) == 9  # 3 x 3; 100 of each, with a standard deviation of sqrt(900 x 1/9 x 8/9) = 9.4
+    assert all(60 < count < 140 for count in counts.values())
+    assert shown(RULE, "kb", StarterConfig(), rng) == "k3\nb1"
+    with pytest.raises(ConfigError, match=r"starter\.guess = 1: task arithmetic has no random answers"):
+        shown(ARITHMETIC, "7*6", StarterConfig(guess=1.0), rng)
 
 
 def test_every_generated_task_has_a_checker() -> None:

@@ -1,0 +1,59 @@
+"""The measures of a run, written down before any was made. Pure.
+
+A curve is held-out success against generated tokens. It starts at 0 tokens, before training. After its last point it keeps its
+last value, because a run may stop early (`bench/learning/run.py`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Held-out success (mean over sampled responses from the root) against generated tokens, both ascending in time."""
+
+    tokens: list[float]  # the first is 0
+    success: list[float]
+
+
+def area(curve: Curve, budget: float) -> float:
+    """Mean success over [0, budget] tokens, by trapezoids: the area under the curve divided by the budget.
+
+    >>> area(Curve([0, 100], [0.0, 1.0]), 200)  # (50 + 100) / 200
+    0.75
+    """
+    tokens = [*curve.tokens, max(budget, curve.tokens[-1])]
+    success = [*curve.success, curve.success[-1]]
+    grid = np.unique([0.0, *(at for at in tokens if at < budget), budget])
+    return float(np.trapezoid(np.interp(grid, tokens, success), grid) / budget)
+
+
+def tokens_to(curve: Curve, level: float) -> float:
+    """Generated tokens at which the curve first reaches `level`, by linear interpolation; infinite if it never does.
+
+    >>> tokens_to(Curve([0, 100, 200], [0.0, 0.4, 0.8]), 0.6)
+    150.0
+    """
+    for at, success in enumerate(curve.success):
+        if success >= level:
+            if at == 0:
+                return 0.0
+            before, begun = curve.success[at - 1], curve.tokens[at - 1]
+            return begun + (level - before) / (success - before) * (curve.tokens[at] - begun)
+    return math.inf
+
+
+def learnability(outcomes: Sequence[tuple[int, int]]) -> float:
+    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN without a start of two continuations.
+
+    1 is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without bias by
+    n / (n - 1) x c / n x (1 - c / n).
+
+    >>> learnability([(4, 2), (4, 0)])  # 4 x 4/3 x 1/4 = 4/3 for the first: an estimate may exceed 1
+    0.6666666666666666
+    """
+    found = [4 * c * (n - c) / (n * (n - 1)) for n, c in outcomes if n > 1]
+    return sum(found) / len(found) if found else math.nan

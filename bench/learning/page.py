@@ -1,0 +1,226 @@
+"""The page of the experiment: bench/results/learning.md and .json, and one plot per setting, from all result files.
+
+Called by `bench/learning/__main__.py`. Invariant: no number without its interval over seeds, and none from arms of unlike commits
+without saying so.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.learning.measures import Curve, area, tokens_to
+from bench.learning.plan import ARMS, HARDNESSES, with_solutions
+from bench.learning.statistics import (
+    Interval,
+    mean_over_seeds,
+    median_over_seeds,
+    on_grid,
+    token_ratio,
+    tokens_to_mastery,
+)
+from bench.report import Check, check, write
+from core.seeds import generator
+
+Result = dict[str, Any]
+BASELINES = ("ppo", "grpo", "oversampling")
+OURS = "frontier"
+LEVEL = 0.8
+"""Held-out success that counts as mastery."""
+ENOUGH = 5
+"""Seeds from which a goal is judged."""
+HALF, FREE = 0.5, 1.05
+"""Goals of the token ratio: medium and hard, and easy."""
+
+Setting = tuple[str, str]
+"""Task and hardness."""
+
+
+def read_results(folder: Path) -> dict[Setting, dict[str, dict[int, Result]]]:
+    """Setting -> arm -> seed -> result, of all complete result files."""
+    found: dict[Setting, dict[str, dict[int, Result]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        run = result["run"]
+        found[run["task"], run["hardness"]][run["arm"]][run["seed"]] = result
+    return {setting: dict(arms) for setting, arms in found.items()}
+
+
+def curve(result: Result) -> Curve:
+    """Held-out success (pass@1) against generated tokens."""
+    rows = result["rows"]
+    return Curve([row["generated"] for row in rows], [row["pass@1"]["mean"] for row in rows])
+
+
+def average(result: Result, name: str) -> float:
+    """Mean of a column over a run's evaluations; NaN if it has no value anywhere."""
+    known = [row[name] for row in result["rows"] if row.get(name) is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def measures(results: Sequence[Result]) -> dict[str, Interval]:
+    """All measures of one arm over its seeds."""
+    rng = generator(0, "bench.learning")
+    curves, budget = [curve(one) for one in results], results[0]["budget"]
+    last = max(results[0]["final"], key=lambda name: int(name[5:]) if name.startswith("pass@") else 0)
+    per_seed = {
+        "final success": [one["final"]["pass@1"]["mean"] for one in results],
+        "area": [area(one, budget) for one in curves],
+        last: [one["final"][last]["mean"] for one in results],
+        "replayed success": [average(one, "replay_success") for one in results],
+        "erroneous": [average(one, "erroneous_share") for one in results],
+        "learnability": [average(one, "learnability") for one in results],
+        "AUC within": [average(one, "value_auc_within") for one in results],
+        "seconds": [one["final"]["seconds"] for one in results],
+        "trained tokens": [one["final"]["trained"] for one in results],
+    }
+    found = {name: mean_over_seeds(values, rng) for name, values in per_seed.items()}
+    first = [one["first_success"]["root"] for one in results]
+    times = {
+        "first success": [math.inf if at is None else float(at) for at in first],
+        "then to mastery": [tokens_to_mastery(c, at, LEVEL) for c, at in zip(curves, first, strict=True)],
+        "tokens to mastery": [tokens_to(one, LEVEL) for one in curves],
+    }
+    return found | {name: median_over_seeds(values, rng) for name, values in times.items()}
+
+
+def best_baseline(arms: Mapping[str, Mapping[int, Result]]) -> str | None:
+    """The baseline with the highest mean final success; None without a baseline."""
+    known = [name for name in BASELINES if name in arms]
+    finals = {name: np.mean([one["final"]["pass@1"]["mean"] for one in arms[name].values()]) for name in known}
+    return max(known, key=lambda name: finals[name], default=None)
+
+
+def ratio_to(arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str) -> Interval | None:
+    """The token ratio of two arms on the seeds that both have; None without such a seed."""
+    seeds = sorted(arms[arm].keys() & arms[baseline].keys())
+    if not seeds:
+        return None
+    mine, theirs = ([curve(arms[name][seed]) for seed in seeds] for name in (arm, baseline))
+    return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], generator(0, "bench.learning", arm))
+
+
+def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
+    """The value with its interval; '-' where there is none.
+
+    >>> text_of(Interval(0.5, 0.25, 0.75, 5)), text_of(Interval(math.inf, 1000, math.inf, 5), 1e-3, 0)
+    ('0.50 (0.25 to 0.75)', 'never (1 to never)')
+    """
+    if value is None or math.isnan(value.value):
+        return "-"
+    shown = ["never" if math.isinf(x) else f"{x * scale:.{digits}f}" for x in (value.value, value.low, value.high)]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
+COLUMNS: Sequence[tuple[str, str, float, int]] = (
+    ("final success", "final success", 1.0, 2),
+    ("area", "area", 1.0, 2),
+    ("first success", "first success, k tokens", 1e-3, 0),
+    ("then to mastery", "then to mastery, k tokens", 1e-3, 0),
+    ("replayed success", "replayed success", 1.0, 2),
+    ("erroneous", "erroneous", 1.0, 2),
+    ("learnability", "learnability", 1.0, 2),
+    ("AUC within", "AUC within", 1.0, 2),
+    ("trained tokens", "trained, k tokens", 1e-3, 0),
+    ("seconds", "seconds", 1.0, 0),
+)
+"""Measure, heading, factor, digits."""
+
+
+def section(setting: Setting, arms: Mapping[str, Mapping[int, Result]], plot: str) -> list[str]:
+    """The table of one setting, arms with canonical solutions last."""
+    baseline = best_baseline(arms)
+    some = next(iter(next(iter(arms.values())).values()))
+    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), "pass@k, k = samples", f"tokens / {baseline}"]
+    start = mean_over_seeds(
+        [one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()],
+        generator(0, "bench.learning"),
+    )
+    commits = sorted({one["commit"] for seeds in arms.values() for one in seeds.values()})
+    lines = [
+        f"## {setting[0]}, {setting[1]}",
+        "",
+        f"Root success before training {text_of(start, digits=4)}, budget {some['budget']:,} generated tokens, commits "
+        f"{', '.join(commits)}. ![curves]({plot})",
+        "",
+        f"| {' | '.join(heading)} |",
+        f"|{'---|' * len(heading)}",
+    ]
+    order = [arm for arm in ARMS if arm in arms]
+    for arm in sorted(order, key=with_solutions):
+        found = measures([arms[arm][seed] for seed in sorted(arms[arm])])
+        last = next(name for name in found if name.startswith("pass@"))
+        cells = [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
+        ratio = ratio_to(arms, arm, baseline) if baseline not in (None, arm) else None
+        name = f"{arm} (given solutions)" if with_solutions(arm) else arm
+        lines.append(f"| {' | '.join([name, str(len(arms[arm])), *cells, text_of(found[last]), text_of(ratio)])} |")
+    return [*lines, ""]
+
+
+def goals(setting: Setting, arms: Mapping[str, Mapping[int, Result]]) -> list[Check]:
+    """The checks of one setting. A goal is judged from `ENOUGH` seeds on."""
+    baseline = best_baseline(arms)
+    if OURS not in arms or baseline is None or (ratio := ratio_to(arms, OURS, baseline)) is None:
+        return []
+    name = f"{setting[0]}, {setting[1]}: tokens of {OURS} / {baseline}"
+    goal = FREE if setting[1] == HARDNESSES[0] else HALF
+    if ratio.seeds < ENOUGH:
+        return []
+    return [
+        check(name, ratio.value, "ratio", "<=", goal, baseline=1.0),
+        check(f"{name}, upper end of its interval", ratio.high, "ratio", "<=", 1.0, baseline=1.0),
+    ]
+
+
+def draw(setting: Setting, arms: Mapping[str, Mapping[int, Result]], path: Path) -> None:
+    """The mean curves with their intervals over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.2), layout="constrained")
+    for arm in (one for one in ARMS if one in arms):
+        results = list(arms[arm].values())
+        grid = np.linspace(0.0, results[0]["budget"], 61)
+        each = np.array([on_grid(curve(one), grid) for one in results])
+        rng = generator(0, "plot", arm)
+        picks = rng.integers(0, len(each), (500, len(each)))
+        low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
+        style = "--" if with_solutions(arm) else "-"
+        (line,) = axes.plot(grid / 1000, each.mean(axis=0), style, label=f"{arm} ({len(each)})")
+        axes.fill_between(grid / 1000, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    axes.set(title=", ".join(setting), xlabel="thousand generated tokens", ylabel="held-out success", ylim=(0, 1))
+    axes.legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def write_page(folder: Path, *, quick: bool) -> None:
+    """Write the page, its JSON and its plots from the result files in `folder`."""
+    found = read_results(folder)
+    order = sorted(found, key=lambda setting: (setting[0], HARDNESSES.index(setting[1])))
+    lines, checks = [HEAD], []
+    for setting in order:
+        plot = folder / f"{'-'.join(setting)}.png"
+        draw(setting, found[setting], plot)
+        lines += section(setting, found[setting], f"{folder.name}/{plot.name}")
+        checks += goals(setting, found[setting])
+    settings: dict[str, str | int | float] = {
+        "runs": sum(len(seeds) for arms in found.values() for seeds in arms.values()),
+        "tasks": ", ".join(sorted({task for task, _ in found})),
+    }
+    write("learning", checks, settings, quick=quick, page="\n".join(lines))
+
+
+HEAD = f"""# learning
+
+Does replay learn more than PPO? Every row is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over
+seeds. Success is the share of right responses to held-out problems, sampled from the root at temperature 1. An interval of fewer
+than {ENOUGH} seeds says little, and one seed has none: its interval has no width. [bench/README.md](../README.md) explains the
+columns and how to rerun or continue the matrix.
+"""

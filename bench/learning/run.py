@@ -1,0 +1,183 @@
+"""One training run with the product's own loop, engines included, in this process: `python -m bench.learning.run FILE.json`.
+
+Called by `bench/learning/matrix.py` as a child process, one per run; the file says which run and gets its result. Invariant: a
+result is written only when its run is complete.
+"""
+
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.learning.measures import learnability
+from bench.learning.plan import SETTINGS, Fields, Run, configuration
+from core.config import Config
+from core.records import Scored
+from core.run_directory import RunDirectory, write_atomically
+from tasks.starter import resolve_model
+from trainer import build
+from trainer.collect import collect_metrics
+from trainer.held_out_scores import Evaluation, EvaluationPlan, evaluate_policy
+from trainer.local import single_process
+from trainer.loop import iterate
+from trainer.metrics import IterationMetrics, PhaseClock
+from trainer.records import Components, IterationSettings
+
+POINTS = 20
+"""Evaluations in a run, at equal distances in generated tokens, after the one before training."""
+LAST_SAMPLES = 4
+"""The last evaluation has this many times as many samples, for pass@k."""
+MASTERED = 0.99
+"""A run stops after two evaluations in a row with this success: its curve has ended."""
+
+STARTER_SEED = 0
+
+Row = dict[str, Any]
+MEANS = (
+    "root_success",
+    "replay_success",
+    "replay_share",
+    "erroneous_share",
+    "kl",
+    "entropy",
+    "value_auc_within",
+    "explained_variance",
+    "policy_grad_norm",
+)
+"""Metrics of the product of which a row has the mean over its iterations (docs/metrics.md)."""
+
+
+class Progress:
+    """The counts of a run, and the iterations since its last evaluation."""
+
+    def __init__(self) -> None:
+        self.iterations = self.generated = self.trained = 0
+        self.seconds = 0.0
+        self.first: dict[str, int | None] = {"root": None, "any": None}  # generated tokens until the first success
+        self._recent: list[Row] = []
+
+    def add(self, scored: Sequence[Scored], metrics: IterationMetrics) -> None:
+        """Count an iteration. Trained tokens are all that the learner read in its update: prompt, prefix and continuation."""
+        self.iterations += 1
+        self.generated = metrics.total_tokens
+        self.trained += sum(item.trajectory.sequence_ids.size for item in scored)
+        self.seconds += metrics.seconds.total
+        row = {name: getattr(metrics, name) for name in MEANS}
+        for name, replayed in (("learnability", None), ("replayed_learnability", True)):
+            row[name] = learnability(outcomes(scored, replayed))
+        self._recent.append(row)
+        correct = [item for item in scored if item.judged.verdict.correct]
+        if correct and self.first["any"] is None:
+            self.first["any"] = self.generated
+        if self.first["root"] is None and any(not item.trajectory.start.replayed for item in correct):
+            self.first["root"] = self.generated
+
+    def row(self, evaluation: Evaluation) -> Row:
+        """The row of an evaluation: counts, success, and means over the iterations since the row before."""
+        counts = {name: getattr(self, name) for name in ("iterations", "generated", "trained", "seconds")}
+        means: Row = {}
+        for name in self._recent[0] if self._recent else ():
+            known = [row[name] for row in self._recent if not math.isnan(row[name])]
+            means[name] = sum(known) / len(known) if known else None
+        if self._recent:
+            means["largest_kl"] = max(row["kl"] for row in self._recent)
+        self._recent = []
+        levels = {
+            level: {f"pass@{one.k}": asdict(one.estimate) for one in scores.passes}
+            for level, scores in evaluation.levels.items()
+        }
+        passes = {f"pass@{one.k}": asdict(one.estimate) for one in evaluation.overall.passes}
+        return {**counts, "greedy": evaluation.success, **passes, "levels": levels if len(levels) > 1 else {}, **means}
+
+
+def outcomes(scored: Sequence[Scored], replayed: bool | None) -> list[tuple[int, int]]:
+    """(continuations, correct ones) of every start; `replayed`: only of starts that are, or are not, replayed states."""
+    found: dict[str, tuple[int, int]] = {}
+    for item in scored:
+        start = item.trajectory.start
+        if replayed is None or start.replayed == replayed:
+            count, correct = found.get(start.id, (0, 0))
+            found[start.id] = count + 1, correct + item.judged.verdict.correct
+    return list(found.values())
+
+
+def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, budget: int) -> Row:
+    """Train until `budget` tokens are generated, or the task is mastered. Returns the rows and the tokens to the first success."""
+    progress, mastered = Progress(), 0
+    rows = [progress.row(evaluate_policy(parts.actors, parts.task, plan))]
+    while progress.generated < budget and mastered < 2:
+        clock = PhaseClock()
+        result = iterate(parts, settings, progress.iterations + 1, clock)
+        if result.failure is not None:
+            raise result.failure
+        before = progress.generated
+        metrics = collect_metrics(
+            parts, result, clock.seconds(), tokens_before=before, busy_before=0.0, evaluation=None
+        )
+        progress.add(result.scored, metrics)
+        if progress.generated * POINTS // budget > before * POINTS // budget:
+            rows.append(progress.row(evaluate_policy(parts.actors, parts.task, plan)))
+            mastered = mastered + 1 if rows[-1]["pass@1"]["mean"] >= MASTERED else 0
+            _say(rows[-1])
+    last = replace(plan, samples=LAST_SAMPLES * plan.samples)
+    final = progress.row(evaluate_policy(parts.actors, parts.task, last))
+    return {"rows": rows, "first_success": progress.first, "final": final}
+
+
+def _say(row: Row) -> None:
+    names = ("root_success", "replay_success", "erroneous_share", "kl", "largest_kl", "entropy", "policy_grad_norm")
+    shown = " ".join(f"{name} {row[name]:.3g}" for name in names if row.get(name) is not None)
+    print(
+        f"{row['iterations']} {row['generated']} tokens {row['seconds']:.0f} s: held-out {row['pass@1']['mean']:.3f}, {shown}",
+        flush=True,
+    )
+
+
+def perform(run: Run, changes: Fields, tokens: int | None = None) -> Row:
+    """Train one run from its starter. `changes` replace fields of its configuration, `tokens` its budget."""
+    budget = tokens or SETTINGS[run.task][run.hardness].tokens
+    with tempfile.TemporaryDirectory() as folder:
+        config = with_starter(single_process(configuration(run, Path(folder), changes)))
+        directory = RunDirectory.create(Path(folder), run.name, "learning")
+        begun = time.monotonic()
+        with (
+            build.open_model_and_task(config) as ready,
+            build.connected(config, run.name, local=True) as device,
+            build.components(config, directory, ready, device, local=True) as parts,
+        ):
+            started = time.monotonic() - begun
+            found = train(parts, build.iteration_settings(config), build.evaluation_plan(config), budget)
+    return {"budget": budget, "start_seconds": started, "all_seconds": time.monotonic() - begun, **found}
+
+
+def with_starter(config: Config) -> Config:
+    """The configuration with the starter of all seeds, as users share one pretrained model; a seed changes everything else."""
+    path = resolve_model("starter", config.starter, config.task, STARTER_SEED)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+
+
+def plain(value: Any) -> Any:
+    """JSON data: numbers with five significant digits, null for what is not finite."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
+
+
+def main(path: Path) -> None:
+    """Perform the order in `path` (`run`, `changes`, `tokens`, and what describes it) and write its result beside it."""
+    order = json.loads(path.read_text(encoding="utf-8"))
+    found = perform(Run(**order["run"]), order["changes"], order["tokens"])
+    write_atomically(Path(order["result"]), json.dumps(plain({**order["about"], **found})) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,28 @@
+"""`launch.py inspect`: shows a run's replay store in a browser, live while the run goes on.
+
+Called by `launch.py`. It reads only the run's files and listens on loopback only.
+"""
+
+import threading
+from argparse import Namespace
+from contextlib import closing
+
+from core.errors import ConfigError
+from core.run_directory import RunDirectory
+from monitor.inspector import Inspector
+
+
+def inspect_run(options: Namespace) -> int:
+    """Serve the page until Ctrl-C. Raises StoreError when the run has no store, ConfigError when the port is taken."""
+    run = RunDirectory.open(options.run)
+    try:
+        inspector = Inspector(run, options.port)
+    except OSError as error:
+        raise ConfigError(f"--port {options.port}: {error.strerror or error}; name another, or leave it out") from None
+    with closing(inspector):
+        print(f"replay store of {run.name}: {inspector.url} (Ctrl-C ends it)", flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print()
+    return 0

@@ -1,0 +1,80 @@
+"""`launch.py runs`: lists the runs of a folder, the one that was active last first.
+
+Called by `launch.py`. It reads only files and imports no library that is slow to load. A run counts as running while a process
+holds its lock, so a run on another machine of a shared disk may be shown as stopped.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from collections import deque
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from core.errors import CheckpointError
+from core.load import load_config
+from core.run_directory import RunDirectory, read_jsonl
+from monitor.console import byte_count
+
+WIDTH = 250
+"""Columns where there is no terminal."""
+TAIL = 65536
+"""Bytes at the end of a file in which its last line is searched."""
+
+
+def list_runs(options: Namespace) -> int:
+    """Print state, step, best held-out success, last activity, size and the last line of the log of every run below `root`.
+
+    Raises CheckpointError when there is none.
+    """
+    root = options.root.expanduser()
+    runs = [RunDirectory(path.parent) for path in root.glob("*/config.yaml")]
+    if not runs:
+        raise CheckpointError(f"{root}: no runs here (folders with a config.yaml); name the folder of the runs")
+    table = Table("run", "state", "step", "best", "last active", "size", "last line", box=None, pad_edge=False)
+    for run in sorted(runs, key=_active, reverse=True):
+        table.add_row(*map(Text, _row(run)))
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+    return 0
+
+
+def _row(run: RunDirectory) -> tuple[str, ...]:
+    numbers = _last_numbers(run.metrics)
+    if "step" in numbers:  # of sft and reward-model
+        step, done = str(numbers["step"]), (run.policy / "config.json").exists()
+    else:
+        iteration, planned = int(numbers.get("iteration") or 0), load_config(run.config).run.iterations
+        step, done = f"{iteration}/{planned}", iteration >= planned
+    state = "running" if run.locked() else "finished" if done else "stopped"
+    success = [line["success"] for line in read_jsonl(run.evaluations)]
+    size = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
+    when = f"{datetime.fromtimestamp(_active(run)):%Y-%m-%d %H:%M}"
+    best = f"{max(success):.1%}" if success else "-"
+    return run.name, state, step, best, when, byte_count(size), _last_line(run.log)[:100]
+
+
+def _active(run: RunDirectory) -> float:
+    return max(path.stat().st_mtime for path in (run.config, run.log, run.metrics) if path.exists())
+
+
+def _last_numbers(path: Path) -> dict[str, Any]:
+    with suppress(json.JSONDecodeError):  # no line, or a torn one
+        return dict(json.loads(_last_line(path)))
+    return {}
+
+
+def _last_line(path: Path) -> str:
+    """The last line of a text file without its time and place in the code; empty if there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        last = deque(file.read().decode("utf-8", "replace").splitlines(), maxlen=1)
+    line = last[0] if last else ""
+    return line if line.startswith("{") else line.partition(": ")[2] or line

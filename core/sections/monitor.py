@@ -1,0 +1,31 @@
+"""Where the numbers of a run go, besides its own files."""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field
+
+from core.sections.base import Section
+
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
+SINKS: tuple[SinkName, ...] = get_args(SinkName)
+
+
+def as_names(given: Any) -> Any:
+    """Names separated by commas, with or without brackets, as a list; any other value unchanged.
+
+    >>> as_names("[tensorboard, wandb]"), as_names("[]")
+    (['tensorboard', 'wandb'], [])
+    """
+    if not isinstance(given, str):
+        return given
+    return [name.strip() for name in given.strip("[] ").split(",") if name.strip()]
+
+
+class MonitorConfig(Section):
+    """Where the numbers of a run go, besides its own files."""
+
+    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(as_names)] = Field(
+        ("tensorboard",),
+        description="Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated by commas.",
+    )
+    project: str = Field("retrospect", min_length=1, description="W&B project and MLflow experiment of the run.")

@@ -1,0 +1,272 @@
+"""`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper.
+
+Called by `launch.py report` and at the end of a run. It reads the runs' files, never their actors. Runs that differ only in their
+seed are one group: their curves are means, with 95 % t-intervals over the seeds.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pyarrow.compute as pc
+
+from core.command_line import FIELDS
+from core.config import Config
+from core.errors import StoreError
+from core.load import dump_config, load_config, setting
+from core.run_directory import RunDirectory, read_jsonl, write_atomically
+from monitor.console import duration
+from monitor.sinks import read_metrics
+from monitor.svg import Line, histogram, line_chart, stacked_bars
+from replay.inspection import read_shards, states_table
+from trainer.checkpoint import latest, saved
+from trainer.metrics import PHASES, IterationMetrics, flatten
+
+TEMPLATE = Path(__file__).with_name("page.html")
+OWN = ("run.name", "run.root", "run.seed", "monitor.")
+"""Fields in which the runs of a group may differ."""
+T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond them 1.96 + 2.6 / degrees."""
+CHARTS: Sequence[tuple[str, str, Sequence[str], tuple[float, float] | None]] = (
+    ("Success", "share", ("root_success", "replay_success", "evaluation_success"), (0.0, 1.0)),
+    ("Reward", "1", ("reward",), None),
+    ("Starts and truncation", "share", ("replay_share", "erroneous_share", "truncated_share"), (0.0, 1.0)),
+    ("Entropy", "nats/token", ("entropy",), None),
+    ("KL of the update", "nats/token", ("kl", "reference_kl"), None),
+    ("Critic", "1", ("explained_variance", "value_auc_within", "value_brier"), None),
+    ("Gradient norms", "1", ("policy_grad_norm", "value_grad_norm"), None),
+    ("Log-prob gap of the engines", "nats", ("logprob_gap",), None),
+    ("Speed", "tokens/s", ("tokens_per_second",), None),
+    ("States in the store", "states", ("store_states", "store_replayable"), None),
+)
+SAMPLED = 3
+"""Iterations whose samples are shown: the first, the middle and the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What the page shows of a run."""
+
+    run: RunDirectory
+    config: Config
+    metrics: list[IterationMetrics]
+    evaluations: list[dict[str, Any]]
+
+
+Points = list[tuple[float, float, float, float]]
+Groups = Mapping[str, list[RunFiles]]
+
+
+def write_page(runs: Sequence[RunDirectory], path: Path) -> None:
+    """Write the page of these runs, each with at least one finished iteration."""
+    files = [RunFiles(r, load_config(r.config), read_metrics(r.metrics), read_jsonl(r.evaluations)) for r in runs]
+    named = groups(files)
+    title = " · ".join(run.name for run in runs)
+    parts = {
+        "title": escape(title),
+        "when": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "summary": _summary(files),
+        "curves": _curves(named),
+        "phases": "".join(map(_phases, files)),
+        "difficulty": _difficulty(named),
+        "replay": "".join(map(_replay, files)),
+        "samples": "".join(map(_samples, files)),
+        "settings": _settings(files),
+        "events": "".join(map(_events, files)),
+    }
+    write_atomically(path, Template(TEMPLATE.read_text(encoding="utf-8")).substitute(parts))
+
+
+def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
+    """Runs that differ only in OWN fields, by the fields in which the groups differ (by name if there is one group)."""
+    compared = [name for name in FIELDS if not name.startswith(OWN)]
+    found: dict[tuple[str, ...], list[RunFiles]] = {}
+    for item in files:
+        found.setdefault(tuple(str(setting(item.config, name)) for name in compared), []).append(item)
+    differ = [at for at in range(len(compared)) if len({key[at] for key in found}) > 1]
+
+    def _label(key: tuple[str, ...], members: list[RunFiles]) -> str:
+        fields = ", ".join(f"{compared[at].rpartition('.')[2]} {key[at]}" for at in differ) or members[0].run.name
+        return f"{fields} ({len(members)} seeds)" if len(members) > 1 else fields
+
+    return {_label(key, members): members for key, members in found.items()}
+
+
+def over_seeds(series: Iterable[Mapping[int, float]]) -> Points:
+    """Mean over the runs at every iteration, with its t-interval where there are several.
+
+    >>> over_seeds([{1: 0.25}, {1: 0.75, 2: 0.5}])[1]
+    (2, 0.5, nan, nan)
+    """
+    columns: dict[int, list[float]] = {}
+    for one in series:
+        for x, value in one.items():
+            columns.setdefault(x, []).append(value)
+    found: Points = []
+    for x in sorted(columns):
+        values = columns[x]
+        mean, half = statistics.fmean(values), math.nan
+        if (degrees := len(values) - 1) > 0:
+            quantile = T_QUANTILE[degrees - 1] if degrees <= len(T_QUANTILE) else 1.96 + 2.6 / degrees
+            half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+        found.append((x, mean, mean - half, mean + half))
+    return found
+
+
+def _series(item: RunFiles, name: str) -> dict[int, float]:
+    found = {m.iteration: value for m in item.metrics if math.isfinite(value := flatten(m)[name])}
+    if name == "evaluation_success":
+        found |= {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0}
+    return found
+
+
+def _curves(named: Groups) -> str:
+    """Of one group all metrics of a chart together; of several a chart per metric with a line per group."""
+    charts = []
+    for title, unit, names, span in CHARTS:
+        lines = {
+            name: {label: over_seeds(_series(item, name) for item in members) for label, members in named.items()}
+            for name in names
+        }
+        if len(named) == 1:
+            shown = [Line(name, *of.values()) for name, of in lines.items()]
+            charts.append(line_chart(title, unit, [Line(*line) for line in shown], span=span))
+        else:
+            charts += [
+                line_chart(name, unit, [Line(label, points) for label, points in of.items()], span=span)
+                for name, of in lines.items()
+            ]
+    return "".join(charts)
+
+
+def _phases(item: RunFiles) -> str:
+    names = (*PHASES, "other")
+    columns = {m.iteration: [float(getattr(m.seconds, name)) for name in names] for m in item.metrics}
+    return stacked_bars(f"Phases of an iteration: {item.run.name}", "s", names, columns)
+
+
+def _difficulty(named: Groups) -> str:
+    """Success over the iterations by level, and a table of the newest evaluation."""
+    charts, rows = [], []
+    for label, members in named.items():
+        by_level: dict[str, list[dict[int, float]]] = {}
+        for item in members:
+            for level in sorted({one["level"] for line in item.evaluations for one in line["levels"]}):
+                at = {
+                    e["iteration"]: x["success"] for e in item.evaluations for x in e["levels"] if x["level"] == level
+                }
+                by_level.setdefault(level or "all", []).append(at)
+            if item.evaluations:
+                newest = item.evaluations[-1]
+                for one in ({"level": "all", **newest}, *(x for x in newest["levels"] if x["level"])):
+                    between = f"{one['success']:.1%} ({one['low']:.1%} to {one['high']:.1%})"
+                    rows.append((item.run.name, newest["iteration"], one["level"], one["problems"], between))
+        lines = [Line(level, over_seeds(series)) for level, series in by_level.items()]
+        charts.append(line_chart(f"Held-out success by difficulty: {label}", "share", lines, span=(0.0, 1.0)))
+    return "".join(charts) + _table(("run", "iteration", "difficulty", "problems", "success (95 %)"), rows)
+
+
+def _replay(item: RunFiles) -> str:
+    """The store of a run: states by provenance, chains, depths and ages."""
+    run, begun = item.run, saved(item.run) is not None
+    try:
+        shards = read_shards(run.replay, latest(run) / "replay" if begun else None, item.config.replay)
+    except StoreError:
+        return ""
+    table = states_table(shards, item.config.replay)
+    rows = []
+    for kind in table["provenance"].unique().to_pylist():
+        part = table.filter(pc.equal(table["provenance"], kind))
+        tried, solved = pc.sum(part["tried"]).as_py(), pc.sum(part["solved"]).as_py()
+        drawable = pc.sum(pc.is_finite(part["priority"])).as_py()
+        rate = f"{solved / tried:.1%} of {tried:,}" if tried else "not tried"
+        rows.append((kind.replace("_", " "), f"{part.num_rows:,}", f"{drawable:,}", rate))
+    chains = sum(len(shard.trajectories) for shard in shards)
+    head = f"<h3>{escape(run.name)}</h3><p>{table.num_rows:,} states on {chains:,} chains</p>"
+    charts = histogram("Depth of the states", "tokens", table["depth"].to_pylist())
+    charts += histogram("Age of their values", "weight versions", table["age"].to_pylist())
+    return head + _table(("provenance", "states", "may be drawn", "continuations solved"), rows) + charts
+
+
+def _samples(item: RunFiles) -> str:
+    paths = sorted(item.run.samples.glob("*.jsonl"))
+    chosen = sorted({paths[round(at * (len(paths) - 1) / (SAMPLED - 1))] for at in range(SAMPLED)}) if paths else []
+    shown = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path)]
+    values = sorted(value for _, sample in shown for value in sample.get("values", ()))
+    low, high = (values[0], values[-1]) if values else (0.0, 1.0)
+    scale = f"<p class=scale>value {low:.2f} <i></i> {high:.2f}</p>" if values else ""
+
+    def _place(value: float) -> float:
+        return (value - low) / ((high - low) or 1.0)
+
+    return scale + "".join(_sample(item.run.name, number, sample, _place) for number, sample in shown)
+
+
+def _sample(name: str, number: int, sample: Mapping[str, Any], place: Callable[[float], float]) -> str:
+    kinds = ("replayed" if sample["replayed"] else "fresh", "right" if sample["correct"] else "wrong")
+    tokens = "".join(
+        f'<span style="--v:{place(value):.2f}" title="V = {value:.3f}">{escape(token)}</span>'
+        for token, value in zip(sample.get("tokens", ()), sample.get("values", ()), strict=True)
+    )
+    head = f"{name}, iteration {number}: {sample['problem']}, {', '.join(kinds)}, reward {sample['reward']:g}"
+    prompt, prefix = escape(sample["prompt"]), escape(sample["prefix"])
+    marked = f"<mark title='replayed prefix'>{prefix}</mark>" if prefix else ""
+    verdict = f"<p>{escape(sample['finish'].lower())}{': ' if sample['detail'] else ''}{escape(sample['detail'])}</p>"
+    text = f"<pre><b>{prompt}</b>{marked}{tokens or escape(sample['continuation'])}</pre>"
+    return f'<details class="sample {" ".join(kinds)}"><summary>{escape(head)}</summary>{text}{verdict}</details>'
+
+
+def _summary(files: Sequence[RunFiles]) -> str:
+    rows = []
+    for item in files:
+        last, scores = item.metrics[-1], item.evaluations
+        done = "finished" if last.iteration >= item.config.run.iterations else "unfinished"
+        held_out = f"{scores[0]['success']:.1%} → {scores[-1]['success']:.1%}" if scores else "-"
+        seconds = sum(m.seconds.total for m in item.metrics)
+        progress = f"{last.iteration} of {item.config.run.iterations}, {done}"
+        rows.append((item.run.name, progress, held_out, f"{last.total_tokens:,}", duration(seconds)))
+    return _table(("run", "iterations", "held-out success", "tokens generated", "time"), rows)
+
+
+def _settings(files: Sequence[RunFiles]) -> str:
+    """The fields in which the runs differ, then each resolved configuration."""
+    rows = []
+    for name in FIELDS:
+        values = [str(setting(item.config, name)) for item in files]
+        if len(set(values)) > 1 and not name.startswith(("run.name", "run.root")):
+            rows.append((name, *values))
+    different = _table(("field", *(item.run.name for item in files)), rows) if rows else ""
+    whole = [(item.run.name, escape(dump_config(item.config))) for item in files]
+    return different + "".join(
+        f"<details><summary>{escape(n)}</summary><pre>{text}</pre></details>" for n, text in whole
+    )
+
+
+def _events(item: RunFiles) -> str:
+    """Starts with their versions, failures that were handled, and the warnings of the log."""
+    run, last = item.run, item.metrics[-1]
+    starts = json.loads(run.versions.read_text(encoding="utf-8")) if run.versions.exists() else []
+    rows = [(entry["started"], ", ".join(f"{k} {v}" for k, v in entry.items() if k != "started")) for entry in starts]
+    counts = {
+        "restarts of rollout actors": last.restarts,
+        "quarantined starts": last.quarantined,
+        "skipped optimizer steps": sum(m.skipped_steps for m in item.metrics),
+        "responses without a verdict": sum(m.judge_failures for m in item.metrics),
+    }
+    log = run.log.read_text(encoding="utf-8", errors="replace").splitlines() if run.log.exists() else []
+    lines = [line for line in log if " WARNING " in line or " ERROR " in line][-100:]
+    told = ", ".join(f"{count} {what}" for what, count in counts.items())
+    warnings = f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else "<p>no warning in the log</p>"
+    return f"<h3>{escape(run.name)}</h3>{_table(('started', 'versions'), rows)}<p>{told}</p>{warnings}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    cells = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{''.join(f'<th>{escape(x)}</th>' for x in head)}</tr></thead>{cells}</table>"

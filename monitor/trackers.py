@@ -1,0 +1,233 @@
+"""Experiment trackers: TensorBoard, Weights & Biases and MLflow behind one small interface.
+
+`commands/train.py` opens those of `monitor.sinks`. Invariant: a tracker shows what the run directory holds; nothing reads from it, so
+a tracker can be left out. Its library is imported only when it is used.
+"""
+
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from core.command_line import FIELDS
+from core.config import Config
+from core.errors import ConfigError
+from core.load import dump_config, setting
+from core.run_directory import RunDirectory, read_jsonl, write_atomically
+from trainer.metrics import IterationMetrics, flatten, metric_infos
+
+if TYPE_CHECKING:
+    from core.sections.monitor import SinkName
+
+LIBRARIES: "Mapping[SinkName, str]" = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+Rows = Sequence[Mapping[str, Any]]
+MLFLOW_PARAMETERS = 100
+"""Most parameters of one call of MLflow."""
+
+
+class Tracker(Protocol):
+    """What a tracker shows. `step` is the iteration."""
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Finite numbers by tag, `group/name`."""
+
+    def table(self, step: int, name: str, rows: Rows) -> None:
+        """Rows of the same columns."""
+
+    def picture(self, name: str, path: Path) -> None:
+        """A PNG file."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class TrackerSink:
+    """Gives a tracker every iteration: its numbers, and the samples and evaluations that the run directory has of it."""
+
+    def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
+        """`last`: the iteration after which the run continues."""
+        self._tracker, self._run, self._shown = tracker, run, last or -1
+        self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Show one iteration."""
+        step = metrics.iteration
+        finite = {name: value for name, value in flatten(metrics).items() if math.isfinite(value)}
+        self._tracker.numbers(step, {self._tags[name]: float(value) for name, value in finite.items()})
+        for line in read_jsonl(self._run.evaluations):
+            if self._shown < line["iteration"] <= step:
+                rows = evaluation_rows(line)
+                values = {f"evaluation/{row['level']}": row["success"] for row in rows}
+                self._tracker.numbers(line["iteration"], values)
+                self._tracker.table(line["iteration"], "evaluation", rows)
+        if samples := read_jsonl(self._run.samples / f"{step:06d}.jsonl"):
+            shown = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in samples]
+            self._tracker.table(step, "samples", shown)
+        self._shown = step
+
+    def close(self) -> None:
+        """Show the curves, and close the tracker."""
+        if self._run.curves.exists():
+            self._tracker.picture("curves", self._run.curves)
+        self._tracker.close()
+
+
+def evaluation_rows(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A line of evaluations.jsonl as rows: all problems, then each level."""
+    names = ("problems", "success", "low", "high")
+    levels = [level for level in line["levels"] if level["level"]]
+    return [{"level": one.get("level", "all")} | {name: one[name] for name in names} for one in (line, *levels)]
+
+
+def check_trackers(config: Config) -> None:
+    """Raises ConfigError when a tracker of `monitor.sinks` is not installed."""
+    for name in config.monitor.sinks:
+        if find_spec(LIBRARIES[name]) is None:
+            raise ConfigError(
+                f"monitor.sinks: {name} is not installed; run `pip install --no-deps -r requirements/sinks.txt`, or leave it out"
+            )
+
+
+def open_trackers(config: Config, run: RunDirectory, last: int) -> list[TrackerSink]:
+    """The trackers of `monitor.sinks` for a run that continues after iteration `last`."""
+    makers: Mapping[SinkName, Callable[[Config, RunDirectory, int], Tracker]] = {
+        "tensorboard": TensorBoard,
+        "wandb": WeightsAndBiases,
+        "mlflow": MLflow,
+    }
+    return [TrackerSink(makers[name](config, run, last), run, last) for name in config.monitor.sinks]
+
+
+class TensorBoard:
+    """Event files in `RUN/tensorboard`. A resumed run purges what it repeats."""
+
+    def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter  # imported late: it takes seconds
+
+        self._writer = SummaryWriter(str(run.tensorboard), purge_step=last + 1 if last else None)
+        if not last:
+            self._writer.add_text("config", f"```yaml\n{dump_config(config)}\n```")
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Scalars, on disk when it returns."""
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+        self._writer.flush()
+
+    def table(self, step: int, name: str, rows: Rows) -> None:
+        """A Markdown table."""
+        lines = [[str(cell) for cell in row.values()] for row in rows]
+        cells = [["".join(_MARKDOWN.get(one, one) for one in cell) for cell in line] for line in lines]
+        head = list(rows[0])
+        text = "\n".join("|" + "|".join(line) + "|" for line in (head, ["---"] * len(head), *cells))
+        self._writer.add_text(name, text, step)
+
+    def picture(self, name: str, path: Path) -> None:
+        """An image."""
+        from matplotlib.image import imread
+
+        self._writer.add_image(name, imread(path)[..., :3], dataformats="HWC")
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+_MARKDOWN = {"|": "\\|", "\n": "<br>", "<": "&lt;", ">": "&gt;"}
+
+
+class WeightsAndBiases:
+    """A W&B run. `WANDB_MODE=offline` keeps it in `RUN/wandb`; a resumed run continues the same one."""
+
+    def __init__(self, config: Config, run: RunDirectory, last: int) -> None:  # noqa: ARG002 (all trackers are opened alike)
+        import wandb
+
+        self._table, self._image = wandb.Table, wandb.Image
+        self._run = wandb.init(
+            project=config.monitor.project,
+            name=run.name,
+            id=_remembered(run, "wandb", partial(secrets.token_hex, 4)),
+            resume="allow",
+            dir=str(run.path),
+            config=config.model_dump(mode="json"),
+            settings=wandb.Settings(console="off", silent=True, disable_git=True),
+        )
+        self._run.define_metric("*", step_metric="iteration")  # W&B's own step may not go back after a resume
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of the history."""
+        self._run.log({**values, "iteration": step})
+
+    def table(self, step: int, name: str, rows: Rows) -> None:
+        """A table of the history."""
+        table = self._table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({name: table, "iteration": step})
+
+    def picture(self, name: str, path: Path) -> None:
+        """An image in the run's summary."""
+        self._run.log({name: self._image(str(path))})
+
+    def close(self) -> None:
+        """Finish the run; online this sends what is left."""
+        self._run.finish()
+
+
+class MLflow:
+    """An MLflow run on the server of `MLFLOW_TRACKING_URI`, or in `RUN/mlruns`; a resumed run continues the same one."""
+
+    def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow wants a data base unless told otherwise
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric, self._resumed = Metric, last > 0
+        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (run.path / "mlruns").as_uri())
+
+        def _create() -> str:
+            known = self._client.get_experiment_by_name(config.monitor.project)
+            experiment = known.experiment_id if known else self._client.create_experiment(config.monitor.project)
+            made = self._client.create_run(experiment, run_name=run.name).info.run_id
+            parameters = [Param(name, str(setting(config, name))) for name in FIELDS]
+            for at in range(0, len(parameters), MLFLOW_PARAMETERS):
+                self._client.log_batch(made, params=parameters[at : at + MLFLOW_PARAMETERS])
+            return str(made)
+
+        self._id = _remembered(run, "mlflow", _create)
+        self._client.update_run(self._id, status="RUNNING")
+        self._files = partial(self._client.list_artifacts, self._id)
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Metrics. A tag has only the characters that MLflow allows."""
+        tags = {tag: re.sub(r"[^\w\-. :/]", "_", tag) for tag in values}
+        self._client.log_batch(self._id, metrics=[self._metric(tags[tag], values[tag], 0, step) for tag in values])
+
+    def table(self, step: int, name: str, rows: Rows) -> None:
+        """A JSON table among the artifacts. MLflow appends to a table that is there, so a resumed run leaves it as it is."""
+        if self._resumed and any(file.path.endswith(f"{step:06d}.json") for file in self._files(name)):
+            return
+        columns = {column: [row[column] for row in rows] for column in rows[0]}
+        self._client.log_table(self._id, columns, f"{name}/{step:06d}.json")
+
+    def picture(self, name: str, path: Path) -> None:  # noqa: ARG002 (the file has the name)
+        """A file among the artifacts."""
+        self._client.log_artifact(self._id, str(path))
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._id)
+
+
+def _remembered(run: RunDirectory, tracker: str, create: Callable[[], str]) -> str:
+    """The run's id in a tracker; a new one is kept in trackers.json, for a resume."""
+    known = json.loads(run.trackers.read_text(encoding="utf-8")) if run.trackers.exists() else {}
+    if tracker not in known:
+        known[tracker] = create()
+        write_atomically(run.trackers, json.dumps(known) + "\n")
+    return str(known[tracker])

@@ -1,0 +1,247 @@
+r"""The form of an answer: one expression, words, or a list, set, tuple, interval, union, matrix of such, each perhaps with a name.
+
+Called by `tasks/mathematics/equality.py`. Pure text, no values. Invariant: brackets are part of the form, so a tuple is no set and an
+open interval no closed one. An inequality becomes the interval that it describes.
+"""
+
+import re
+from dataclasses import dataclass
+
+from tasks.mathematics.notation import closing, plain_notation
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """One expression, or words."""
+
+    text: str
+    unit: str = ""  # 'cm^2' of `3 \text{ cm}^2`
+    percent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Several parts between brackets."""
+
+    opening: str  # '' for a list without brackets, 'union' for a union of intervals, 'matrix' and 'row'
+    closing: str
+    parts: tuple["Form", ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of the parts matters: not in a list, a set or a union."""
+        return self.opening not in ("", "{", "union")
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """`x = 3` and chains `x = 1 + 2 = 3`. Its value are its parts but the first, which must all be equal."""
+
+    name: str
+    parts: tuple["Form", ...]
+    assigns: bool  # whether the name is one symbol, so that its value alone says the same
+
+
+Form = Single | Group | Equation
+
+_MATRIX = re.compile(r"\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_MATRIX_BRACKETS = re.compile(
+    r"^(?:\(|\[|\\\{)?\s*(\\begin\{(?:small)?(?:matrix|array)\}.*\\end\{(?:small)?(?:matrix|array)\})\s*(?:\)|\]|\\\})?$",
+    re.DOTALL,
+)
+_AND = re.compile(
+    r"\s*,?\s*\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}\s*,?\s*|\s*,?\s+(?:and|or)\s+|(?<=[0-9}]),?\s*(?:and|or)\s*(?=[-0-9\\])|\\(?:vee|lor)(?![a-zA-Z])"
+)
+_BETWEEN = re.compile(r"(<|>|\\le(?![a-zA-Z])|\\ge(?![a-zA-Z]))")
+_SYMBOL = re.compile(
+    r"\\?[a-zA-Z]+(?:_\{?[a-zA-Z0-9]+\}?)?'?|[a-zA-Z]\^\{-1\}\([a-z]\)|[a-zA-Z]\([a-zA-Z0-9,]+\)|\\text\{[a-zA-Z ]+\}"
+)
+_REALS = re.compile(
+    r"\\mathbb\s*\{?R\}?|\\text\{\s*all real numbers\s*\}|all real numbers|\\R(?![a-zA-Z])", re.IGNORECASE
+)
+_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_UNITS = "cm|mm|km|kg|mg|ml|ft|feet|foot|in|inch|inches|yd|yards?|miles?|mi|meters?|metres?|grams?|liters?|litres?|hours?|hrs?|minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|dollars?|cents?|mph|units?|lbs?|pounds?|ounces?|oz|ways?"  # fmt: skip
+_UNIT = re.compile(
+    rf"(?P<value>.*?[0-9a-zA-Z}}\)!%])\s*(?:\\text\{{\s*(?P<text>[a-zA-Z][a-zA-Z ./]*?)\s*\.?\s*\}}|(?<![a-zA-Z\\])(?P<bare>(?:sq(?:uare|\.)? |cu(?:bic|\.)? )?(?:{_UNITS})))\s*(?P<slash>/\s*\\text\{{[a-z]+\}})?\s*(?:\^\s*\{{?(?P<power>[0-9])\}}?)?",
+    re.DOTALL,
+)
+_CHOICE = re.compile(r"[A-Z]")
+
+
+def read_form(answer: str) -> Form:
+    r"""The form of an answer as a model or a data set writes it.
+
+    >>> read_form("x = 3").parts, read_form(r"1 \le x < 5") == read_form("[1, 5)"), read_form("1, 2").opening
+    ((Single(text='3', unit='', percent=False),), True, '')
+    """
+    return _read(plain_notation(answer))
+
+
+def _read(text: str) -> Form:
+    text = _unwrapped(_REALS.sub(r"(-\\infty ,\\infty )", text).strip())
+    matrix = _matrix(text)
+    if matrix is not None:
+        return matrix
+    joined = _THOUSANDS.sub(lambda digits: digits[0].replace(",", ""), text) if _outside_brackets(text) else text
+    parts = [part for part in _split(_AND.sub(",", joined), ",;") if part.strip()]
+    if len(parts) > 1:
+        forms = tuple(_read(part) for part in parts)
+        if all(_is_interval(form) for form in forms) and _BETWEEN.search(text):
+            return Group("union", "", forms)  # x < 1 or x > 2
+        return Group("", "", forms)
+    text = parts[0].strip() if parts else text
+    pieces = _split(text.replace(r"\cup", "∪"), "∪")
+    if len(pieces) > 1:
+        return Group("union", "", tuple(_read(piece) for piece in pieces))
+    return _relation(text) or _brackets(text) or _plus_minus(text) or _single(text)
+
+
+def _unwrapped(text: str) -> str:
+    """Without braces, and without round brackets that enclose everything and hold no comma."""
+    while True:
+        if (text.startswith("{") and closing(text, 0) == len(text) - 1) or (
+            text.startswith("(") and text.endswith(")") and len(_split(text[1:-1], ",")) == 1 and _encloses(text)
+        ):
+            text = text[1:-1].strip()
+        else:
+            return text
+
+
+def _outside_brackets(text: str) -> bool:
+    return not any(bracket in text for bracket in "([") and r"\{" not in text
+
+
+def _encloses(text: str) -> bool:
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if depth <= 0:
+            return place == len(text) - 1
+    return False
+
+
+def _split(text: str, separators: str) -> list[str]:
+    """The parts between separators that stand outside of all brackets and environments."""
+    parts, depth, begun = [], 0, 0
+    for match in re.finditer(r"\\begin|\\end|\\[{}]|[()\[\]{}]|[" + separators + "]", text):
+        token = match[0]
+        if token in separators:
+            if depth == 0:
+                parts.append(text[begun : match.start()])
+                begun = match.end()
+        else:
+            depth += 1 if token in (r"\begin", r"\{", "(", "[", "{") else -1
+    return [*parts, text[begun:]]
+
+
+def _matrix(text: str) -> Group | None:
+    bare = _MATRIX_BRACKETS.fullmatch(text)
+    found = _MATRIX.fullmatch(bare[1] if bare else text)
+    if found is None or r"\begin" in found[2]:
+        return None
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[2]) if row.strip()]
+    cells = (tuple(_read(cell.strip()) for cell in row.split("&")) for row in rows)
+    return Group("matrix", "", tuple(Group("row", "", row) for row in cells))
+
+
+def _relation(text: str) -> Form | None:
+    r"""`=`, `\in`, `\ne` and inequalities; None for anything else."""
+    sides = [side.strip() for side in _split(text, "=")]
+    if len(sides) > 1:
+        return (
+            _equation(sides)
+            if all(sides) and not re.search(r"<|>|\\(?:le|ge|ne|approx|not)(?![a-zA-Z])|!$", text)
+            else None
+        )
+    member = re.fullmatch(r"(.*?)\\in(?![a-zA-Z])(.*)", text, re.DOTALL)
+    if member and _SYMBOL.fullmatch(member[1].strip()):
+        return Equation(member[1].strip(), (_read(member[2].strip()),), assigns=True)
+    unequal = re.fullmatch(r"(.*?)\\ne(?![a-zA-Z])(.*)", text, re.DOTALL)
+    if unequal and _SYMBOL.fullmatch(unequal[1].strip()) and unequal[2].strip():
+        point = _read(unequal[2].strip())
+        rays = Group("(", ")", (Single(r"-\infty"), point)), Group("(", ")", (point, Single(r"\infty")))
+        return Equation(unequal[1].strip(), (Group("union", "", rays),), assigns=True)
+    return _interval(_BETWEEN.split(text))
+
+
+def _equation(sides: list[str]) -> Equation:
+    if not _SYMBOL.fullmatch(sides[0]) and _SYMBOL.fullmatch(sides[-1]):
+        sides.reverse()  # 3 = x
+    named = re.search(r"[a-zA-Z]", re.sub(r"\\(?:frac|sqrt|cdot|pi|times)", "", sides[0])) is not None
+    name = sides[0].replace(" ", "") if named else ""
+    return Equation(
+        name, tuple(_read(side) for side in (sides[1:] if named else sides)), bool(_SYMBOL.fullmatch(sides[0]))
+    )
+
+
+def _is_interval(form: Form) -> bool:
+    inner = form.parts[0] if isinstance(form, Equation) else form
+    return isinstance(inner, Group) and (
+        inner.opening == "union" or (len(inner.parts) == 2 and inner.opening in ("(", "["))
+    )
+
+
+def _interval(pieces: list[str]) -> Equation | None:
+    """The interval of `a < x <= b`, `x > a`, `a > x`: pieces alternate between expressions and signs."""
+    sides = [piece.strip() for piece in pieces[::2]]
+    signs = [sign.strip() for sign in pieces[1::2]]
+    if not 2 <= len(sides) <= 3 or not all(sides):
+        return None
+    if all(sign in (">", r"\ge") for sign in signs):
+        sides.reverse()
+        signs = [{">": "<", r"\ge": r"\le"}[sign] for sign in reversed(signs)]
+    if any(sign in (">", r"\ge") for sign in signs):
+        return None
+    low, high = "(", ")"
+    if len(sides) == 3 and _SYMBOL.fullmatch(sides[1]):
+        start, name, end = sides
+        low, high = "[" if signs[0] == r"\le" else "(", "]" if signs[1] == r"\le" else ")"
+    elif len(sides) == 2 and _SYMBOL.fullmatch(sides[0]):
+        name, start, end = sides[0], r"-\infty", sides[1]
+        high = "]" if signs[0] == r"\le" else ")"
+    elif len(sides) == 2 and _SYMBOL.fullmatch(sides[1]):
+        start, name, end = sides[0], sides[1], r"\infty"
+        low = "[" if signs[0] == r"\le" else "("
+    else:
+        return None
+    return Equation(name, (Group(low, high, (_read(start), _read(end))),), assigns=True)
+
+
+def _brackets(text: str) -> Group | None:
+    r"""A tuple, an interval or a set; None for anything else."""
+    opening, ending = next(
+        (pair for pair in ((r"\{", r"\}"), ("(", ")"), ("(", "]"), ("[", ")"), ("[", "]")) if _is_between(text, *pair)),
+        ("", ""),
+    )
+    inner = text[len(opening) : len(text) - len(ending)]
+    parts = _split(inner, ",;")
+    if not opening or (len(parts) < 2 and opening != r"\{") or not all(part.strip() for part in parts):
+        return None
+    return Group(opening[-1], ending[-1], tuple(_read(part.strip()) for part in parts))
+
+
+def _is_between(text: str, opening: str, ending: str) -> bool:
+    if not (text.startswith(opening) and text.endswith(ending)):
+        return False
+    return _encloses(text.replace(r"\{", "(").replace(r"\}", ")"))
+
+
+def _plus_minus(text: str) -> Group | None:
+    r"""`a \pm b` as the list of its two values; None for anything else."""
+    if text.count(r"\pm") + text.count(r"\mp") != 1:
+        return None
+    first, second = ((text.replace(r"\pm", sign).replace(r"\mp", other)) for sign, other in ("+-", "-+"))
+    return Group("", "", (_read(first.strip()), _read(second.strip())))
+
+
+def _single(text: str) -> Single:
+    percent = text.endswith("%")
+    text = text.removesuffix("%").strip()
+    found = _UNIT.fullmatch(text)
+    if not found or not (re.search("[0-9]", found["value"]) or found["value"].endswith(("}", "!"))):
+        return Single(text, "", percent)
+    unit = found["text"] or found["bare"] or ""
+    value = found["value"].strip()
+    if value.endswith("%"):
+        value, percent = value[:-1].strip(), True
+    return Single(value, unit.strip().lower() + (f"^{found['power']}" if found["power"] else ""), percent)

@@ -1,0 +1,202 @@
+r"""Values of single expressions: plain numbers exactly, other expressions through math-verify's parser and sympy.
+
+Called by `tasks/mathematics/equality.py`. Invariant: an expression is evaluated only after its size is bounded (`_digits`), and never
+expanded or simplified: two expressions are equal when their values agree at a few points. So no answer can stall a judge.
+"""
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+_PLAIN = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?")
+_NUMBER = r"-?[0-9]*\.?[0-9]+"
+_FRACTION = re.compile(
+    rf"(?:([0-9]+)\s*)?(?:\\[dtc]?frac\s*\{{\s*({_NUMBER})\s*\}}\s*\{{\s*({_NUMBER})\s*\}}|\\[dtc]?frac\s*([0-9])\s*([0-9])"
+    rf"|\\[dtc]?frac\s*\{{\s*({_NUMBER})\s*\}}\s*([0-9])|\\[dtc]?frac\s*([0-9])\s*\{{\s*({_NUMBER})\s*\}}|(?<![0-9])({_NUMBER})\s*/\s*({_NUMBER}))"
+)
+_MIXED = re.compile(r"([0-9]+) ([0-9]+)/([0-9]+)")
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
+_BARE_FRACTION = re.compile(r"\\(frac)\s*(\\[a-zA-Z]+|[0-9a-zA-Z])\s*(\\[a-zA-Z]+|[0-9a-zA-Z])(?![a-zA-Z{])")
+_MOST_DIGITS = 4000
+"""Digits of a plain number; a longer one is not read as a number."""
+_LONGEST = 500
+"""Most characters of an expression that is parsed: the time grows fast with the length."""
+_DEEPEST = 10
+"""Deepest nesting of brackets that is parsed: the time doubles with each level."""
+_LARGEST = 20_000.0
+"""Most decimal digits of a value, also of one inside an expression, that is evaluated."""
+_POINTS = (0.7390851332, 1.6180339887, -0.5772156649)
+"""Where two expressions are compared; each symbol has a value of its own (`_value_at`)."""
+_PRECISION = 40
+
+
+def number(answer: str) -> Decimal | None:
+    """The value of a plain number: sign, digits, thousands separators, decimals, exponent; a currency or percent sign is allowed.
+
+    >>> number("$1,080"), number("-3.50"), number("1.5e3"), number("1,2"), number("x+1")
+    (Decimal('1080'), Decimal('-3.50'), Decimal('1.5E+3'), None, None)
+    """
+    text = answer.strip().replace("\\!", "").replace("\\,", "").replace("\\$", "$").replace("\\%", "%")
+    negative = text.startswith("-")
+    text = text.removeprefix("-").removeprefix("+").strip().removeprefix("$").removesuffix("$").removesuffix("%")
+    text = text.strip().removesuffix(".")
+    if not text or len(text) > _MOST_DIGITS or not _PLAIN.fullmatch(text) or not re.match(r"\.?[0-9]", text):
+        return None
+    value = Decimal(text.replace(",", ""))
+    return -value if negative else value
+
+
+def rational(answer: str) -> Fraction | None:
+    r"""The value of a plain number, a fraction or mixed number, or a repeating decimal.
+
+    >>> rational("-\\frac{6}{4}"), rational("3/2"), rational("1\\frac{1}{4}"), rational("0.\\overline{3}"), rational("\\frac{x}{2}")
+    (Fraction(-3, 2), Fraction(3, 2), Fraction(5, 4), Fraction(1, 3), None)
+    """
+    plain = number(answer)
+    if plain is not None:
+        return Fraction(plain)
+    text = answer.strip()
+    if len(text) > 100:
+        return None
+    negative = text.startswith("-")
+    text = text.removeprefix("-").removeprefix("+").strip()
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text) if _MIXED.fullmatch(text) else text
+    repeating = _REPEATING.fullmatch(text)
+    if repeating:
+        whole, fixed, period = repeating.groups()
+        ending = Fraction(int(period), 10 ** len(period) - 1)
+        value = (int(whole + fixed or "0") + ending) / Fraction(10 ** len(fixed))
+        return -value if negative else value
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    top, bottom = (part for part in match.groups()[1:] if part is not None)
+    if Fraction(bottom) == 0 or (match[1] and (match[10] or top.startswith("-") or bottom.startswith("-"))):
+        return None
+    value = Fraction(match[1] or 0) + Fraction(top) / Fraction(bottom)
+    return -value if negative else value
+
+
+@lru_cache(1)
+def _parser() -> Any:
+    """The parser of math-verify, which evaluates nothing. Imported late, because it loads sympy and a grammar."""
+    from latex2sympy2_extended import NormalizationConfig
+    from latex2sympy2_extended.latex2sympy2 import latex2sympy, normalize_latex
+
+    rules = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=False, units=False, boxed="none")
+
+    def _parse(text: str) -> Any:
+        return latex2sympy(normalize_latex(text, rules), is_real=True, convert_degrees=False, normalization_config=None)
+
+    return _parse
+
+
+@lru_cache(20_000)
+def expression(text: str) -> Any:
+    """The sympy expression of a text, with exact decimals; None if it is too long, too large, or no expression."""
+    import sympy
+
+    if _nested(text) > _DEEPEST or len(text) > _LONGEST or re.search(r"[0-9] +[0-9]", text):
+        return None  # the parser adds numbers that stand side by side
+    text = re.sub(r"([0-9]{4,})\s*!", r"k_{\1}", text)  # a symbol for a large factorial
+    text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)  # the parser misreads `\frac \pi4`,
+    text = re.sub(r"(?<![0-9.\\a-zA-Z}])([0-9]+)/([0-9]+)(?![0-9.!^(])", r"\\frac{\1}{\2}", text)  # `3/4x`,
+    text = re.sub(r"(?<=[)0-9])\s*\(", r"\\cdot (", text)  # `2(3)`,
+    text = re.sub(r"(?<![a-zA-Z\\])(pi)(?![a-z])", r"\\\1", text)
+    text = re.sub(
+        r"(?<![a-zA-Z\\{])([A-Z])(?![_a-z])", lambda letter: rf"\alpha_{{{ord(letter[1])}}}", text
+    )  # and capitals
+    try:
+        found = _parser()(text)
+        if not isinstance(found, sympy.Expr) or _digits(found) > _LARGEST:
+            return None
+        exact: dict[Any, Any] = {real: sympy.Rational(repr(float(real))) for real in found.atoms(sympy.Float)}
+        exact[sympy.Symbol("i", real=True)] = sympy.I
+        return found.xreplace(exact).doit()
+    except Exception:  # the parser and sympy raise whatever they like on text that is no mathematics
+        return None
+
+
+def _nested(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "({[") - (character in ")}]")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _digits(value: Any) -> float:
+    r"""A bound on the decimal digits of a value and of every value inside it; infinite for sums, integrals and the like.
+
+    >>> import sympy
+    >>> lazy = lambda text: _digits(_parser()(text))
+    >>> lazy("2^{10}"), lazy("9^{9^{9}}"), lazy("(x+1)^{10000}") > 10_000, lazy(r"\sum_{n=1}^{9} n"), lazy("100!!") > 1e9
+    (10.0, inf, True, inf, True)
+    """
+    import sympy
+
+    if isinstance(value, sympy.Rational):
+        return max(len(str(abs(part))) for part in (value.p, value.q)) if abs(value.p) < 10**4000 else float("inf")
+    if value.is_Atom:
+        return 1.0
+    inner = [_digits(part) for part in value.args]
+    if isinstance(value, sympy.Sum | sympy.Product | sympy.Integral | sympy.Limit | sympy.Derivative):
+        return float("inf")
+    most = max(inner, default=1.0)
+    if isinstance(value, sympy.Mul):
+        most = sum(inner)
+    elif isinstance(value, sympy.Pow):
+        most = inner[0] * _magnitude(value.args[1], inner[1])
+    elif isinstance(value, sympy.factorial | sympy.factorial2 | sympy.binomial | sympy.exp | sympy.gamma):
+        most = max(_magnitude(part, size) * size for part, size in zip(value.args, inner, strict=True))
+    elif isinstance(value, sympy.Add):
+        most += 1
+    return max(most, *inner)
+
+
+def _magnitude(value: Any, digits: float) -> float:
+    """A bound on the absolute value of something with so many digits."""
+    if value.is_Integer:
+        return float(max(1, abs(int(value)))) if digits < 300 else float("inf")
+    return 10.0**digits if digits < 9 else float("inf")
+
+
+def same_value(first: Any, second: Any) -> bool:
+    """Whether two expressions have the same value at all points of `_POINTS`; only those with real values count below 0."""
+    import sympy
+
+    if first == second or (first.is_Rational and second.is_Rational):
+        return bool(first == second)
+    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    for point in _POINTS if symbols else _POINTS[:1]:
+        a, b = (_value_at(part, symbols, point) for part in (first, second))
+        if a is None or b is None:
+            return False
+        if point < 0 and not (abs(sympy.im(a)) < 1e-30 and abs(sympy.im(b)) < 1e-30):
+            continue
+        if abs(a - b) > sympy.Float("1e-25") * max(abs(a), abs(b)):
+            return False
+    return True
+
+
+def _value_at(value: Any, symbols: list[Any], point: float) -> Any:
+    import sympy
+
+    at = sympy.Float(point, _PRECISION)  # the symbols' values are no multiples of each other
+    places = {symbol: at * (1 + sympy.Rational(k, 7)) + k * at**2 / 3 for k, symbol in enumerate(symbols)}
+    found = value.evalf(_PRECISION, subs=places)
+    if not found.is_number or found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or found.atoms(sympy.Function):
+        return None
+    return found
+
+
+def proportional(first: Any, second: Any) -> bool:
+    """Whether `first = 0` and `second = 0` are the same equation up to a constant factor."""
+    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    values = [[_value_at(part, symbols, point) for part in (first, second)] for point in (*_POINTS, 2.2360679775)]
+    if not symbols or any(value is None or value == 0 for pair in values for value in pair):
+        return False
+    (a, b), *others = values
+    return all(abs(a * d - b * c) <= 1e-25 * abs(a * d) for c, d in others)

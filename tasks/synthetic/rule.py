@@ -1,0 +1,74 @@
+"""The rule: a synthetic task of discovery. One hidden rule gives every symbol its choice, in all problems.
+
+The prompt `kbd` names distinct symbols. The response writes one line per symbol, the symbol and one of three choices:
+
+    k3
+    b1
+    d3
+
+Nothing in a prompt tells the choices, so they must be found by trying. Each is needed in many problems, so what one problem
+teaches helps in the others. A guess of n lines is right with probability 3^-n. Called by `tasks/kinds.py` (`RULE`) and
+`tasks/judge_worker.py` (`verify_rule`). Invariant: the prefix check is exact; a wrong line cannot be taken back.
+"""
+
+import numpy as np
+
+from core.errors import DataError
+from core.records import Verdict
+from tasks.synthetic.generated import Puzzle, can_follow, wrong
+
+CHOICES = "123"
+RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))
+"""The rule. Every choice is right for four of the twelve symbols."""
+
+
+def _solution(text: str) -> str:
+    """The right choice for every symbol."""
+    return "\n".join(symbol + RIGHT[symbol] for symbol in text)
+
+
+def _guess(text: str, rng: np.random.Generator) -> str:
+    """A random choice for every symbol, in the right form."""
+    return "\n".join(symbol + CHOICES[rng.integers(len(CHOICES))] for symbol in text)
+
+
+def _prefix_correct(text: str, response: str) -> bool:
+    """Whether every choice so far is right.
+
+    >>> _prefix_correct("kbd", "k3\\nb"), _prefix_correct("kbd", "k3\\nb3")
+    (True, False)
+    """
+    lines = _solution(text).split("\n")
+    return can_follow(response, 0, lambda done: {lines[done]: done + 1} if done < len(lines) else {})
+
+
+def verify_rule(text: str, response: str) -> Verdict:
+    """Reward 1 if there is one line per symbol, in order, with the right choice."""
+    lines = response.rstrip("\n").split("\n")
+    for number, (symbol, line) in enumerate(zip(text, lines, strict=False), 1):
+        if line not in [symbol + choice for choice in CHOICES]:
+            return wrong(f"line {number}: {line[:20]!r} is no choice for {symbol}")
+        if line[1] != RIGHT[symbol]:
+            return wrong(f"line {number}: {line} is not right")
+    if len(lines) != len(text):
+        return wrong(f"{len(lines)} lines for {len(text)} symbols")
+    return Verdict(1.0, True)
+
+
+def _draw(rng: np.random.Generator, operations: int) -> str:
+    """Distinct random symbols. Raises DataError when there are not that many."""
+    if operations > len(RIGHT):
+        raise DataError(f"task rule: there are {len(RIGHT)} symbols; lower task.max_operations to {len(RIGHT)}")
+    return "".join(rng.choice(list(RIGHT), operations, replace=False))
+
+
+RULE = Puzzle(
+    "rule",
+    "".join(RIGHT) + CHOICES + "\n",
+    _draw,
+    _solution,
+    len,
+    _prefix_correct,
+    units=("line", "lines"),
+    guess=_guess,
+)

@@ -1,0 +1,144 @@
+"""The pure parts of `bench.learning`: measures, statistics, the plan and the page. Its engine part is `--quick`."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.learning import page
+from bench.learning.matrix import pending
+from bench.learning.measures import Curve, area, learnability, tokens_to
+from bench.learning.plan import ARMS, HARDNESSES, SETTINGS, Run, configuration, matrix
+from bench.learning.run import plain
+from bench.learning.statistics import mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
+from core.plan import batch_plan
+from trainer.build import check_ranking
+
+FAST = Curve([0, 100, 200], [0.0, 0.8, 0.8])
+SLOW = Curve([0, 100, 200], [0.0, 0.4, 0.8])
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_area_by_hand() -> None:
+    assert area(FAST, 200) == pytest.approx((40 + 80) / 200)  # a triangle of 100 x 0.8 / 2, then 100 x 0.8
+    assert area(SLOW, 400) == pytest.approx((20 + 60 + 160) / 400)  # the last value is kept for 200 tokens
+    assert area(SLOW, 150) == pytest.approx((20 + 25) / 150)  # 50 tokens from 0.4 to 0.6
+    assert area(Curve([0], [0.3]), 100) == pytest.approx(0.3)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8), st.floats(0.1, 3))
+def test_the_area_lies_between_least_and_most(success: list[float], share: float) -> None:
+    curve = Curve([10.0 * at for at in range(len(success))], success)
+    assert min(success) - 1e-9 <= area(curve, share * curve.tokens[-1]) <= max(success) + 1e-9
+
+
+def test_tokens_to_a_success_by_hand() -> None:
+    assert tokens_to(SLOW, 0.2) == 50
+    assert tokens_to(SLOW, 0.0) == 0
+    assert math.isinf(tokens_to(SLOW, 0.9))
+    assert tokens_to(Curve([0, 10, 20, 30], [0.1, 0.5, 0.2, 0.6]), 0.5) == 10  # the first time counts
+    assert tokens_to_mastery(SLOW, 30, 0.6) == 120  # 150 - 30
+    assert math.isinf(tokens_to_mastery(SLOW, None, 0.6))
+
+
+def test_learnability_is_unbiased() -> None:
+    """Over all outcomes of 3 continuations with p = 0.4 its mean is 4 x 0.4 x 0.6 = 0.96."""
+    chances = {0: 0.6**3, 1: 3 * 0.4 * 0.36, 2: 3 * 0.16 * 0.6, 3: 0.4**3}
+    assert sum(p * learnability([(3, c)]) for c, p in chances.items()) == pytest.approx(0.96)
+    assert learnability([(2, 1), (1, 1)]) == 2.0  # 4 x 2/1 x 1/4; one continuation says nothing
+    assert math.isnan(learnability([(1, 0)]))
+
+
+def test_intervals_over_seeds() -> None:
+    one = mean_over_seeds([0.5], rng())
+    assert (one.value, one.low, one.high, one.seeds) == (0.5, 0.5, 0.5, 1)
+    # two seeds, 0 and 1: the mean of a draw is 0, 1/2 or 1 with chances 1/4, 1/2, 1/4, so 95 % reach from 0 to 1
+    two = mean_over_seeds([0.0, 1.0], rng())
+    assert (two.value, two.low, two.high) == (0.5, 0.0, 1.0)
+    # median of three, one of which never came: all three are `never` in 1/27 of the draws, the median is in 7/27
+    never = median_over_seeds([10.0, math.inf, 30.0], rng())
+    assert (never.value, never.low, never.high) == (30.0, 10.0, math.inf)
+
+
+def test_the_ratio_of_tokens_by_hand() -> None:
+    # SLOW ends at 0.8, which it reaches at 200 tokens and FAST at 100
+    same = token_ratio([FAST] * 5, [SLOW] * 5, 200, rng())
+    assert (same.value, same.low, same.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert token_ratio([SLOW] * 5, [FAST] * 5, 200, rng()).value == pytest.approx(2.0)
+    flat = Curve([0, 200], [0.0, 0.1])
+    assert math.isinf(token_ratio([flat], [SLOW], 200, rng()).value)
+    mixed = token_ratio([FAST, SLOW, FAST, FAST, SLOW], [SLOW] * 5, 200, rng())
+    assert mixed.low < mixed.value <= mixed.high == pytest.approx(1.0)
+
+
+def test_every_run_of_the_plan_can_start() -> None:
+    runs = matrix(list(SETTINGS), HARDNESSES, list(ARMS), [1])
+    assert len({run.name for run in runs}) == len(runs) == len(SETTINGS) * 3 * len(ARMS)
+    for run in runs:
+        config = configuration(run, Path("runs"), {})
+        assert batch_plan(config).trajectories == 512
+        check_ranking(config)
+        assert config.run.seed == 1
+
+
+def test_arms_differ_only_where_rollouts_start() -> None:
+    plain_one = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {}).model_dump()
+    other = configuration(Run("rule", "hard", "frontier", 3), Path("runs"), {}).model_dump()
+    assert {name for name in other if other[name] != plain_one[name]} == {"replay"}
+    changed = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {"learner.policy_lr": "2e-4"})
+    assert changed.learner.policy_lr == 2e-4
+
+
+def test_the_matrix_takes_every_arm_before_the_next_seed_and_skips_what_is_done(tmp_path: Path) -> None:
+    runs = matrix(["rule"], ["easy", "hard"], ["ppo", "value"], [1, 2])
+    assert [run.seed for run in runs] == [1] * 4 + [2] * 4
+    (tmp_path / "rule-easy-value-1.json").write_text("{}")
+    assert [run.name for run in pending(runs, tmp_path)][:2] == ["rule-easy-ppo-1", "rule-hard-ppo-1"]
+
+
+def result(arm: str, seed: int, curve: Curve, erroneous: float | None) -> str:
+    """The text of a result file."""
+    rows = [
+        {"generated": at, "pass@1": {"mean": success}, "erroneous_share": erroneous}
+        for at, success in zip(curve.tokens, curve.success, strict=True)
+    ]
+    last = {"pass@1": {"mean": curve.success[-1]}, "pass@8": {"mean": 0.9}, "seconds": 60.0, "trained": 400}
+    return json.dumps(
+        {
+            "run": {"task": "rule", "hardness": "hard", "arm": arm, "seed": seed},
+            "commit": "abc",
+            "budget": 200,
+            "rows": rows,
+            "first_success": {"root": 50, "any": 50},
+            "final": last,
+        }
+    )
+
+
+def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
+    for seed in range(1, 6):
+        (tmp_path / f"a{seed}.json").write_text(result("frontier", seed, FAST, 0.25))
+        (tmp_path / f"b{seed}.json").write_text(result("ppo", seed, SLOW, None))
+        (tmp_path / f"c{seed}.json").write_text(result("grpo", seed, Curve([0, 200], [0.0, 0.1]), None))
+    arms = page.read_results(tmp_path)["rule", "hard"]
+    assert page.best_baseline(arms) == "ppo"
+    table = "\n".join(page.section(("rule", "hard"), arms, "x.png"))
+    (ours,) = [line for line in table.splitlines() if line.startswith("| frontier")]
+    assert "| 0.80 (0.80 to 0.80) | 0.60 (0.60 to 0.60) |" in ours  # final success, area (40 + 80) / 200
+    assert "| 0.25 (0.25 to 0.25) |" in ours
+    assert ours.endswith("| 0.90 (0.90 to 0.90) | 0.50 (0.50 to 0.50) |")
+    assert [(check.value, check.ok) for check in page.goals(("rule", "hard"), arms)] == [(0.5, True), (0.5, True)]
+    del arms["frontier"][5]
+    assert page.goals(("rule", "hard"), arms) == []  # four seeds are too few
+
+
+def test_results_are_plain_json() -> None:
+    found = plain({"a": [1.23456789, math.nan, math.inf], "b": (2, "x"), "c": True})
+    assert found == {"a": [1.2346, None, None], "b": [2, "x"], "c": True}

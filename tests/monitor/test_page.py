@@ -1,0 +1,154 @@
+"""report.html: self-contained, everything escaped, runs of one recipe are means over seeds, and what differs is named."""
+
+import json
+import math
+import re
+from contextlib import closing
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from core.config import Config
+from core.load import dump_config, load_config, override
+from core.run_directory import RunDirectory
+from monitor.page import RunFiles, groups, over_seeds, write_page
+from monitor.sinks import JsonlSink
+from monitor.svg import MOST_POINTS, Line, histogram, line_chart, stacked_bars
+from tests.trainer.examples import iteration
+
+SAMPLE = {
+    "problem": "p<1>",
+    "replayed": True,
+    "prompt": "1+1=<b>\n",
+    "prefix": "a=2\n",
+    "continuation": "#2",
+    "finish": "STOP",
+    "reward": 1.0,
+    "correct": True,
+    "detail": "",
+    "tokens": ["#", "2"],
+    "values": [0.25, 0.75],
+}
+LEVELS = [{"level": "hard", "problems": 2, "success": 0.5, "low": 0.0, "high": 1.0}]
+
+
+def a_run(root: Path, name: str, *options: str, lift: float = 0.0) -> RunDirectory:
+    run = RunDirectory.create(root, name, "demo")
+    run.config.write_text(dump_config(override(Config(), ["--run.name", name, *options])), encoding="utf-8")
+    with closing(JsonlSink(run.metrics)) as sink:
+        for number in (1, 2, 3):
+            sink.write(replace(iteration(number), root_success=number / 10 + lift))
+    lines = [
+        {"iteration": at, "success": at / 4, "low": 0.0, "high": 1.0, "problems": 2, "levels": LEVELS} for at in (0, 2)
+    ]
+    run.evaluations.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
+    run.log.write_text("2026 WARNING retrospect.pool: <restarted> actor 1\n2026 INFO retrospect: fine\n")
+    run.versions.write_text(json.dumps([{"started": "2026-11-22", "python": "3.11.7"}]))
+    return run
+
+
+class Page(HTMLParser):
+    """Text and tags of a page; every tag that must be closed is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.found, self.text, self.open = list[tuple[str, dict[str, str | None]]](), "", list[str]()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def tags(self, name: str, kind: str = "") -> list[dict[str, str | None]]:
+        return [attrs for tag, attrs in self.found if tag == name and kind in (attrs.get("class") or "")]
+
+
+def test_the_page_of_a_run_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "mine")
+    write_page([run], run.report)
+    page = Page(run.report)
+    assert page.open == []
+    assert not page.tags("script")
+    assert not page.tags("link")
+    assert not page.tags("img")
+    assert all((attrs["href"] or "").startswith("#") for attrs in page.tags("a"))
+    assert "url(" not in run.report.read_text()
+    for text in ("3 of 40, unfinished", "0.0% → 50.0%", "39,000", "<restarted> actor 1", "python 3.11.7", "hard"):
+        assert text in page.text
+    assert "fine" not in page.text
+    (sample,) = page.tags("details", "sample")
+    assert sample["class"] == "sample replayed right"
+    assert [attrs["title"] for attrs in page.tags("span") if "style" in attrs] == ["V = 0.250", "V = 0.750"]
+    assert "1+1=<b>\na=2\n#2" in page.text  # prompt, marked prefix, continuation
+    assert len(page.tags("mark")) == 2  # the legend, and the prefix
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_group(tmp_path: Path) -> None:
+    seeds = [("--replay.ranking", "uniform", "--run.seed", "0"), ("--replay.ranking", "uniform", "--run.seed", "1")]
+    runs = [a_run(tmp_path, f"u{n}", *options, lift=n / 10) for n, options in enumerate(seeds)]
+    runs.append(a_run(tmp_path, "v", "--replay.ranking", "value"))
+    found = groups([RunFiles(run, load_config(run.config), [], []) for run in runs])
+    assert {label: len(members) for label, members in found.items()} == {
+        "ranking uniform (2 seeds)": 2,
+        "ranking value": 1,
+    }
+    write_page(runs, tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert page.open == []
+    assert re.search(r"replay\.rankinguniformuniformvalue", page.text)  # the table of what differs
+    assert "run.seed010" in page.text
+    tips = re.findall(r"ranking uniform \(2 seeds\), iteration 1: ([^<]*?)\)", page.text)
+    # root success 0.1 and 0.2: mean 0.15, deviation 0.0707, half width 12.706 * 0.0707 / sqrt(2) = 0.635
+    assert "0.15 (-0.485 to 0.785" in tips
+
+
+def test_an_interval_over_seeds_is_students() -> None:
+    ((x, mean, low, high),) = over_seeds([{5: 0.2}, {5: 0.4}, {5: 0.6}])
+    # mean 0.4, deviation 0.2, half width 4.303 * 0.2 / sqrt(3) = 0.4969
+    assert [x, mean, low, high] == pytest.approx([5, 0.4, -0.0969, 0.8969], abs=1e-4)
+    (alone,) = over_seeds([{1: 0.5}])
+    assert alone[:2] == (1, 0.5)
+    assert math.isnan(alone[2])
+
+
+def test_a_curve_is_drawn_where_its_numbers_are() -> None:
+    svg = line_chart("t", "u", [Line("a", [(0, 0.0, 0.0, 0.5), (10, 1.0, 0.5, 1.0)])], span=(0.0, 1.0))
+    # x from 52 to 420 - 10 = 410; y from 240 - 30 = 210 at 0 up to 12 at 1
+    assert 'points="52.0,210.0 410.0,12.0"' in svg
+    assert 'points="52.0,111.0 410.0,12.0 410.0,111.0 52.0,210.0"' in svg  # the band: upper edge, lower edge back
+    assert "<title>a, iteration 10: 1 (0.5 to 1)</title>" in svg
+    assert line_chart("t", "u", [Line("a", [])]) == ""
+
+
+def test_a_long_curve_is_averaged() -> None:
+    nan = math.nan
+    svg = line_chart("t", "u", [Line("a", [(x, float(x), nan, nan) for x in range(1, 301)])])
+    assert svg.count("<circle") == MOST_POINTS  # 300 points in pairs
+    assert "iteration 1.5: 1.5<" in svg
+    assert "band" not in svg
+
+
+def test_bars_and_histograms_count() -> None:
+    bars = stacked_bars("t", "s", ["a", "b"], {1: [1.0, 3.0], 2: [0.0, 2.0]})
+    assert re.findall(r"<title>(.*?)</title>", bars) == [
+        "a, iteration 1: 1 s",
+        "b, iteration 1: 3 s",
+        "a, iteration 2: 0 s",
+        "b, iteration 2: 2 s",
+    ]
+    assert 'height="148.5"' in bars  # 3 of 4 at 198 pixels
+    counts = re.findall(r": (\d+)</title>", histogram("t", "tokens", [1, 1, 2, 4]))
+    assert counts == ["2", "1", "0", "1"]

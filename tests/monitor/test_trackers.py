@@ -1,0 +1,169 @@
+"""TensorBoard, W&B (offline) and MLflow (files): what each one has of a run, after a resume too."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from core.config import Config
+from core.errors import ConfigError
+from core.load import parse_config
+from core.run_directory import RunDirectory
+from monitor import trackers
+from monitor.report import curves
+from monitor.trackers import check_trackers, evaluation_rows, open_trackers
+from tests.trainer.examples import iteration
+
+EVALUATION = {
+    "iteration": 2,
+    "problems": 4,
+    "success": 0.5,
+    "low": 0.25,
+    "high": 0.75,
+    "levels": [{"level": "easy|1", "problems": 2, "success": 1.0, "low": 1.0, "high": 1.0}],
+}
+SAMPLE = {"prompt": "1+1=", "continuation": "<2>\n#2", "reward": 1.0, "tokens": ["2"], "values": [0.5]}
+
+
+def config_of(*sinks: str) -> Config:
+    return parse_config({"monitor": {"sinks": list(sinks)}}, "test")
+
+
+def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) -> RunDirectory:
+    """A run whose iterations `numbers` are given to a tracker, with an evaluation after the second and samples of the third."""
+    run = RunDirectory.create(root, "mine" if not last else "", "demo") if not last else RunDirectory(root / "mine")
+    run.evaluations.write_text(json.dumps({**EVALUATION, "iteration": 0}) + "\n" + json.dumps(EVALUATION) + "\n")
+    (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
+    curves([iteration(number) for number in (1, 2)], run.curves)
+    (tracker,) = open_trackers(config_of(sink), run, last)
+    for number in numbers:
+        tracker.write(iteration(number))
+    tracker.close()
+    return run
+
+
+def test_an_evaluation_is_rows_of_its_levels() -> None:
+    rows = evaluation_rows(EVALUATION)
+    assert [(row["level"], row["problems"], row["success"]) for row in rows] == [("all", 4, 0.5), ("easy|1", 2, 1.0)]
+    unnamed = {**EVALUATION, "levels": [{**EVALUATION, "level": ""}]}
+    assert len(evaluation_rows(unnamed)) == 1  # a task without levels
+
+
+def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_trackers(config_of("tensorboard", "wandb", "mlflow"))
+    monkeypatch.setattr(trackers, "LIBRARIES", {"wandb": "no_such_library"})
+    with pytest.raises(ConfigError, match=r"monitor\.sinks: wandb is not installed; run `pip install .*sinks\.txt`"):
+        check_trackers(config_of("wandb"))
+    with pytest.raises(ConfigError, match=r"monitor\.sinks\.0 = 'wandbb': Input should be 'tensorboard', 'wandb'"):
+        config_of("wandbb")
+
+
+def events(run: RunDirectory) -> EventAccumulator:
+    found = EventAccumulator(str(run.tensorboard))
+    found.Reload()
+    return found
+
+
+def test_tensorboard_has_everything(tmp_path: Path) -> None:
+    found = events(a_run(tmp_path, "tensorboard"))
+
+    def scalars(tag: str) -> dict[int, float]:
+        return {event.step: event.value for event in found.Scalars(tag)}
+
+    assert scalars("success/root_success") == pytest.approx({1: 0.26, 2: 0.27, 3: 0.28})
+    assert scalars("success/replay_success") == {2: 0.5, 3: 0.5}  # NaN in the first: left out
+    assert scalars("seconds/update_seconds") == {1: 2.0, 2: 2.0, 3: 2.0}
+    assert scalars("evaluation/all") == {0: 0.5, 2: 0.5}
+    assert scalars("evaluation/easy|1") == {0: 1.0, 2: 1.0}
+    (samples,) = found.Tensors("samples/text_summary")
+    text = samples.tensor_proto.string_val[0].decode()
+    assert text.splitlines() == ["|prompt|continuation|reward|", "|---|---|---|", "|1+1=|&lt;2&gt;<br>#2|1.0|"]
+    assert "easy\\|1" in found.Tensors("evaluation/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert "  sinks:\n  - tensorboard" in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert len(found.Images("curves")) == 1
+
+
+def test_tensorboard_purges_what_a_resume_repeats(tmp_path: Path) -> None:
+    a_run(tmp_path, "tensorboard")
+    found = events(a_run(tmp_path, "tensorboard", range(2, 4), last=1))
+    steps: dict[int, list[float]] = defaultdict(list)
+    for event in found.Scalars("success/reward"):
+        steps[event.step].append(event.value)
+    assert {step: len(values) for step, values in steps.items()} == {1: 1, 2: 1, 3: 1}
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file: LevelDB's log format after 7 bytes, blocks of 32 KiB of (checksum, size, type, data)."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # the end of a block is padding
+            at += 32768 - at % 32768
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole record, or its last part
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = a_run(tmp_path, "wandb")
+    wandb.teardown()  # as at the end of the process: W&B's service writes its files
+    (file,) = run.path.glob("wandb/offline-run-*/run-*.wandb")
+    history, config = list[dict[str, str]](), dict[str, Any]()
+    for record in wandb_records(file):
+        config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        history.append({item.key or ".".join(item.nested_key): item.value_json for item in record.history.item})
+    numbers = [line for line in history if "success/root_success" in line]
+    assert [json.loads(line["iteration"]) for line in numbers] == [1, 2, 3]
+    assert [json.loads(line["success/root_success"]) for line in numbers] == pytest.approx([0.26, 0.27, 0.28])
+    assert [json.loads(line["iteration"]) for line in history if "evaluation/all" in line] == [0, 2]
+    assert config["monitor"]["sinks"] == ["wandb"]
+    (table,) = run.path.glob("wandb/offline-run-*/files/media/table/samples*.json")
+    assert json.loads(table.read_text()) == {
+        "columns": ["prompt", "continuation", "reward"],
+        "data": [["1+1=", "<2>\n#2", 1.0]],
+    }
+    assert len(list(run.path.glob("wandb/offline-run-*/files/media/images/curves*.png"))) == 1
+    before = run.trackers.read_text()
+    a_run(tmp_path, "wandb", range(3, 4), last=2)
+    assert run.trackers.read_text() == before  # the same run of W&B
+
+
+def test_mlflow_keeps_a_run_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    a_run(tmp_path, "mlflow")
+    run = a_run(tmp_path, "mlflow", range(3, 4), last=2)  # resumed: the same run of MLflow
+    from mlflow import MlflowClient
+
+    client = MlflowClient((run.path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("retrospect")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
+    assert found.data.params["rollout.starts"] == "128"
+    history = client.get_metric_history(found.info.run_id, "success/root_success")
+    assert {one.step: one.value for one in history} == pytest.approx({1: 0.26, 2: 0.27, 3: 0.28})
+    assert {one.step for one in client.get_metric_history(found.info.run_id, "evaluation/easy_1")} == {0, 2}
+    folder = run.path.joinpath("mlruns", found.info.experiment_id, found.info.run_id, "artifacts")
+    assert json.loads((folder / "samples" / "000003.json").read_text())["data"] == [["1+1=", "<2>\n#2", 1.0]]
+    assert (folder / "curves.png").stat().st_size > 0
+
+
+def test_a_number_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    (tracker,) = open_trackers(config_of("tensorboard"), run, 0)
+    tracker.write(replace(iteration(1), reward=float("inf")))
+    tracker.close()
+    assert "success/reward" not in events(run).Tags()["scalars"]
