@@ -67,6 +67,10 @@ def check_needs(config: Config, needs: Needs) -> None:
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
             f"raise rollout.samples to at least 2"
         )
+    if algorithm.overlong == "bootstrap" and critic(config, needs) == "none":
+        raise ConfigError(
+            "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
+        )
     if needs.greedy and config.rollout.max_staleness:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' continues every start greedily, but rollout.max_staleness is "
@@ -98,6 +102,11 @@ def check_needs(config: Config, needs: Needs) -> None:
 def check_algorithm(config: Config, trajectories: int) -> None:
     """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
+    if algorithm.overlong == "soft" and algorithm.overlong_buffer > config.rollout.max_response_tokens:
+        raise ConfigError(
+            f"algorithm.overlong_buffer = {algorithm.overlong_buffer} is more than rollout.max_response_tokens = "
+            f"{config.rollout.max_response_tokens}; lower it"
+        )
     if config.rollout.resample and config.rollout.samples < 2:
         raise ConfigError(
             "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; raise it to 2 or more"
@@ -181,6 +190,7 @@ def batch_plan(config: Config) -> BatchPlan:
             f"learner.minibatches or learner.ranks, or raise rollout.starts"
         )
     context = rollout.max_prompt_tokens + rollout.max_response_tokens
+    context += config.algorithm.overlong == "bootstrap"  # the state after the last token is read, too
     if learner.micro_batch_tokens < context:
         raise ConfigError(
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: rollout.max_prompt_tokens + "
@@ -303,6 +313,7 @@ def check_resources(bundles: tuple[Bundle, ...], available: Resources) -> None:
 def check_context(config: Config, model_context: int) -> None:
     """Raises ConfigError when prompt and response are longer than the model's context (tokens)."""
     need = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    need += config.algorithm.overlong == "bootstrap"
     if need > model_context:
         raise ConfigError(
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {config.rollout.max_prompt_tokens} + "

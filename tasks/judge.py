@@ -152,7 +152,8 @@ class JudgePool:
                 worker.send(json.dumps(items[len(done) :]).encode() + b"\n", time.monotonic() + self._patience)
                 while len(done) < len(items):
                     self._check_open()
-                    done.append(Verdict(*json.loads(worker.line(time.monotonic() + self._patience))))
+                    *told, steps = json.loads(worker.line(time.monotonic() + self._patience))
+                    done.append(Verdict(*told, tuple((end, reward) for end, reward in steps)))
                 return done
             except TimeoutError:
                 pass

@@ -15,6 +15,7 @@ from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
 from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
+from tasks.steps import judged_of
 
 
 class Task:
@@ -62,7 +63,8 @@ class Task:
         )
         references = [self._references[trajectory.start.problem_id] for trajectory in trajectories]
         verdicts = self._judges.judge(list(zip(references, texts, strict=True)))
-        return [Judged(trajectory, verdict) for trajectory, verdict in zip(trajectories, verdicts, strict=True)]
+        pairs = zip(trajectories, verdicts, strict=True)
+        return [judged_of(trajectory, verdict, self.decode) for trajectory, verdict in pairs]
 
     def votes(self, judged: Sequence[Judged]) -> list[str | None]:
         """The final answer of each response for maj@k; one text for all answers to a problem that the judge calls equal."""

@@ -86,13 +86,22 @@ class AlgorithmConfig(Section):
         ge=0,
         description="Weight of the language-model loss on correct responses (VAPO: 0.1); 0: none.",
     )
-    overlong: Literal["mask", "penalise", "keep"] = Field(
+    overlong: Literal["mask", "penalise", "soft", "bootstrap", "keep"] = Field(
         "keep",
-        description="Truncated responses: no loss (mask), reward less overlong_penalty (penalise), or unchanged (keep).",
+        description="Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or unchanged (keep).",
     )
     overlong_penalty: float = Field(
-        0.5, ge=0, description="Subtracted from the reward of a truncated response when overlong is 'penalise'."
+        0.5,
+        ge=0,
+        description="Subtracted from the reward of a truncated response when overlong is 'penalise' or 'soft'.",
     )
+    overlong_buffer: int = Field(
+        16,
+        ge=1,
+        description="Tokens before rollout.max_response_tokens over which the penalty grows when overlong is 'soft'.",
+    )
+    reward_scale: float = Field(1.0, gt=0, description="Factor on the judge's rewards, before all else.")
+    reward_clip: float | None = Field(None, gt=0, description="Bound on the size of a scaled reward; none: no bound.")
 
     @property
     def regularised(self) -> bool:

@@ -16,7 +16,7 @@ from bench.learning.plan import ARMS, HARDNESSES, SETTINGS, Run, configuration, 
 from bench.learning.run import plain
 from bench.learning.statistics import mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
 from core.plan import batch_plan
-from trainer.build import check_ranking
+from trainer.build import check_methods
 
 FAST = Curve([0, 100, 200], [0.0, 0.8, 0.8])
 SLOW = Curve([0, 100, 200], [0.0, 0.4, 0.8])
@@ -84,7 +84,7 @@ def test_every_run_of_the_plan_can_start() -> None:
     for run in runs:
         config = configuration(run, Path("runs"), {})
         assert batch_plan(config).trajectories == 512
-        check_ranking(config)
+        check_methods(config)
         assert config.run.seed == 1
 
 

@@ -200,6 +200,18 @@ def test_more_rollouts_of_an_iteration_need_engines_that_wait() -> None:
         batch_plan(parse_config({"rollout": {"resample": 2, "samples": 1}}, "test"))
 
 
+def test_bootstrapping_reads_one_token_more_and_a_critic() -> None:
+    sizes = {"rollout": {"max_prompt_tokens": 20, "max_response_tokens": 30}, "learner": {"micro_batch_tokens": 50}}
+    batch_plan(parse_config(sizes, "test"))
+    longer = parse_config(sizes | {"algorithm": {"overlong": "bootstrap"}}, "test")
+    with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 50 is less"):
+        batch_plan(longer)
+    with pytest.raises(ConfigError, match=r"'bootstrap' needs values, but there is no critic"):
+        check_needs(longer, Needs(False, False, False, "nothing"))
+    with pytest.raises(ConfigError, match=r"algorithm\.overlong_buffer = 31 is more than"):
+        batch_plan(parse_config(sizes | {"algorithm": {"overlong": "soft", "overlong_buffer": 31}}, "test"))
+
+
 def test_settings_of_passes_that_have_no_effect_are_refused() -> None:
     for name, value in (("value_epochs", 2), ("value_max_grad_norm", 0.5)):
         with pytest.raises(ConfigError, match=rf"learner\.{name} is a setting of a separate critic"):
