@@ -50,6 +50,7 @@ class Needs:
     groups: bool  # the estimator compares the continuations of a start
     advantages: bool  # the estimator reads values
     greedy: bool  # the estimator reads the rewards of greedy continuations
+    continuations: bool  # the estimator reads what continuations of a trajectory's states were worth
     ranking: Literal["nothing", "if there", "values"]  # what the ranking reads; "if there": it can do without values
 
 
@@ -71,9 +72,9 @@ def check_needs(config: Config, needs: Needs) -> None:
         raise ConfigError(
             "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
         )
-    if needs.greedy and config.rollout.max_staleness:
+    if (needs.greedy or needs.continuations) and config.rollout.max_staleness:
         raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' continues every start greedily, but rollout.max_staleness is "
+            f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but rollout.max_staleness is "
             f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
         )
     if critic(config, needs) != "none":

@@ -116,6 +116,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Continued:
+    """The steps of a trajectory, and what continuations of the states between them were worth."""
+
+    step: IntArray  # [C] number of each token's step, from 0
+    values: FloatArray  # [C] mean reward of continuations of the state in which the token's step begins
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """A trajectory and its verdict."""
 
@@ -123,6 +131,7 @@ class Judged:
     verdict: Verdict
     baseline: float | None = None  # reward of the greedy continuation of the same start, if the estimator needs it
     step_rewards: FloatArray | None = None  # [C] reward of the step that ends with each token, 0 elsewhere
+    continued: Continued | None = None  # from continuations of the trajectory's own states, if the estimator needs them
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,12 @@ def _advantages(
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
     greedy = [s.judged.baseline for s in scored]
     baselines = torch.tensor([torch.nan if b is None else b for b in greedy], dtype=torch.float64)
-    episodes = Episodes(rewards, values, mask, groups, replayed, baselines, config.gamma, lam)
+    steps, step_values = torch.zeros(mask.shape, dtype=torch.int64), torch.full(mask.shape, torch.nan).double()
+    for row, item in enumerate(scored):
+        if (continued := item.judged.continued) is not None:
+            steps[row, : len(continued.step)] = torch.from_numpy(continued.step).long()
+            step_values[row, : len(continued.step)] = torch.from_numpy(continued.values).double()
+    episodes = Episodes(rewards, values, mask, groups, replayed, baselines, steps, step_values, config.gamma, lam)
     estimator = find_estimator(config.estimator)
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
     if estimator.whitened:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from core.sections.base import Section
 
-ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax")
+ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax", "vineppo")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
 
 
@@ -29,6 +29,9 @@ class AlgorithmConfig(Section):
     estimator: Annotated[str, AfterValidator(_one_of(ESTIMATORS))] = Field(
         "gae",
         description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function (docs/learner.md says when to use which).",
+    )
+    continuations: int = Field(
+        4, ge=1, description="Continuations of every boundary of every response when estimator is 'vineppo'."
     )
     policy_loss: Annotated[str, AfterValidator(_one_of(POLICY_LOSSES))] = Field(
         "ppo",
