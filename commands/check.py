@@ -101,7 +101,8 @@ def check_supervised(config: Config) -> list[str]:
     if config.sft.path:
         lines.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")
     if config.reward_model.pairs:
-        lines.append(f"reward model: {len(preferences(config.reward_model))} pairs in {config.reward_model.pairs}")
+        pairs, wrong = preferences(config.reward_model)
+        lines += [f"reward model: {len(pairs)} pairs in {config.reward_model.pairs}", *wrong]
     return lines
 
 

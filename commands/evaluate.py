@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.options import DEFAULT, configuration
-from core.config import Config, Device, TaskConfig
+from core.config import Config, Device, RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
 from core.run_directory import write_atomically
 from core.seeds import generator
+from tasks.dialogue.endpoint import Endpoint, check_endpoint
+from tasks.dialogue.language_judge import compare_pairs
 from tasks.estimators import Estimate, paired_difference, share
 from trainer import build
 from trainer.evaluation_files import check_responses_path, evaluation_record, response_rows, write_responses
@@ -37,6 +39,15 @@ class Comparison:
     win_rate: Estimate  # share of problems on which the first has the higher reward; equal rewards count half
     ties: float  # share of problems with equal rewards
     success: Estimate  # first minus second
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedComparison:
+    """The greedy responses of one model against another's, compared by a language model."""
+
+    win_rate: Estimate  # mean credit of the first: 1, 1/2 or 0 in each of two orders
+    consistent: float  # share of pairs for which both orders gave the same
+    unjudged: int  # pairs for which the judge named no better one
 
 
 def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
@@ -59,6 +70,31 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     )
 
 
+def compare_by_judge(
+    config: RewardModelConfig, task: "Task", first: Evaluation, second: Evaluation
+) -> JudgedComparison:
+    """The greedy responses of two models, compared by a language model in both orders. Raises ActorError."""
+    judge = config.judge
+    prompts = {problem.id: task.decode(problem.prompt_ids) for problem in task.evaluation}
+    mine, theirs = (
+        {item.trajectory.start.problem_id: task.decode(item.trajectory.response_ids) for item in result.greedy}
+        for result in (first, second)
+    )
+    cases = [(prompts[name], reply, theirs[name]) for name, reply in mine.items() if name in theirs]
+    with closing(Endpoint(judge)) as endpoint:
+        preferences = compare_pairs(endpoint, judge.criterion, cases)
+    known = [one for one in preferences if one is not None]
+    if not known:
+        raise ActorError(
+            f"reward_model.judge: model {judge.model!r} named no better reply in {len(cases)} pairs; use another model"
+        )
+    return JudgedComparison(
+        win_rate=share([one.credit for one in known]),
+        consistent=sum(one.consistent for one in known) / len(known),
+        unjudged=len(cases) - len(known),
+    )
+
+
 def evaluate_target(options: Namespace) -> int:
     """`launch.py evaluate`: take the configuration of --config, or of the target's run, or of the default recipe."""
     run = run_of(Path(options.target)) if options.target else None
@@ -78,6 +114,8 @@ def evaluate_models(
     if target:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_of(Path(target))})})
     rival = model_of(Path(against)) if against else ""
+    if rival and config.reward_model.judge.url:
+        check_endpoint(config.reward_model.judge)
     batch_plan(config)
     name = f"{Path(target or config.model.path).name}-{datetime.now():%Y%m%d-%H%M%S}"
     where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
@@ -99,6 +137,10 @@ def evaluate_models(
             comparison = compare(result, other, config.run.seed)
             print_comparison(comparison)
             numbers |= {"against": {"model": rival, **evaluation_record(other)}, "comparison": asdict(comparison)}
+            if config.reward_model.judge.url:
+                judged = compare_by_judge(config.reward_model, ready.task, result, other)
+                print_judged(config.reward_model.judge.model, judged)
+                numbers["judged"] = {"model": config.reward_model.judge.model, **asdict(judged)}
     write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
     return 0
@@ -159,3 +201,10 @@ def print_comparison(comparison: Comparison) -> None:
     wins, ties = comparison.win_rate, 100 * comparison.ties
     print(f"win rate of the first {percent(wins)} on {wins.problems} problems that both answered, ties {ties:.1f} %")
     print(f"  success, first minus second: {percent(comparison.success)}")
+
+
+def print_judged(judge: str, comparison: JudgedComparison) -> None:
+    """Print the win rate by a language model."""
+    wins, missing = comparison.win_rate, comparison.unjudged
+    print(f"win rate of the first by {judge}, in both orders: {percent(wins)} on {wins.problems} problems")
+    print(f"  the same in both orders: {100 * comparison.consistent:.1f} %; pairs without a verdict: {missing}")

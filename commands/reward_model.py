@@ -7,6 +7,7 @@ prompts of the task are never trained on, so no policy is evaluated on prompts w
 """
 
 from argparse import Namespace
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
@@ -98,21 +99,43 @@ def reward_job(config: Config) -> SupervisedJob:
     return SupervisedJob(model, settings, train, held_out, batches, measure_pairs, describe_accuracy, save_scale)
 
 
-def preferences(settings: RewardModelConfig) -> list[list[tuple[str, Messages]]]:
-    """The chosen and the rejected dialogue of each row of `reward_model.pairs`, each with its place in the file. Raises DataError."""
+def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messages]]], list[str]]:
+    """The chosen and the rejected dialogue of each usable row of `reward_model.pairs`, each with its place in the file; and what is
+    wrong with the other rows, a line for each reason. Raises DataError.
+    """
     columns = {"reward_model.chosen": settings.chosen, "reward_model.rejected": settings.rejected}
     rows = read_dialogues(settings.pairs, settings.split, columns)
+    usable, wrong = [], defaultdict(list)
     for row in rows:
         for where, messages in row:
             if messages[-1].role != "assistant":
                 raise DataError(f"{where} does not end with the assistant's turn; correct or delete the row")
-    return rows
+        why = pair_problem(*(messages for _, messages in row))
+        if why:
+            wrong[why].append(row[0][0])
+        else:
+            usable.append(row)
+    told = [f"{len(places)} pairs left out: {why}; the first is {places[0]}" for why, places in wrong.items()]
+    if not usable:
+        raise DataError(f"{settings.pairs}: no pair can be trained on: {'; '.join(told)}")
+    return usable, told
+
+
+def pair_problem(chosen: Messages, rejected: Messages) -> str:
+    """Why a pair says nothing about preferences; empty for a pair that does."""
+    if any(chat.repeated_role(messages) for messages in (chosen, rejected)):
+        return "two turns in a row have one role"
+    if chosen[:-1] != rejected[:-1]:
+        return "the two sides differ before the last turn, so they answer different prompts"
+    return ""
 
 
 def load_pairs(config: Config, model: str) -> tuple[list[Pair], list[Pair]]:
     """Training and held-out pairs. Raises DataError."""
     settings, tokenizer = config.reward_model, load_tokenizer(model)
-    rows, unseen = preferences(settings), evaluation_prompts(config.task, derive(config.run.seed, "task"))
+    rows, wrong = preferences(settings)
+    print(*(f"{settings.pairs}: {line}" for line in wrong), sep="\n", end="\n" * bool(wrong))
+    unseen = evaluation_prompts(config.task, derive(config.run.seed, "task"))
     evaluated = set()
     by_prompt: dict[str, list[Pair]] = {}
     for row in rows:

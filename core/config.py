@@ -14,7 +14,7 @@ from core.sections.learner import LearnerConfig
 from core.sections.monitor import MonitorConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
-from core.sections.supervised import RewardModelConfig, SftConfig, SupervisedConfig
+from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig, SupervisedConfig
 from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
 
 Device = Literal["cpu", "cuda"]

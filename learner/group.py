@@ -23,8 +23,8 @@ from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, RankCalls, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
-from learner.packing.assign import CPU_OVERHEAD, GPU_OVERHEAD, Assignment, assign_packed, assign_padded
-from learner.packing.batch import Row, one_longer, padding_share, row_of
+from learner.packing.assign import Assignment, assign_trees
+from learner.packing.batch import Row, one_longer, row_of, shared_share
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
@@ -91,7 +91,6 @@ class LearnerGroup:
         self._seed = seed
         self._longest = longest
         self._total_steps = total_steps
-        self._overhead = GPU_OVERHEAD if device == "cuda" else CPU_OVERHEAD
         self._has_reference = algorithm.kl_coefficient > 0
         self._ranks: RankCalls
 
@@ -99,7 +98,7 @@ class LearnerGroup:
             self._ranks = LocalRanks() if local else Ranks(config, device=device, cpus=cpus, gpus=gpus)
             self._ranks.join(device, config.deadline)
             arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
-            trained, self._packed = self._ranks.call_same(RankWorker.load, *arguments)[0]
+            trained = self._ranks.call_same(RankWorker.load, *arguments)[0]
             self._ranks.call_same(RankWorker.open_channel, sender, config.deadline)
             fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
             kl = algorithm.kl_coefficient
@@ -125,7 +124,7 @@ class LearnerGroup:
         rows = [row_of(j.trajectory) for j in judged]
         rows = [one_longer(row) if more else row for row, more in zip(rows, cut, strict=True)]
         assignment = self._assign(rows)
-        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows, self._packed))
+        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows))
         values, proximal, reference = (
             results_by_row(assignment, rows, [[scores[number] for scores in rank] for rank in columns])
             for number in range(3)
@@ -168,7 +167,7 @@ class LearnerGroup:
             policy = policy and number < config.epochs
             critic = config.critic_trains and number < config.critic_epochs
             if policy or critic or not taken:
-                last = self._pass(batch, taken, number, policy, critic)
+                last = self._pass(batch, taken, self._minibatches(scored, number), policy, critic)
                 taken += last
                 policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)
         tried = [step for step in taken if step.tried]
@@ -178,7 +177,7 @@ class LearnerGroup:
             policy_lr=next((step.plans[0].policy_lr for step in reversed(taken) if step.plans[0].train_policy), 0.0),
             value_lr=taken[-1].plans[0].value_lr,
             kl_coefficient=state.kl_coefficient,
-            padding_share=padding_share(
+            shared_share=shared_share(
                 [micro.inputs for step in tried for plan in step.plans for micro in plan.batches],
                 [batch.rows[i] for step in tried for i in step.members],
             ),
@@ -189,15 +188,15 @@ class LearnerGroup:
         return stats
 
     def _pass(
-        self, batch: TargetBatch, before: Sequence[TakenStep], number: int, policy: bool, critic: bool
+        self, batch: TargetBatch, before: Sequence[TakenStep], minibatches: list[list[int]], policy: bool, critic: bool
     ) -> list[TakenStep]:
-        """Pass `number` over the batch, after the steps `before` of this update; which of the models learn."""
+        """One pass over the batch, after the steps `before` of this update; which of the models learn."""
         state, share = self._state, self._config.critic_epochs / self._config.epochs
         policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
         value_step = int(state.steps * share) + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
         steps: list[tuple[list[int], list[StepPlan]]] = []
-        for members in self._minibatches(len(batch.rows), number):
+        for members in minibatches:
             trains = policy and (self._algorithm.regularised or batch.teaches(members))
             policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
             value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
@@ -309,19 +308,21 @@ class LearnerGroup:
     def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
         """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for them."""
         assignment = self._assign(rows)
-        finish = self._ranks.begin(method, input_batches(assignment, rows, self._packed))
+        finish = self._ranks.begin(method, input_batches(assignment, rows))
         return lambda: results_by_row(assignment, rows, finish())
 
     def _assign(self, rows: Sequence[Row]) -> Assignment:
-        lengths, budget = [len(row.tokens) for row in rows], self._config.micro_batch_tokens
         ranks = max(1, len(self._ranks))  # there are 0 after an error: then the next call raises
-        if self._packed:
-            return assign_packed(lengths, budget, ranks)
-        return assign_padded(lengths, budget, ranks, self._overhead)
+        return assign_trees([row.tokens for row in rows], self._config.micro_batch_tokens, ranks)
 
-    def _minibatches(self, count: int, number: int) -> list[list[int]]:
-        """Rows of every optimizer step of pass `number` of this update, in order."""
-        order = generator(self._seed, "minibatches", self._state.updates, number).permutation(count)
+    def _minibatches(self, scored: Sequence[Scored], number: int) -> list[list[int]]:
+        """Rows of every optimizer step of pass `number` of this update, in order: a shuffle in which rows of one problem, and in it
+        of one start, stay together, so that a step reads what they share once."""
+        problems: dict[str, dict[str, list[int]]] = {}
+        for row in generator(self._seed, "minibatches", self._state.updates, number).permutation(len(scored)).tolist():
+            start = scored[row].trajectory.start
+            problems.setdefault(start.problem_id, {}).setdefault(start.id, []).append(row)
+        order = np.array([row for starts in problems.values() for rows in starts.values() for row in rows])
         return [part.tolist() for part in np.array_split(order, self._config.minibatches) if len(part)]
 
     def _step_plans(
@@ -339,7 +340,7 @@ class LearnerGroup:
         how = self._algorithm.aggregation
         return [
             StepPlan(batches, policy_lr, value_lr, in_loss, train_policy, train_critic)
-            for batches in train_batches(assignment, batch, members, how, self._packed, self._longest)
+            for batches in train_batches(assignment, batch, members, how, self._longest)
         ]
 
     def _rate(self, peak: float, step: int, total: int) -> float:

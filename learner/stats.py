@@ -62,7 +62,7 @@ class UpdateStats(BatchStats):
     value_grad_norm: float
     policy_lr: float  # of the last step
     value_lr: float
-    padding_share: float  # of what the models read in the update
+    shared_share: float  # of the tokens of the update that the models need not read again
     steps: int  # optimizer steps asked for
     policy_steps: int  # of these, applied to the policy
     skipped_steps: int  # of these, skipped by both models for a NaN or Inf

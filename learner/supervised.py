@@ -18,10 +18,10 @@ from core.config import Device, LearnerConfig
 from core.errors import CheckpointError
 from core.records import FloatArray
 from core.weights import NamedTensor
-from learner.distributed.actor_critic import policy_inputs
 from learner.distributed.engine import TrainEngine, to_device
 from learner.distributed.ranks import Ranks
 from learner.distributed.worker import RankWorker
+from learner.models.attention import line_on
 from learner.models.pretrained import load_policy, load_reward, recompute_activations
 from learner.packing.examples import PairBatch, TokenBatch
 
@@ -48,7 +48,7 @@ class NextToken:
 
     def measure(self, forward: Any, batch: TokenBatch, device: torch.device) -> Tensor:
         """[N] log-probabilities."""
-        logprobs: Tensor = forward(**policy_inputs(batch.inputs, device), temperature=1.0)[0]
+        logprobs: Tensor = forward(line=line_on(batch.inputs, device), temperature=1.0)[0]
         return logprobs
 
 

@@ -28,7 +28,8 @@ from learner.losses import (
     truncated_importance,
 )
 from learner.methods import find_estimator
-from learner.packing.batch import ArrayTargets, IndexArray, Row, TokenTargets, row_of
+from learner.packing.batch import ArrayTargets, Row, TokenTargets, row_of
+from learner.packing.trees import IndexArray
 from learner.stats import BatchStats
 
 

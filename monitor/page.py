@@ -30,7 +30,7 @@ from trainer.checkpoint import latest, saved
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
 TEMPLATE = Path(__file__).with_name("page.html")
-OWN = ("run.name", "run.root", "run.seed", "monitor.")
+OWN = ("run.", "monitor.", "evaluation.every")
 """Fields in which the runs of a group may differ."""
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond them 1.96 + 2.6 / degrees."""
@@ -46,6 +46,8 @@ CHARTS: Sequence[tuple[str, str, Sequence[str], tuple[float, float] | None]] = (
     ("Speed", "tokens/s", ("tokens_per_second",), None),
     ("States in the store", "states", ("store_states", "store_replayable"), None),
 )
+NAMED = 3
+"""Most fields that name a group; groups that differ in more are called by their first run."""
 SAMPLED = 3
 """Iterations whose samples are shown: the first, the middle and the last."""
 
@@ -90,10 +92,14 @@ def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     found: dict[tuple[str, ...], list[RunFiles]] = {}
     for item in files:
         found.setdefault(tuple(str(setting(item.config, name)) for name in compared), []).append(item)
+    names = [item.run.name for item in files]
+    unique = len(set(names)) == len(names)
     differ = [at for at in range(len(compared)) if len({key[at] for key in found}) > 1]
 
     def _label(key: tuple[str, ...], members: list[RunFiles]) -> str:
-        fields = ", ".join(f"{compared[at].rpartition('.')[2]} {key[at]}" for at in differ) or members[0].run.name
+        few = differ if len(differ) <= NAMED else []
+        fields = ", ".join(f"{compared[at].rpartition('.')[2]} {key[at]}" for at in few)
+        fields = fields or (members[0].run.name if unique else str(members[0].run.path))
         return f"{fields} ({len(members)} seeds)" if len(members) > 1 else fields
 
     return {_label(key, members): members for key, members in found.items()}

@@ -10,6 +10,7 @@ from core.config import RewardModelConfig, TaskConfig
 from core.errors import ConfigError, DataError
 from tasks.code.programs import limits_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
+from tasks.dialogue.language_judge import LanguageJudge
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
 from tasks.judge import JudgePool, LocalJudge
 from tasks.kinds import KINDS, judged_by_model
@@ -21,16 +22,19 @@ SLOW = 256
 """Most canonical solutions that `check_judges` has judged if verdicts are slow: for programs and the user's own rewards."""
 
 
-Judges = JudgePool | LocalJudge | RewardJudge
+Judges = JudgePool | LocalJudge | RewardJudge | LanguageJudge
 """Judges responses: `judge` returns a verdict for each (reference, response) pair, `close` ends its processes."""
 
 
 def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:
     """Start the judges of a task. `check`: without Ray.
 
-    Raises ConfigError when the user's reward cannot be imported or no sandbox can be started, ModelError for a bad reward model.
+    Raises ConfigError when the user's reward cannot be imported or no sandbox can be started, ModelError for a bad reward model, ConfigError
+    for an endpoint that does not answer.
     """
     if judged_by_model(config):
+        if reward_model and reward_model.judge.url:
+            return LanguageJudge(reward_model)
         local = check or not config.judge_workers
         return RewardJudge(reward_model or RewardModelConfig(), local_scorer if local else _remote_scorer)
     kind = KINDS[config.name]

@@ -125,7 +125,9 @@ class IterationMetrics:
     generated_tokens: int = _metric("tokens", "tokens", "Tokens generated in the iteration's training rollouts.")
     total_tokens: int = _metric("tokens", "tokens", "Tokens generated in training rollouts since the run began.")
     truncated_share: float = _metric("tokens", "share", "Continuations that used up their token budget.")
-    padding_share: float = _metric("tokens", "share", "Padding among the tokens of the update's micro-batches.")
+    shared_share: float = _metric(
+        "tokens", "share", "Tokens of the update that were read once for several rows that begin alike."
+    )
     tokens_per_second: float = _metric("tokens", "tokens/s", "Generated tokens per second, without evaluation.")
 
     stale_tokens: float = _metric("flow", "share", "Trained tokens that an older policy generated.")

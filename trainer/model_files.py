@@ -96,7 +96,7 @@ def check_judging_model(config: Config) -> None:
     from tasks.dialogue.reward_model import check_reward_context
     from tasks.kinds import judged_by_model
 
-    if judged_by_model(config.task):
+    if judged_by_model(config.task) and not config.reward_model.judge.url:
         tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
         check_reward_context(located(config.reward_model).path, tokens)
 

@@ -1,22 +1,45 @@
 """The loop that `bench.learner` compares with: torch and DeepSpeed without PPO, as one would write it by hand.
 
-It has the learner's models and passes (forward, backward and step of policy and critic). Its losses are a log-likelihood and a
-squared error. It runs as a Ray actor.
+It has the learner's models and passes (forward, backward and step of policy and critic) over the plain rows, padded, rows of like
+length together. Its losses are a log-likelihood and a squared error. It runs as a Ray actor.
 """
 
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.distributed.actor_critic import StepPlan
-from learner.models.attention import choose_attention
-from learner.models.pretrained import row_bounds
-from learner.packing.batch import MicroBatch, TrainBatch
+from learner.packing.assign import assign_padded
+from learner.packing.batch import Row, right_padded
+from learner.packing.trees import IndexArray
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """Rows one below the other, and which of their tokens are scored."""
+
+    tokens: IndexArray  # [B, T]
+    positions: IndexArray  # [N] index into B * T of the state before each scored token
+    targets: IndexArray  # [N]
+
+
+def padded_batches(rows: Sequence[Row], budget: int) -> list[PaddedBatch]:
+    """The micro-batches of some rows; `budget`: tokens of one, padding included."""
+    batches = []
+    for group in assign_padded([len(row.tokens) for row in rows], budget, 1)[0]:
+        members = [rows[i] for i in group]
+        tokens = right_padded([row.tokens for row in members])
+        places = [
+            np.arange(row.context - 1, len(row.tokens) - 1) + b * tokens.shape[1] for b, row in enumerate(members)
+        ]
+        targets = np.concatenate([row.tokens[row.context :] for row in members]).astype(np.int64)
+        batches.append(PaddedBatch(tokens, np.concatenate(places), targets))
+    return batches
 
 
 class Policy(nn.Module):
@@ -26,9 +49,9 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-        """Logits [N, V] at `positions` of [B, T]; `places` are the position_ids of `learner.packing.batch.MicroBatch`."""
-        hidden = hidden_states(self.model.get_decoder(), tokens, places)
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits [N, V] at `positions` of [B, T]."""
+        hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
         logits: Tensor = self.model.get_output_embeddings()(hidden.flatten(0, 1)[positions])
         return logits
 
@@ -40,17 +63,11 @@ class Critic(nn.Module):
         super().__init__()
         self.trunk, self.head = trunk, nn.Linear(trunk.config.hidden_size, 1)
 
-    def forward(self, tokens: Tensor, places: Tensor | None) -> Tensor:
-        """[B, T] -> [B, T]; `places` are the position_ids of `learner.packing.batch.MicroBatch`."""
-        values: Tensor = self.head(hidden_states(self.trunk, tokens, places))
-        return values[..., 0]
-
-
-def hidden_states(decoder: Any, tokens: Tensor, places: Tensor | None) -> Tensor:
-    """[B, T] -> [B, T, H]."""
-    out = decoder(input_ids=tokens, position_ids=places, use_cache=False, **row_bounds(places))
-    hidden: Tensor = out.last_hidden_state
-    return hidden
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Values [N] at `positions` of [B, T]."""
+        hidden = self.trunk(input_ids=tokens, use_cache=False).last_hidden_state
+        values: Tensor = self.head(hidden.flatten(0, 1)[positions])
+        return values[:, 0]
 
 
 class BareLoop:
@@ -63,6 +80,7 @@ class BareLoop:
         os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
         os.environ.setdefault("MASTER_PORT", "29477")
         kind = getattr(torch, dtype)
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as `learner.distributed.engine.join_ranks`
         deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
         bf16 = kind is torch.bfloat16
         config = {
@@ -75,9 +93,8 @@ class BareLoop:
             "steps_per_print": 10**9,
         }
         self._device = torch.device(device)
-        flash = choose_attention(path, device, kind)
-        language = AutoModelForCausalLM.from_pretrained(path, dtype=kind, attn_implementation=flash)
-        trunk = AutoModel.from_pretrained(path, dtype=kind, attn_implementation=flash)
+        language = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+        trunk = AutoModel.from_pretrained(path, dtype=kind)
         if recompute:
             for model in (language, trunk):
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -89,45 +106,40 @@ class BareLoop:
             for model in (Policy(language), Critic(trunk))
         )
 
-    def update(self, steps: Sequence[StepPlan]) -> float:
-        """Take all optimizer steps of policy and critic. Returns the seconds."""
+    def update(self, steps: Sequence[Sequence[PaddedBatch]]) -> float:
+        """Take an optimizer step of policy and critic over each list of micro-batches. Returns the seconds."""
         begun = time.perf_counter()
-        for step in steps:
-            self._policy_step(step.batches)
-            self._critic_step(step.batches)
+        for batches in steps:
+            for batch in batches:
+                tokens, positions, targets = self._inputs(batch)
+                logits = self._policy(tokens, positions)
+                self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
+            self._policy.step()
+            for batch in batches:
+                tokens, positions, _ = self._inputs(batch)
+                self._value.backward(self._value(tokens, positions).float().square().mean())
+            self._value.step()
+        return self._since(begun)
+
+    @torch.no_grad()
+    def score(self, batches: Sequence[PaddedBatch]) -> float:
+        """Compute log-probabilities and values of all micro-batches. Returns the seconds."""
+        begun = time.perf_counter()
+        for batch in batches:
+            tokens, positions, targets = self._inputs(batch)
+            logits = self._policy(tokens, positions)
+            torch.log_softmax(logits.float(), -1).gather(1, targets[:, None]).cpu()
+            self._value(tokens, positions).cpu()
+        return self._since(begun)
+
+    def _since(self, begun: float) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - begun
 
-    @torch.no_grad()
-    def score(self, batches: Sequence[MicroBatch]) -> None:
-        """Compute log-probabilities and values of all micro-batches."""
-        for batch in batches:
-            tokens, places, positions, targets = self._inputs(batch)
-            logits = self._policy(tokens, places, positions)
-            torch.log_softmax(logits.float(), -1).gather(1, targets[:, None]).cpu()
-            self._value(tokens, places).flatten()[positions].cpu()
-
-    def _policy_step(self, batches: Sequence[TrainBatch]) -> None:
-        for batch in batches:
-            tokens, places, positions, targets = self._inputs(batch.inputs)
-            logits = self._policy(tokens, places, positions)
-            self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
-        self._policy.step()
-
-    def _critic_step(self, batches: Sequence[TrainBatch]) -> None:
-        for batch in batches:
-            tokens, places, positions, _ = self._inputs(batch.inputs)
-            values = self._value(tokens, places).flatten()[positions]
-            self._value.backward(values.float().square().mean())
-        self._value.step()
-
-    def _inputs(self, inputs: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    def _inputs(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
         tokens, positions, targets = (
             torch.from_numpy(np.array(array)).to(self._device)
-            for array in (inputs.tokens, inputs.state_index, inputs.targets)
+            for array in (batch.tokens, batch.positions, batch.targets)
         )
-        places = (
-            None if inputs.position_ids is None else torch.from_numpy(np.array(inputs.position_ids)).to(self._device)
-        )
-        return tokens, places, positions, targets
+        return tokens, positions, targets

@@ -1,33 +1,25 @@
-"""The two sides that `bench.learner` compares: the learner with one rank, and the bare loop over the same micro-batches."""
+"""The two sides that `bench.learner` compares: the learner with one rank, and the bare loop over the same rows."""
 
-import json
-import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 
-from bench.learner.bare_loop import BareLoop
+from bench.learner.bare_loop import BareLoop, PaddedBatch, padded_batches
 from bench.learner.memory import memory_now
 from bench.models import Shape, build_model
 from core.config import AlgorithmConfig, Device, LearnerConfig
-from core.records import Finish, Judged, Scored, Start, Trajectory, Verdict
-from learner.distributed.actor_critic import StepPlan
+from core.records import Judged, Scored
 from learner.distributed.ranks import rank_environment
-from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
-from learner.packing.batch import MicroBatch
+from learner.packing.batch import row_of
 
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
-DATA = Path(os.environ.get("RETROSPECT_DATA", SHARED if SHARED.is_dir() else ROOT / "tests" / "data"))
+MINIBATCHES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +27,10 @@ class Work:
     """A model, its training data and settings."""
 
     shape: Shape
-    trajectories: int
+    judged: list[Judged]
     budget: int  # tokens of a micro-batch
     threads: int
-    length: int | None = None  # tokens of every trajectory; None: the lengths of GSM8K
+    bare_budget: int  # of the bare loop, padding included
     device: Device = "cpu"
     zero_stage: int = 0
 
@@ -54,13 +46,23 @@ class Sides:
     idle: tuple[float, float]  # MiB of rank and bare loop before their first update
     judged: list[Judged]
     scored: list[Scored]
-    batches: list[MicroBatch]  # the batches that the rank scores
-    steps: list[StepPlan]  # the batches that the rank trains on
+    batches: list[PaddedBatch]  # that the bare loop scores
+    steps: list[list[PaddedBatch]]  # that it trains on, per optimizer step
 
     @property
     def tokens(self) -> int:
         """Tokens of all sequences, context included."""
         return sum(len(item.trajectory.sequence_ids) for item in self.judged)
+
+    def score_bare(self) -> float:
+        """Score all rows with the bare loop. Returns its seconds."""
+        seconds: float = ray.get(self.bare.score.remote(self.batches))
+        return seconds
+
+    def update_bare(self) -> float:
+        """Take all optimizer steps of the bare loop. Returns its seconds."""
+        seconds: float = ray.get(self.bare.update.remote(self.steps))
+        return seconds
 
 
 @contextmanager
@@ -68,14 +70,14 @@ def started(work: Work) -> Iterator[Sides]:
     """Start and warm up both sides. Ray must be connected. Each side takes half of a GPU."""
     cuda = work.device == "cuda"
     dtype = "bfloat16" if cuda else "float32"
-    judged = trajectories(work.trajectories, work.shape.vocabulary, work.length)
+    rows = [row_of(item.trajectory) for item in work.judged]
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(Path(folder), work.shape, getattr(torch, dtype))
         group = LearnerGroup(
             folder,
             LearnerConfig(
                 micro_batch_tokens=work.budget,
-                minibatches=2,
+                minibatches=MINIBATCHES,
                 threads=work.threads,
                 policy_lr=1e-6,
                 zero_stage=work.zero_stage,
@@ -95,52 +97,16 @@ def started(work: Work) -> Iterator[Sides]:
         bare = actor.remote(folder, work.device, dtype, recompute=cuda, zero_stage=work.zero_stage)
         try:
             rank = ray.get_actor("learner-rank-0")
-            sent = record_calls(group)
-            scored = group.score(judged)
-            batches = sent[RankWorker.score]
+            batches = padded_batches(rows, work.bare_budget)
+            size = -(-len(rows) // MINIBATCHES)
+            steps = [padded_batches(rows[i : i + size], work.bare_budget) for i in range(0, len(rows), size)]
+            scored = group.score(work.judged)
             ray.get(bare.score.remote(batches))
             idle = memory_now(rank), memory_now(bare)
             group.update(scored)
-            steps = sent[RankWorker.update]
             ray.get(bare.update.remote(steps))
             parameters = int(model.num_parameters())
-            yield Sides(group, rank, bare, parameters, idle, judged, scored, batches, steps)
+            yield Sides(group, rank, bare, parameters, idle, work.judged, scored, batches, steps)
         finally:
             group.close()
             ray.kill(bare)
-
-
-def record_calls(group: LearnerGroup) -> dict[Any, Any]:
-    """Record rank 0's first argument in the last call of each `RankWorker` method from now on: {method: argument}."""
-    begin, sent = group._ranks.begin, {}
-
-    def _begin(method: Callable[..., Any], *args: Any) -> Callable[[], list[Any]]:
-        if args:
-            sent[method] = args[0][0]
-        return begin(method, *args)
-
-    group._ranks.begin = _begin  # type: ignore[method-assign]
-    return sent
-
-
-def trajectories(count: int, vocabulary: int, length: int | None) -> list[Judged]:
-    """Random tokens; every fourth trajectory is replayed from the middle of its solution.
-
-    Prompts and solutions have GSM8K's lengths (characters / 3), or a quarter and three quarters of `length`.
-    """
-    rng = np.random.default_rng(0)
-    with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:
-        problems = [json.loads(line) for line in islice(lines, count)]
-    judged = []
-    for i, problem in enumerate(islice(cycle(problems), count)):
-        prompt, response = len(problem["question"]) // 3, max(2, len(problem["answer"]) // 3)
-        if length:
-            prompt, response = length // 4, length - length // 4
-        prefix = response // 2 if i % 4 == 3 else 0
-        ids = rng.integers(0, vocabulary, prompt + response).astype(np.int32)
-        start = Start(f"s{i}", f"p{i}", ids[:prompt], ids[prompt : prompt + prefix], 1, i, i if prefix else None)
-        tokens = ids[prompt + prefix :]
-        logprobs = np.full(len(tokens), -np.log(vocabulary), dtype=np.float32)
-        trajectory = Trajectory(start, 0, tokens, logprobs, np.zeros(len(tokens), dtype=np.int32), Finish.STOP)
-        judged.append(Judged(trajectory, Verdict(float(i % 2), bool(i % 2))))
-    return judged

@@ -103,9 +103,9 @@ def rule(lines: int, problems: int, held_out: int) -> Fields:
 
 SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "rule": {
-        "easy": Setting(rule(2, 116, 15), 100_000),
-        "medium": Setting(rule(4, 4096, 64), 600_000),
-        "hard": Setting(rule(7, 4096, 64), 1_200_000),
+        "easy": Setting(rule(2, 116, 12), 100_000),
+        "medium": Setting(rule(4, 4096, 64), 300_000),
+        "hard": Setting(rule(7, 4096, 64), 600_000),
     },
 }
 

@@ -87,12 +87,10 @@ class Progress:
         if self._recent:
             means["largest_kl"] = max(row["kl"] for row in self._recent)
         self._recent = []
-        levels = {
-            level: {f"pass@{one.k}": asdict(one.estimate) for one in scores.passes}
-            for level, scores in evaluation.levels.items()
-        }
-        passes = {f"pass@{one.k}": asdict(one.estimate) for one in evaluation.overall.passes}
-        return {**counts, "greedy": evaluation.success, **passes, "levels": levels if len(levels) > 1 else {}, **means}
+        first = asdict(evaluation.overall.passes[0].estimate)
+        levels = {level: asdict(scores.passes[0].estimate) for level, scores in evaluation.levels.items()}
+        by_level = {"levels": levels} if len(levels) > 1 else {}
+        return {**counts, "greedy": evaluation.success, "pass@1": first, **by_level, **means}
 
 
 def outcomes(scored: Sequence[Scored], replayed: bool | None) -> list[tuple[int, int]]:
@@ -125,8 +123,9 @@ def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, 
             mastered = mastered + 1 if rows[-1]["pass@1"]["mean"] >= MASTERED else 0
             _say(rows[-1])
     last = replace(plan, samples=LAST_SAMPLES * plan.samples)
-    final = progress.row(evaluate_policy(parts.actors, parts.task, last))
-    return {"rows": rows, "first_success": progress.first, "final": final}
+    evaluation = evaluate_policy(parts.actors, parts.task, last)
+    passes = {f"pass@{one.k}": asdict(one.estimate) for one in evaluation.overall.passes}
+    return {"rows": rows, "first_success": progress.first, "final": {**progress.row(evaluation), **passes}}
 
 
 def _say(row: Row) -> None:

@@ -48,7 +48,9 @@ class LearnerConfig(Section):
         4, ge=1, description="Optimizer steps per pass; must divide rollout.starts x rollout.samples."
     )
     micro_batch_tokens: int = Field(
-        8192, ge=1, description="Tokens (padding included) of one forward and backward pass on a rank."
+        8192,
+        ge=1,
+        description="Tokens of one forward and backward pass on a rank; what rows of the pass share counts once.",
     )
     policy_lr: float = Field(1e-4, gt=0, description="Learning rate of the policy.")
     value_lr: float = Field(3e-4, gt=0, description="Learning rate of the critic.")

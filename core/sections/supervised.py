@@ -1,5 +1,6 @@
-"""Supervised training: warm start (`launch.py sft`) and reward model (`launch.py reward-model`)."""
+"""Supervised training: warm start (`launch.py sft`) and reward model (`launch.py reward-model`); a language model as judge."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -38,6 +39,37 @@ class SftConfig(SupervisedConfig):
     )
 
 
+class LanguageJudgeConfig(Section):
+    """A language model as judge, behind an OpenAI-compatible endpoint: a provider's, or one of your own (`vllm serve MODEL`)."""
+
+    url: str = Field(
+        "",
+        description="Base URL of the endpoint, such as http://localhost:8000/v1. If set, this model judges the task dialogue instead of reward_model.path, and compares the responses of `launch.py evaluate --against`.",
+    )
+    model: str = Field("", description="The model's name at the endpoint.")
+    key_variable: str = Field(
+        "OPENAI_API_KEY",
+        description="Environment variable with the API key; if it is not set, none is sent that means anything.",
+    )
+    criterion: str = Field(
+        "helpful, honest and harmless", description="What makes a response good, in words that go into the question."
+    )
+    max_tokens: int = Field(512, ge=1, description="Longest answer of the judge, in tokens.")
+    concurrency: int = Field(8, ge=1, description="Requests at once.")
+    timeout: float = Field(60.0, gt=0, description="Seconds that one request may take.")
+    retries: int = Field(
+        5, ge=0, description="Further tries of a request that failed or was refused for its rate, with growing pauses."
+    )
+    max_requests: int = Field(
+        0,
+        ge=0,
+        description="Most requests of a run, without those that the cache answers; then it stops with a checkpoint. 0: no limit.",
+    )
+    cache: Path = Field(
+        Path(".cache/judge.sqlite"), description="File of all answers so far: the same question is asked once."
+    )
+
+
 class RewardModelConfig(SupervisedConfig):
     """The reward model of the task dialogue: its training (`launch.py reward-model`) and its service."""
 
@@ -60,3 +92,4 @@ class RewardModelConfig(SupervisedConfig):
     deadline: float = Field(
         300.0, gt=0, description="Seconds that one batch of scores may take before the actor counts as hung."
     )
+    judge: LanguageJudgeConfig = LanguageJudgeConfig()

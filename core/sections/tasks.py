@@ -141,7 +141,7 @@ class TaskConfig(Section):
     judge_timeout: float = Field(
         5.0,
         gt=0,
-        description="Seconds that one verdict may take before the response counts as wrong (mbpp: this much CPU time, and three times as much wall-clock time).",
+        description="Seconds of processor time that one verdict may take before the response counts as wrong, and ten times as many on the wall clock (mbpp: this much CPU time, and three times as much wall-clock time).",
     )
     judge_memory_gib: float = Field(
         8.0,

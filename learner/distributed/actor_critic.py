@@ -15,6 +15,7 @@ from torch import Tensor
 
 from core.config import LearnerConfig
 from learner.distributed.engine import TrainEngine, to_device
+from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, SharedModel, ValueModel
 from learner.objective import LossSettings, PolicySums, policy_objective, value_objective
 from learner.packing.batch import MicroBatch, TokenTargets, TrainBatch
@@ -61,7 +62,7 @@ class ActorCritic(ABC):
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """The policy's log-probabilities [N]."""
-        logprobs: Tensor = self.policy(**policy_inputs(batch, self._device), temperature=temperature)[0]
+        logprobs: Tensor = self.policy(line=line_on(batch, self._device), temperature=temperature)[0]
         return logprobs
 
     def _targets(self, batch: TrainBatch) -> TokenTargets[Tensor]:
@@ -90,7 +91,7 @@ class SeparateModels(ActorCritic):
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
-        return [self._value(**model_inputs(batch, self._device)) for batch in batches]
+        return [self._value(line=line_on(batch, self._device)) for batch in batches]
 
     def step(self, plan: StepPlan) -> StepSums:
         """See `ActorCritic`."""
@@ -118,14 +119,14 @@ class SeparateModels(ActorCritic):
         return loss, *self._value.step([plan.value_lr])
 
     def _policy_pass(self, batch: TrainBatch, kl_coefficient: float) -> PolicySums:
-        inputs = policy_inputs(batch.inputs, self._device)
-        logprobs, entropy = self.policy(**inputs, temperature=self._losses.temperature)
+        line = line_on(batch.inputs, self._device)
+        logprobs, entropy = self.policy(line=line, temperature=self._losses.temperature)
         loss, sums = policy_objective(logprobs, entropy, self._targets(batch), self._losses, kl_coefficient)
         self.policy.backward(loss, logprobs)
         return sums
 
     def _value_pass(self, batch: TrainBatch) -> float:
-        values: Tensor = self._value(**model_inputs(batch.inputs, self._device))
+        values: Tensor = self._value(line=line_on(batch.inputs, self._device))
         loss = value_objective(values, self._targets(batch), self._losses.value_clip)
         self._value.backward(loss, values)
         return float(loss.detach())
@@ -140,7 +141,7 @@ class PolicyAlone(SeparateModels):
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
-        return [torch.zeros(len(batch.targets)) for batch in batches]
+        return [torch.zeros(len(batch.copies)) for batch in batches]
 
 
 class SharedTrunk(ActorCritic):
@@ -153,7 +154,7 @@ class SharedTrunk(ActorCritic):
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
         temperature, device = self._losses.temperature, self._device
-        read = [self.policy(**policy_inputs(batch, device), temperature=temperature) for batch in batches]
+        read = [self.policy(line=line_on(batch, device), temperature=temperature) for batch in batches]
         return [(logprobs, values) for logprobs, _, values in read]
 
     def step(self, plan: StepPlan) -> StepSums:
@@ -166,9 +167,9 @@ class SharedTrunk(ActorCritic):
         return StepSums(policy, value_loss, norm if plan.train_policy else None, norm, applied, applied)
 
     def _pass(self, batch: TrainBatch, kl_coefficient: float, train_policy: bool) -> tuple[PolicySums, float]:
-        inputs, targets = policy_inputs(batch.inputs, self._device), self._targets(batch)
+        line, targets = line_on(batch.inputs, self._device), self._targets(batch)
         logprobs, entropy, values = self.policy(
-            **inputs, temperature=self._losses.temperature, train_trunk=train_policy
+            line=line, temperature=self._losses.temperature, train_trunk=train_policy
         )
         critic = value_objective(values, targets, self._losses.value_clip)
         loss, sums = self._losses.value_coefficient * critic, PolicySums()
@@ -177,14 +178,3 @@ class SharedTrunk(ActorCritic):
             loss = loss + surrogate
         self.policy.backward(loss, values)
         return sums, float(critic.detach())
-
-
-def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """The inputs of every model, by argument name."""
-    inputs = {"tokens": to_device(batch.tokens, device), "state_index": to_device(batch.state_index, device)}
-    return inputs if batch.position_ids is None else inputs | {"position_ids": to_device(batch.position_ids, device)}
-
-
-def policy_inputs(batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """The inputs of a policy: those of every model, and the tokens to score."""
-    return model_inputs(batch, device) | {"targets": to_device(batch.targets, device)}

@@ -29,12 +29,11 @@ with without_gc():  # a rank's process begins here
         SeparateModels,
         SharedTrunk,
         StepPlan,
-        policy_inputs,
     )
     from learner.distributed.engine import join_ranks
     from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged
-    from learner.models.attention import choose_attention
+    from learner.models.attention import line_on
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
     from learner.objective import LossSettings
     from learner.packing.batch import MicroBatch
@@ -72,22 +71,21 @@ class RankWorker:
 
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
-    ) -> tuple[str, bool]:
+    ) -> str:
         """Build the engines from the policy's directory, and the reference policy if `kl_coefficient` is above 0.
 
-        Returns a description of the trained part, which a checkpoint must match, and whether rows are packed (else padded).
+        Returns a description of the trained part, which a checkpoint must match.
         """
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
         self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
-        self._attention = choose_attention(path, self._device.type, kind)
         self._actor_critic = self._build(learner, kind, loss_settings(learner, algorithm, temperature))
         self._reference: PolicyModel | None = None
         self._has_reference = algorithm.kl_coefficient > 0
         if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
-            self._reference = load_policy(path, kind, None, self._attention).to(self._device).requires_grad_(False)
-        return self._trained, self._attention != "sdpa"
+            self._reference = load_policy(path, kind).to(self._device).requires_grad_(False)
+        return self._trained
 
     def open_channel(self, sender: type[Sender] | None, seconds: float) -> None:
         """Let rank 0 also send weights directly; it waits for engines at most `seconds`."""
@@ -102,7 +100,7 @@ class RankWorker:
             self._sender.close()
 
     def _build(self, learner: LearnerConfig, kind: torch.dtype, losses: LossSettings) -> ActorCritic:
-        arguments = (kind, self._lora, self._attention)
+        arguments = (kind, self._lora)
         build: Callable[..., ActorCritic] = BUILDERS[learner.value_model]
         if learner.value_model == "shared":
             shared = load_shared(self._path, *arguments)
@@ -132,12 +130,12 @@ class RankWorker:
     def _references(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """The reference policy's log-probabilities; zeros without one."""
         if not self._has_reference:
-            return [torch.zeros(len(batch.targets)) for batch in batches]
+            return [torch.zeros(len(batch.copies)) for batch in batches]
         if self._reference is None:
             with adapters_off(self._module):
                 return [self._actor_critic.logprobs(batch, self._temperature) for batch in batches]
-        inputs = (policy_inputs(batch, self._device) for batch in batches)
-        return [self._reference(**given, temperature=self._temperature)[0] for given in inputs]
+        lines = (line_on(batch, self._device) for batch in batches)
+        return [self._reference(line, self._temperature)[0] for line in lines]
 
     @torch.no_grad()
     def values(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:

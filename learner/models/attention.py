@@ -1,94 +1,173 @@
-"""Which attention a model runs with, and torch's variable-length kernel for rows packed into one line.
+"""Attention over lines of prefix trees: a token sees its ancestors and itself, as it does in each of its rows.
 
-`learner.distributed.worker` chooses; `learner.models.pretrained` passes the bounds of the rows along. The kernel
-(`torch.nn.attention.varlen`) serves GPUs in bf16 without the package flash-attn. Invariants: rows do not see each other;
-nothing of size [T, T] is made.
+`learner.distributed` makes a `Line` of every micro-batch; `learner.models.pretrained` gives it to the model, whose layers call
+what is registered with transformers here. On CPU torch's scaled-dot-product attention reads the branches of the trees, each with
+its path from the root; on GPUs FlexAttention reads the whole line under a block mask. Invariant: results are those of the rows
+read one by one.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
-from transformers.utils import is_flash_attn_2_available
+from transformers.integrations.flex_attention import flex_attention_forward
 
-from learner.models.pretrained import read_config
+from learner.packing.batch import MicroBatch
+from learner.packing.trees import IndexArray, branches, subtree_ends
 
-Attention = Literal["sdpa", "flash_attention_2", "torch_varlen"]
-"""Only the last two read packed rows without a [T, T] mask."""
-
-Kernel = Callable[..., Any]
-"""(query, key, value [T, heads, D], bounds, bounds, longest, longest, *, scale, window_size, enable_gqa) -> [T, heads, D]"""
+TREE = "prefix_trees"
+"""The name under which transformers finds the attention of this module."""
 
 
-def choose_attention(path: str | Path, device: str, dtype: torch.dtype) -> Attention:
-    """Attention over packed rows on GPUs in bf16, by flash-attn or else by torch; over padded rows everywhere else.
+class Attention(Protocol):
+    """Attention over one line."""
 
-    Registers torch's kernel with transformers if it is chosen. Raises ModelError when the model's configuration cannot be read.
-    """
-    if device != "cuda" or dtype is not torch.bfloat16:
-        return "sdpa"
-    if is_flash_attn_2_available():
-        return "flash_attention_2"
-    config = read_config(path).get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if not kernel_runs(device, heads, getattr(config, "num_key_value_heads", None) or heads, size):
-        return "sdpa"
-    register(varlen_attn)
-    return "torch_varlen"
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """query [1, heads, T, D], key and value [1, key-value heads, T, D] -> [1, T, heads, D].
+
+        `window`: most tokens of its row that a token sees, itself included; None: all before it.
+        """
 
 
-def kernel_runs(device: str, heads: int, key_value_heads: int, size: int) -> bool:
-    """Whether this device and this build of torch have the kernel for such heads in bf16."""
-    bounds = torch.tensor([0, 5, 8], dtype=torch.int32, device=device)
-    query, key, value = (
-        torch.ones(8, count, size, device=device, dtype=torch.bfloat16, requires_grad=True)
-        for count in (heads, key_value_heads, key_value_heads)
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A `MicroBatch` on a device."""
+
+    tokens: Tensor  # [T]
+    depths: Tensor  # [T]
+    attention: Attention
+    state_index: Tensor  # [M]
+    targets: Tensor  # [M]
+    copies: Tensor  # [N]
+
+
+def line_on(batch: MicroBatch, device: torch.device) -> Line:
+    """The line as a model reads it on this device."""
+    columns = (batch.tokens, batch.depths, batch.state_index, batch.targets, batch.copies)
+    # copied, because arrays from the object store are read-only
+    tokens, depths, states, targets, copies = (
+        torch.from_numpy(a.copy()).to(device, non_blocking=True) for a in columns
     )
-    try:
-        out = varlen_attn(
-            query, key, value, bounds, bounds, 5, 5, window_size=(-1, 0), enable_gqa=heads != key_value_heads
-        )
-        out.sum().backward()  # type: ignore[union-attr]  # without return_aux it is a tensor
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+    attention = BranchAttention(batch.depths) if device.type == "cpu" else BlockAttention(batch.depths, device)
+    return Line(tokens, depths, attention, states, targets, copies)
 
 
-def register(kernel: Kernel) -> None:
-    """Register `kernel` with transformers as "torch_varlen"."""
+@dataclass(frozen=True, slots=True)
+class _Branches:
+    """Branches of like length, filled up with the line's first token: [R, L] tokens, each of which sees some of [R, P]."""
 
-    def attention(
-        _: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        __: Tensor | None,
-        *,
-        cu_seq_lens_q: Tensor,
-        max_length_q: int,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        **more: Any,
-    ) -> tuple[Tensor, None]:
-        """query [1, heads, T, D], key and value [1, key-value heads, T, D] -> [1, T, heads, D]."""
-        if more.get("softcap") is not None or more.get("s_aux") is not None:
-            raise ValueError("torch's attention for packed rows has no soft cap and no sinks; install flash-attn")
-        line = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-        out = kernel(
-            *line,
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        return out[None], None
+    own: Tensor  # [R, L] places of their tokens in the line
+    path: Tensor  # [R, P] places of the tokens from the root on
+    depths: Tensor  # [R, L] of their tokens; -1 where filled up
+    from_root: bool  # they begin at a root, so that L = P
 
-    AttentionInterface.register("torch_varlen", attention)
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """[R, 1, L, P] what is added to the scores; None where a causal mask does it."""
+        places = torch.arange(self.path.shape[1])
+        if self.from_root and (window is None or len(places) <= window):
+            return None
+        last = self.depths.clamp(min=0)[:, :, None]
+        visible = places <= last
+        if window is not None:
+            visible &= places > last - window
+        return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)[:, None]
+
+
+class BranchAttention:
+    """On CPU. Gathers queries of branches and keys and values of their paths, branches of like length at once."""
+
+    def __init__(self, depths: IndexArray) -> None:
+        alike: defaultdict[tuple[bool, int, int], list[tuple[IndexArray, IndexArray]]] = defaultdict(list)
+        for own, path in branches(depths):
+            alike[len(own) == len(path), len(own).bit_length(), len(path).bit_length()].append((own, path))
+        self._groups = [_filled_up(group, depths) for group in alike.values()]
+        back, offset = torch.zeros(len(depths), dtype=torch.int64), 0
+        for group in self._groups:
+            real = (group.depths >= 0).flatten()
+            back[group.own.flatten()[real]] = offset + real.nonzero()[:, 0]
+            offset += len(real)
+        self._back = back  # [T] where each token is in the results of all groups
+        self._masks: dict[tuple[int | None, torch.dtype], list[Tensor | None]] = {}
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """See `Attention`."""
+        heads, size = query.shape[1], query.shape[3]
+        lines = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [T, heads x D]
+        if (window, query.dtype) not in self._masks:  # one for all layers
+            self._masks[window, query.dtype] = [group.mask(window, query.dtype) for group in self._groups]
+        results = []
+        for group, mask in zip(self._groups, self._masks[window, query.dtype], strict=True):
+            indices = (group.own, group.path, group.path)
+            q, k, v = (
+                F.embedding(index, line).unflatten(2, (-1, size)).transpose(1, 2)
+                for index, line in zip(indices, lines, strict=True)
+            )
+            out = F.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=len(lines[1][0]) != len(lines[0][0])
+            )
+            results.append(out.transpose(1, 2).flatten(0, 1).flatten(1))
+        return F.embedding(self._back, torch.cat(results)).view(1, -1, heads, size)
+
+
+def _filled_up(group: list[tuple[IndexArray, IndexArray]], depths: IndexArray) -> _Branches:
+    length, reach = (max(len(pair[number]) for pair in group) for number in range(2))
+    own, path = np.zeros((len(group), length), dtype=np.int64), np.zeros((len(group), reach), dtype=np.int64)
+    own_depths = np.full((len(group), length), -1, dtype=np.int64)
+    for row, (places, whole) in enumerate(group):
+        own[row, : len(places)], path[row, : len(whole)] = places, whole
+        own_depths[row, : len(places)] = depths[places]
+    from_root = len(group[0][0]) == len(group[0][1])
+    return _Branches(torch.from_numpy(own), torch.from_numpy(path), torch.from_numpy(own_depths), from_root)
+
+
+class BlockAttention:
+    """On GPUs. FlexAttention over the line; it skips the blocks in which no token is an ancestor of another."""
+
+    def __init__(self, depths: IndexArray, device: torch.device) -> None:
+        self._depths = torch.from_numpy(depths.copy()).to(device)
+        self._ends = torch.from_numpy(subtree_ends(depths)).to(device)
+        self._masks: dict[int | None, BlockMask] = {}
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """See `Attention`."""
+        if window not in self._masks:  # one for all layers
+            self._masks[window] = self._mask(window)
+        module = torch.nn.Module()  # transformers' function takes one and does not read it
+        out: Tensor = flex_attention_forward(module, query, key, value, self._masks[window], scaling=scale)[0]
+        return out
+
+    def _mask(self, window: int | None) -> BlockMask:
+        depths, ends, size = self._depths, self._ends, len(self._depths)
+
+        def _sees(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            ancestor = (key <= query) & (query < ends[key])
+            return ancestor if window is None else ancestor & (depths[query] - depths[key] < window)
+
+        return create_block_mask(_sees, None, None, size, size, depths.device, _compile=depths.device.type == "cuda")
+
+
+def _attention(
+    _: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    __: Tensor | None,
+    *,
+    tree: Attention,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """What a layer of transformers calls."""
+    if more.get("softcap") is not None or more.get("s_aux") is not None:
+        raise ValueError("attention over prefix trees has no soft cap and no sinks; choose another model")
+    return tree(query, key, value, scaling, sliding_window), None
+
+
+AttentionInterface.register(TREE, _attention)

@@ -23,6 +23,7 @@ from transformers import (
 
 from core.errors import ModelError, first_line
 from learner.models.adapters import Lora, add_adapters
+from learner.models.attention import TREE, Line
 from learner.models.logprobs import token_logprobs
 
 CHUNK_LOGITS = 2**26
@@ -38,29 +39,16 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self,
-        tokens: Tensor,
-        state_index: Tensor,
-        targets: Tensor,
-        temperature: float,
-        position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [N] fp32 of the distribution softmax(logits / temperature).
+    def forward(self, line: Line, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] fp32 of the scored tokens, of the distribution softmax(logits / temperature).
 
-        Without gradients (scoring) the entropies are NaN.
-
-        Args:
-            tokens: [B, T] right-padded.
-            state_index: [N] index into B * T of the state before each target.
-            targets: [N] tokens.
-            temperature: of the sampling that the log-probabilities are compared with.
-            position_ids: [1, T] position of every token in its row, where rows are packed into one line; None: padded rows.
+        Without gradients (scoring) the entropies are NaN. `temperature`: of the sampling that the log-probabilities are compared with.
         """
-        return self.read(_states(self.model.get_decoder(), tokens, state_index, position_ids), targets, temperature)
+        logprobs, entropy = self.read(_states(self.model.get_decoder(), line), line.targets, temperature)
+        return logprobs[line.copies], entropy[line.copies]
 
     def read(self, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [N] from hidden states [N, H]."""
+        """Log-probabilities and entropies [M] from hidden states [M, H]."""
         head = self.model.get_output_embeddings()
         size = max(1, CHUNK_LOGITS // self.model.config.get_text_config().vocab_size)
         if len(states) <= size:
@@ -76,25 +64,12 @@ def _read(head: nn.Module, states: Tensor, targets: Tensor, temperature: float) 
     return token_logprobs(head(states), targets, temperature)
 
 
-def _states(decoder: nn.Module, tokens: Tensor, state_index: Tensor, position_ids: Tensor | None) -> Tensor:
-    """Last hidden states [N, H] at `state_index` (index into B * T of `tokens` [B, T])."""
-    hidden = decoder(
-        input_ids=tokens, position_ids=position_ids, use_cache=False, **row_bounds(position_ids)
-    ).last_hidden_state
-    states: Tensor = hidden.reshape(-1, hidden.shape[-1]).index_select(0, state_index)
+def _states(decoder: nn.Module, line: Line) -> Tensor:
+    """Last hidden states [M, H] before the scored tokens of a line."""
+    read = {"input_ids": line.tokens[None], "position_ids": line.depths[None]}
+    hidden = decoder(**read, use_cache=False, tree=line.attention).last_hidden_state
+    states: Tensor = hidden[0].index_select(0, line.state_index)
     return states
-
-
-def row_bounds(position_ids: Tensor | None) -> dict[str, Any]:
-    """Bounds of packed rows for the attention functions of transformers; nothing for padded rows.
-
-    `position_ids`: [1, T], from 0 in each row. cu_seq_lens_q: bounds [rows + 1]; max_length_q: longest row.
-    """
-    if position_ids is None:
-        return {}
-    ends = torch.tensor([position_ids.shape[1]], device=position_ids.device)
-    bounds = torch.cat([(position_ids[0] == 0).nonzero()[:, 0], ends])
-    return {"cu_seq_lens_q": bounds.to(torch.int32), "max_length_q": int(bounds.diff().max())}
 
 
 class ValueHead(nn.Linear):
@@ -119,10 +94,10 @@ class ValueModel(nn.Module):
         self.trunk = trunk
         self.head = ValueHead(trunk)
 
-    def forward(self, tokens: Tensor, state_index: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Values [N] fp32 of the states at `state_index` (index into B * T of `tokens` [B, T])."""
-        values: Tensor = self.head(_states(self.trunk, tokens, state_index, position_ids))
-        return values[:, 0]
+    def forward(self, line: Line) -> Tensor:
+        """Values [N] fp32 of the states before the scored tokens."""
+        values: Tensor = self.head(_states(self.trunk, line))
+        return values[line.copies, 0]
 
 
 class SharedModel(PolicyModel):
@@ -133,23 +108,17 @@ class SharedModel(PolicyModel):
         self.head = ValueHead(model)
 
     def forward(  # type: ignore[override]  # it returns values too
-        self,
-        tokens: Tensor,
-        state_index: Tensor,
-        targets: Tensor,
-        temperature: float,
-        train_trunk: bool = True,
-        position_ids: Tensor | None = None,
+        self, line: Line, temperature: float, train_trunk: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, entropies and values [N] fp32; arguments as of `PolicyModel`.
+        """Log-probabilities, entropies and values [N] fp32.
 
         Without `train_trunk` gradients stop at the head (critic warm-up: the policy must not change).
         """
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
-            states = _states(self.model.get_decoder(), tokens, state_index, position_ids)
-            logprobs, entropy = self.read(states, targets, temperature)
+            states = _states(self.model.get_decoder(), line)
+            logprobs, entropy = self.read(states, line.targets, temperature)
         values: Tensor = self.head(states)
-        return logprobs, entropy, values[:, 0]
+        return logprobs[line.copies], entropy[line.copies], values[line.copies, 0]
 
 
 class RewardModel(nn.Module):
@@ -170,28 +139,28 @@ class RewardModel(nn.Module):
         return scores[:, 0].float()
 
 
-def load_policy(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> PolicyModel:
-    """The policy from a Hugging Face directory or name; `attention` from `learner.models.attention.choose_attention`.
+def load_policy(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> PolicyModel:
+    """The policy from a Hugging Face directory or name.
 
     Raises:
         ModelError: the model cannot be read, or transforms its logits in a way that is not supported.
     """
-    return PolicyModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora, attention))
+    return PolicyModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora))
 
 
-def load_shared(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> SharedModel:
+def load_shared(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> SharedModel:
     """The policy with a value head on its trunk. Raises ModelError as `load_policy`."""
-    return SharedModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora, attention))
+    return SharedModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora))
 
 
-def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None, attention: str = "sdpa") -> ValueModel:
+def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> ValueModel:
     """The critic: a pretrained trunk and a head of zeros, or a reward model's trunk and its score as the head.
 
     Adapters are added to the trunk only; the head is trained fully. Raises ModelError as `load_policy`.
     """
     if not is_reward_model(read_config(path)):
-        return ValueModel(_load(AutoModel, "the critic's trunk", path, dtype, lora, attention))
-    reward = _load(AutoModelForSequenceClassification, "a reward model", path, dtype, None, attention)
+        return ValueModel(_load(AutoModel, "the critic's trunk", path, dtype, lora))
+    reward = _load(AutoModelForSequenceClassification, "a reward model", path, dtype, None)
     trunk, score = reward.base_model, reward.get_submodule("score")
     if lora is not None:
         add_adapters(trunk, lora)
@@ -217,12 +186,16 @@ def load_reward(path: str, dtype: torch.dtype) -> RewardModel:
     return RewardModel(_pretrained(AutoModelForSequenceClassification, "a sequence classifier", path, options))
 
 
-def _load(
-    kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora | None, attention: str
-) -> PreTrainedModel:
-    """A model of one of transformers' auto classes, with adapters if asked for."""
-    options = {"config": read_config(path), "dtype": dtype, "attn_implementation": attention}
-    model = _pretrained(kind, what, path, options)
+def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora | None) -> PreTrainedModel:
+    """A model of one of transformers' auto classes that reads lines of prefix trees, with adapters if asked for."""
+    config = read_config(path)
+    model = _pretrained(kind, what, path, {"config": config, "dtype": dtype, "attn_implementation": TREE})
+    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if not model._supports_attention_backend or layers - {"full_attention", "sliding_attention"}:
+        raise ModelError(
+            f"model.path {path}: the layers of {type(model).__name__} are not supported: every one must be an attention "
+            f"whose implementation transformers can exchange, because the learner reads prefix trees; choose another model"
+        )
     if lora is not None:
         add_adapters(model, lora)
     return model

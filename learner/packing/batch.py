@@ -1,7 +1,7 @@
 """Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
 
 Built by `learner.packing.micro_batches`, read by `learner.distributed`. Invariant: everything per token is a flat array over
-the N *continuation* tokens of the micro-batch, row after row; padding exists only in `tokens`.
+the N *continuation* tokens of the micro-batch, row after row; tokens that rows share exist once in what a model reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from core.records import FloatArray, IntArray, Trajectory
+from learner.packing.trees import IndexArray, line_of
 
-IndexArray = npt.NDArray[np.int64]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -33,12 +32,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What a model reads in one pass. Rows are padded, [B, T], or packed into one line, [1, T]."""
+    """What a model reads in one pass: a line of prefix trees (`learner.packing.trees`), and which of its tokens are scored.
 
-    tokens: IndexArray  # [B, T] right-padded with 0; with causal attention no real token sees the padding
-    state_index: IndexArray  # [N] index into the flattened [B * T] of the state before each scored token
-    targets: IndexArray  # [N] the scored tokens
-    position_ids: IndexArray | None = None  # packed rows: [1, T] position of every token in its row
+    A token that several rows share is scored once, M times in all, although each of these rows has its own loss term for it.
+    """
+
+    tokens: IndexArray  # [T] the line
+    depths: IndexArray  # [T] position of each token in its rows
+    state_index: IndexArray  # [M] place in the line of the state before each scored token
+    targets: IndexArray  # [M] the scored tokens
+    copies: IndexArray  # [N] which of the M scores each row's scored tokens have, row after row
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +85,18 @@ def one_longer(row: Row) -> Row:
     return Row(np.append(row.tokens, row.tokens[-1]), row.context)
 
 
-def micro_batch(rows: Sequence[Row], packed: bool = False) -> MicroBatch:
-    """Rows as a model reads them, with the indices of the states before their scored tokens.
+def micro_batch(rows: Sequence[Row]) -> MicroBatch:
+    """Rows as a model reads them; all tokens behind their context are scored."""
+    return merged([row.tokens for row in rows], [np.arange(row.context, len(row.tokens)) for row in rows])
 
-    Padded: one below the other, as wide as the longest. Packed: one after the other in a single line, without padding.
-    """
-    lengths = [len(row.tokens) for row in rows]
-    if packed:
-        begins = np.cumsum([0, *lengths[:-1]])
-        tokens = np.concatenate([row.tokens for row in rows])[None].astype(np.int64)
-        position_ids = np.concatenate([np.arange(length) for length in lengths])[None].astype(np.int64)
-    else:
-        begins = np.arange(len(rows)) * max(lengths)
-        tokens, position_ids = right_padded([row.tokens for row in rows]), None
-    states = [np.arange(row.context - 1, len(row.tokens) - 1) + begin for row, begin in zip(rows, begins, strict=True)]
-    return MicroBatch(
-        tokens=tokens,
-        state_index=np.concatenate(states).astype(np.int64),
-        targets=np.concatenate([row.tokens[row.context :] for row in rows]).astype(np.int64),
-        position_ids=position_ids,
-    )
+
+def merged(rows: Sequence[IntArray], scored: Sequence[IndexArray | IntArray]) -> MicroBatch:
+    """Rows of tokens [len] as a model reads them; `scored` are the positions (>= 1) of the tokens of each that are scored."""
+    tokens, depths, places = line_of(rows)
+    after = np.concatenate([own[at] for own, at in zip(places, scored, strict=True)])
+    before = np.concatenate([own[at - 1] for own, at in zip(places, scored, strict=True)])
+    once, first, copies = np.unique(after, return_index=True, return_inverse=True)
+    return MicroBatch(tokens, depths, before[first], tokens[once], copies)
 
 
 def right_padded(rows: Sequence[IntArray]) -> IndexArray:
@@ -112,7 +107,7 @@ def right_padded(rows: Sequence[IntArray]) -> IndexArray:
     return tokens
 
 
-def padding_share(batches: Sequence[MicroBatch], rows: Sequence[Row]) -> float:
-    """Share of padding (and filler rows) in the tokens that the models read."""
-    read = sum(batch.tokens.size for batch in batches)
-    return 1.0 - sum(len(row.tokens) for row in rows) / read if read else 0.0
+def shared_share(batches: Sequence[MicroBatch], rows: Sequence[Row]) -> float:
+    """Share of the rows' tokens that the models need not read, because another row of the micro-batch begins with them."""
+    read, whole = sum(batch.tokens.size for batch in batches), sum(len(row.tokens) for row in rows)
+    return 1.0 - read / whole if read else 0.0

@@ -11,8 +11,9 @@ from typing import TypeVar
 import numpy as np
 
 from core.records import FloatArray, IntArray
-from learner.packing.assign import assign_padded
-from learner.packing.batch import IndexArray, MicroBatch, right_padded
+from learner.packing.assign import Assignment, assign_padded, assign_trees
+from learner.packing.batch import MicroBatch, merged, right_padded
+from learner.packing.trees import IndexArray
 
 Example = TypeVar("Example")
 Batch = TypeVar("Batch")
@@ -59,35 +60,32 @@ class PairBatch:
 def text_batches(texts: Sequence[Text], budget: int, ranks: int) -> list[list[TokenBatch]]:
     """[rank][micro-batch] of one step over these texts; every learned token has the same weight. `budget` in tokens."""
     weight = 1.0 / sum(len(text.learned) for text in texts)
-    return _split(texts, [len(text.tokens) for text in texts], budget, ranks, weight, _token_batch)
+    return _built(texts, assign_trees([text.tokens for text in texts], budget, ranks), weight, _token_batch)
 
 
 def pair_batches(pairs: Sequence[Pair], budget: int, ranks: int) -> list[list[PairBatch]]:
-    """[rank][micro-batch] of one step over these pairs; every pair has the same weight. `budget` in tokens."""
-    return _split(pairs, [2 * pair.width for pair in pairs], budget, ranks, 1.0 / len(pairs), _pair_batch)
+    """[rank][micro-batch] of one step over these pairs; every pair has the same weight. `budget` in tokens, padding included."""
+    return _built(
+        pairs, assign_padded([2 * pair.width for pair in pairs], budget, ranks), 1.0 / len(pairs), _pair_batch
+    )
 
 
-def _split(
+def _built(
     examples: Sequence[Example],
-    lengths: Sequence[int],
-    budget: int,
-    ranks: int,
+    assignment: Assignment,
     weight: float,
     build: Callable[[Sequence[Example], float], Batch],
 ) -> list[list[Batch]]:
     """An empty micro-batch becomes the first example with weight 0."""
     return [
         [build([examples[i] for i in group], weight) if len(group) else build(examples[:1], 0.0) for group in groups]
-        for groups in assign_padded(lengths, budget, ranks)
+        for groups in assignment
     ]
 
 
 def _token_batch(texts: Sequence[Text], weight: float) -> TokenBatch:
-    tokens = right_padded([text.tokens for text in texts])
-    states = [text.learned - 1 + row * tokens.shape[1] for row, text in enumerate(texts)]
-    targets = np.concatenate([text.tokens[text.learned] for text in texts]).astype(np.int64)
-    inputs = MicroBatch(tokens, np.concatenate(states).astype(np.int64), targets)
-    return TokenBatch(inputs, np.full(len(targets), weight, dtype=np.float32))
+    inputs = merged([text.tokens for text in texts], [text.learned for text in texts])
+    return TokenBatch(inputs, np.full(len(inputs.copies), weight, dtype=np.float32))
 
 
 def _pair_batch(pairs: Sequence[Pair], weight: float) -> PairBatch:

@@ -15,18 +15,13 @@ from learner.packing.batch import MicroBatch, Row, TrainBatch, micro_batch
 from learner.targets import TargetBatch
 
 
-def input_batches(assignment: Assignment, rows: Sequence[Row], packed: bool) -> list[list[MicroBatch]]:
+def input_batches(assignment: Assignment, rows: Sequence[Row]) -> list[list[MicroBatch]]:
     """The micro-batches of every rank."""
-    return [[_micro_batch(group, rows, packed) for group in groups] for groups in assignment]
+    return [[_micro_batch(group, rows) for group in groups] for groups in assignment]
 
 
 def train_batches(
-    assignment: Assignment,
-    batch: TargetBatch,
-    members: Sequence[int],
-    how: Aggregation,
-    packed: bool = False,
-    longest: int = 0,
+    assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation, longest: int = 0
 ) -> list[list[TrainBatch]]:
     """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in `members`."""
     rows = [batch.rows[i] for i in members]
@@ -35,7 +30,7 @@ def train_batches(
     def _train_batch(group: IntArray) -> TrainBatch:
         index = batch.token_index([members[i] for i in group])
         own = targets.map(lambda column: column[index] if len(group) else np.zeros(1, np.float32))
-        return TrainBatch(_micro_batch(group, rows, packed), own)
+        return TrainBatch(_micro_batch(group, rows), own)
 
     return [[_train_batch(group) for group in groups] for groups in assignment]
 
@@ -54,5 +49,5 @@ def results_by_row(
     return out
 
 
-def _micro_batch(group: IntArray, rows: Sequence[Row], packed: bool) -> MicroBatch:
-    return micro_batch([rows[i] for i in group] if len(group) else [Row(rows[0].tokens[:2], 1)], packed)
+def _micro_batch(group: IntArray, rows: Sequence[Row]) -> MicroBatch:
+    return micro_batch([rows[i] for i in group] if len(group) else [Row(rows[0].tokens[:2], 1)])

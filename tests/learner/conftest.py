@@ -1,6 +1,7 @@
 """A tiny policy in Hugging Face format, and trajectories as the actors and tasks would make them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from core.records import Finish, IntArray, Judged, Start, Trajectory, Verdict
 
 VOCABULARY = 64
+CONTINUATION = ("tokens", "logprobs", "versions")
 
 
 def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -> list[Judged]:
@@ -40,6 +42,20 @@ def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -
             finish=Finish.STOP if i % 4 else Finish.LENGTH,
         )
         out.append(Judged(trajectory, Verdict(float(i % 2), bool(i % 2))))
+    return out
+
+
+def forked(judged: list[Judged]) -> list[Judged]:
+    """The trajectories with shared beginnings: of every three, the first two have the third one's start (with its prefix), and the
+    second also half of its continuation."""
+    out = list(judged)
+    for i in range(len(judged)):
+        base = judged[i - i % 3 + 2].trajectory
+        half = len(base.tokens) // 2 * (i % 3)
+        if i % 3 < 2:
+            own = judged[i].trajectory
+            parts = {name: np.concatenate([getattr(base, name)[:half], getattr(own, name)]) for name in CONTINUATION}
+            out[i] = replace(judged[i], trajectory=replace(own, start=base.start, sample=i % 3, **parts))
     return out
 
 

@@ -13,13 +13,13 @@ from core.records import Scored
 from learner.distributed.actor_critic import StepPlan
 from learner.group import LearnerGroup
 from learner.losses import ratio
-from learner.models.pretrained import load_shared
+from learner.models.pretrained import SharedModel, load_shared
 from learner.objective import LossSettings
-from learner.packing.assign import assign_padded
-from learner.packing.batch import TrainBatch
+from learner.packing.assign import assign_trees
+from learner.packing.batch import Row, TrainBatch
 from learner.packing.micro_batches import train_batches
 from learner.targets import compute_targets
-from tests.learner.conftest import make_judged
+from tests.learner.conftest import forked, make_judged
 from tests.learner.groups import (
     PROBE,
     Engines,
@@ -155,14 +155,20 @@ def check_final_values(learner: LearnerGroup, scored: list[Scored]) -> None:
     assert {item.trajectory.finish.truncated for item in scored} == {True, False}
 
 
-def bare_gradients(path: Path, batch: TrainBatch, losses: LossSettings, tau: float) -> dict[str, torch.Tensor]:
-    """Gradient of PPO's loss on a shared trunk, written out: full logits, no engine."""
-    model = load_shared(path, torch.float32)
+def bare_gradients(
+    path: Path, rows: list[Row], batch: TrainBatch, losses: LossSettings, tau: float
+) -> dict[str, torch.Tensor]:
+    """Gradient of PPO's loss on a shared trunk, written out: row by row, full logits, no engine."""
+    from transformers import AutoModelForCausalLM
+
+    model = SharedModel(AutoModelForCausalLM.from_pretrained(path, attention_dropout=0.0))
     torch.nn.init.constant_(model.head.weight, 0.01)
-    tokens, positions = torch.from_numpy(batch.inputs.tokens), torch.from_numpy(batch.inputs.state_index)
-    hidden = model.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)[positions]
+    decoder, sequences = model.model.get_decoder(), [torch.from_numpy(row.tokens.astype(np.int64)) for row in rows]
+    states = [decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0] for tokens in sequences]
+    hidden = torch.cat([state[row.context - 1 : -1] for state, row in zip(states, rows, strict=True)])
+    targets = torch.cat([tokens[row.context :] for tokens, row in zip(sequences, rows, strict=True)])
     logprobs = torch.log_softmax(model.model.get_output_embeddings()(hidden) / tau, -1)
-    chosen = logprobs.gather(1, torch.from_numpy(batch.inputs.targets)[:, None])[:, 0]
+    chosen = logprobs.gather(1, targets[:, None])[:, 0]
     t, c = batch.targets.map(torch.from_numpy), losses
     r = ratio(chosen, t.proximal)
     surrogate = torch.maximum(-t.advantages * r, -t.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
@@ -177,11 +183,11 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
     path = tiny_model(True)
     losses = LossSettings(0.2, 0.2, 3.0, 0.0, "k3", 0.5, 0.3, 0.9)
     with group(path) as learner:
-        scored = learner.score(on_policy(learner, make_judged(3)))
+        scored = learner.score(on_policy(learner, forked(make_judged(3))))
     prepared = compute_targets(scored, AlgorithmConfig(), 0)
-    assignment = assign_padded([len(row.tokens) for row in prepared.rows], 10**6, 1, overhead=10**6)
+    assignment = assign_trees([row.tokens for row in prepared.rows], 10**6, 1)
     ((whole,),) = train_batches(assignment, prepared, list(range(len(scored))), "token-mean")
-    expected = bare_gradients(path, whole, losses, 0.9)
+    expected = bare_gradients(path, [prepared.rows[i] for i in assignment[0][0]], whole, losses, 0.9)
     found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True, True), losses)
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():

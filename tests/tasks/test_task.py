@@ -200,3 +200,18 @@ def test_a_start_from_an_evaluation_problem_is_refused_by_its_text(task: Task, t
     for leaked in (text, f"\n{text}\n"):  # another id and other white space: the same question
         with pytest.raises(DataError, match="it has the prompt of evaluation problem arithmetic-"):
             task.check_starts([start("harmless", leaked)])
+
+
+def test_equal_answers_to_one_problem_have_one_vote(tmp_path: Path) -> None:
+    """`2x` is right; the wrong `\\frac{\\pi}{2}` and `\\dfrac{\\pi}{2}` are one answer by the judge's own equality."""
+    rows = [{"prompt": f"{i}?", "answer": "2x"} for i in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    letters = character_tokenizer("".join(map(chr, range(32, 127))))
+    config = TaskConfig(name="math", path=str(tmp_path / "rows.jsonl"), eval_problems=1, judge_workers=0)
+    built = build_task(config, letters, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    said = [r"\frac{\pi}{2}", r"\dfrac{\pi}{2}", "2x", "x+x", "nothing"]
+    texts = [rf"\boxed{{{text}}}" for text in said[:4]] + said[4:]
+    judged = built.judge([trajectory(built.train[0], [], letters(text)["input_ids"]) for text in texts])
+    assert [one.verdict.correct for one in judged] == [False, False, True, True, False]
+    assert built.votes(judged) == [said[0], said[0], "2x", "2x", None]
+    built.close()

@@ -73,7 +73,7 @@ def iteration(number: int) -> IterationMetrics:
         generated_tokens=13_000,
         total_tokens=13_000 * number,
         truncated_share=0.0,
-        padding_share=0.125,
+        shared_share=0.125,
         tokens_per_second=2000.0,
         **FLOW,
         store_states=600 * number,

@@ -102,7 +102,7 @@ def test_the_update_is_reported_under_its_own_names() -> None:
     same = {entry.name for entry in fields(UpdateStats)} & {entry.name for entry in fields(IterationMetrics)} - {
         "seconds"
     }
-    assert {"value_auc", "value_auc_within", "policy_lr", "padding_share", "first_kl"} <= same
+    assert {"value_auc", "value_auc_within", "policy_lr", "shared_share", "first_kl"} <= same
     assert {name: getattr(metrics, name) for name in same} == {name: NUMBERS[name] for name in same}
     assert metrics.kl == NUMBERS["policy_kl"]
 

@@ -303,6 +303,30 @@ def test_bad_pairs_and_messages_are_named(model: str, tmp_path: Path) -> None:
         resume_supervised(tmp_path, ["--run.seed", "3"], sft_job)
 
 
+def test_pairs_that_say_nothing_are_reported_and_not_trained_on(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    asked = "\n\nHuman: a\n\nAssistant: "
+    sides = [
+        ("b", "c"),
+        ("b\n\nAssistant: b", "c"),  # two turns of the assistant
+        ("b\n\nHuman: more\n\nAssistant: d", "b\n\nHuman: less\n\nAssistant: e"),  # two prompts
+        ("b\n\nHuman: \n\nHuman: x\n\nAssistant: d", "c"),
+    ]
+    rows = [{"chosen": asked + chosen, "rejected": asked + rejected} for chosen, rejected in sides]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    usable, told = reward_model.preferences(RewardModelConfig(pairs=str(file)))
+    assert [row[0][1][-1].content for row in usable] == ["b"]
+    place = "column 'chosen' (reward_model.chosen)"
+    assert told == [
+        f"2 pairs left out: two turns in a row have one role; the first is {file}: row 2: {place}",
+        f"1 pairs left out: the two sides differ before the last turn, so they answer different prompts; the first is {file}: row 3: "
+        f"{place}",
+    ]
+    file.write_text(json.dumps(rows[1]) + "\n")
+    with pytest.raises(DataError, match="no pair can be trained on: 1 pairs left out: two turns in a row"):
+        reward_model.preferences(RewardModelConfig(pairs=str(file)))
+
+
 def test_pairs_of_one_prompt_stay_together_and_only_replies_are_learned(model: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [

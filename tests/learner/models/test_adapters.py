@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.models.adapters import Lora, adapters_off, merged
 from learner.models.pretrained import PolicyModel, load_policy, load_value
-from tests.learner.models.test_pretrained import ROWS, tensors
+from tests.learner.models.test_pretrained import ROWS, line
 
 LORA = Lora(rank=4, alpha=8)
 
@@ -31,7 +31,7 @@ def test_only_adapters_of_linear_layers_are_trained_and_a_new_one_changes_nothin
     # 2 layers x (q, k, v, o, gate, up, down) x (A, B); neither embedding nor output head
     assert len(names) == 2 * 7 * 2
     assert all("lora_" in name and ("self_attn" in name or "mlp" in name) for name in names)
-    torch.testing.assert_close(policy(*tensors(ROWS), 1.0), plain(*tensors(ROWS), 1.0), atol=0, rtol=0)
+    torch.testing.assert_close(policy(line(ROWS), 1.0), plain(line(ROWS), 1.0), atol=0, rtol=0)
 
 
 def test_merged_weights_in_a_plain_model_give_the_adapted_log_probabilities(
@@ -42,10 +42,10 @@ def test_merged_weights_in_a_plain_model_give_the_adapted_log_probabilities(
         state = dict(merged(policy.model.named_parameters(), LORA.scale))
         plain = AutoModelForCausalLM.from_pretrained(tiny_model(tied), dtype=torch.float32)
         assert set(state) == {name for name, _ in plain.named_parameters()}
-        before = PolicyModel(plain)(*tensors(ROWS), 1.0)[0]
+        before = PolicyModel(plain)(line(ROWS), 1.0)[0]
         plain.load_state_dict(state, strict=False)
         with torch.no_grad():
-            own, after = policy(*tensors(ROWS), 1.0)[0], PolicyModel(plain)(*tensors(ROWS), 1.0)[0]
+            own, after = policy(line(ROWS), 1.0)[0], PolicyModel(plain)(line(ROWS), 1.0)[0]
         torch.testing.assert_close(after, own, atol=1e-5, rtol=0)
         assert float((after - before.detach()).abs().max()) > 0.01  # the adapters did something
 
@@ -53,12 +53,12 @@ def test_merged_weights_in_a_plain_model_give_the_adapted_log_probabilities(
 def test_with_adapters_off_the_policy_is_the_one_it_started_from(tiny_model: Callable[[bool], Path]) -> None:
     plain, policy = load_policy(tiny_model(True), torch.float32), adapted(tiny_model(True))
     trained = [p for p in policy.parameters() if p.requires_grad]
-    changed = policy(*tensors(ROWS), 1.0)[0].detach()
+    changed = policy(line(ROWS), 1.0)[0].detach()
     with torch.no_grad(), adapters_off(policy):
-        reference = policy(*tensors(ROWS), 1.0)[0]
-    torch.testing.assert_close(reference, plain(*tensors(ROWS), 1.0)[0], atol=0, rtol=0)
+        reference = policy(line(ROWS), 1.0)[0]
+    torch.testing.assert_close(reference, plain(line(ROWS), 1.0)[0], atol=0, rtol=0)
     assert float((changed - reference).abs().max()) > 0.01
-    torch.testing.assert_close(policy(*tensors(ROWS), 1.0)[0], changed, atol=0, rtol=0)
+    torch.testing.assert_close(policy(line(ROWS), 1.0)[0], changed, atol=0, rtol=0)
     assert [p for p in policy.parameters() if p.requires_grad] == trained
 
 

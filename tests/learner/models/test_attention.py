@@ -1,131 +1,181 @@
-"""Rows packed into one line: the same numbers as padded ones, through torch's attention with a block-diagonal mask."""
+"""Lines of prefix trees give the numbers and gradients of their rows read one by one, in every kind of model."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
+from transformers import AutoConfig, AutoModelForCausalLM, MambaConfig, MambaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from learner.models.attention import Attention, choose_attention, kernel_runs, register
+from core.errors import ModelError
+from learner.models.adapters import Lora
+from learner.models.attention import BlockAttention, line_on
 from learner.models.pretrained import (
+    PolicyModel,
+    SharedModel,
+    ValueModel,
     load_policy,
     load_shared,
     load_value,
     recompute_activations,
-    row_bounds,
 )
 from learner.packing.batch import Row, micro_batch
-from tests.learner.models.test_pretrained import ROWS, tensors
+
+CPU = torch.device("cpu")
+Tiny = Callable[[bool], Path]
 
 
-def packed(rows: list[Row]) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    b = micro_batch(rows, packed=True)
-    assert b.position_ids is not None
-    return (torch.from_numpy(b.tokens), torch.from_numpy(b.state_index), torch.from_numpy(b.targets)), torch.from_numpy(
-        b.position_ids
+@st.composite
+def forests(draw: st.DrawFn) -> list[Row]:
+    """Rows that begin alike: each begins as an earlier one does up to some token. Contexts differ, so a token may be scored in some
+    of its rows only."""
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    rows = [rng.integers(0, 64, draw(st.integers(2, 20))).astype(np.int32)]
+    for _ in range(draw(st.integers(0, 7))):
+        base = rows[draw(st.integers(0, len(rows) - 1))]
+        kept = draw(st.integers(0, len(base)))
+        rows.append(
+            np.concatenate([base[:kept], rng.integers(0, 64, max(2 - kept, draw(st.integers(0, 12))))]).astype(np.int32)
+        )
+    return [Row(row, draw(st.integers(1, len(row) - 1))) for row in rows]
+
+
+def results(models: list[PolicyModel | ValueModel], groups: list[list[Row]]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, entropies and values [3, N], and the gradient of a function of all of them."""
+    outputs = []
+    for model in models:
+        model.zero_grad()
+    for group in groups:
+        line, found = line_on(micro_batch(group), CPU), []
+        for model in models:
+            found += [model(line)] if isinstance(model, ValueModel) else list(model(line, 0.7))
+        sum((numbers.square() * (number + 1)).sum() for number, numbers in enumerate(found)).backward()
+        outputs.append(torch.stack(found).detach())
+    gradients = [p.grad.flatten() for model in models for p in model.parameters() if p.grad is not None]
+    return torch.cat(outputs, dim=1), torch.cat(gradients)
+
+
+@pytest.fixture(scope="module", params=["separate", "shared", "lora", "recomputed"])
+def models(request: pytest.FixtureRequest, tiny_model: Tiny) -> list[PolicyModel | ValueModel]:
+    """Policy and critic, or one model of both."""
+    path, lora = tiny_model(True), Lora(rank=4, alpha=8) if request.param == "lora" else None
+    if request.param in ("shared", "recomputed"):
+        made: list[PolicyModel | ValueModel] = [load_shared(path, torch.float32)]
+    else:
+        made = [load_policy(path, torch.float32, lora), load_value(path, torch.float32, lora)]
+    torch.manual_seed(0)
+    for model in made:
+        if isinstance(model, ValueModel | SharedModel):
+            torch.nn.init.normal_(model.head.weight, std=0.3)
+        for parameter in model.parameters() if lora else ():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.1)
+        if request.param == "recomputed":
+            recompute_activations(model)
+    return made
+
+
+@settings(max_examples=15, deadline=None)
+@given(forests())
+def test_trees_give_the_numbers_and_gradients_of_single_rows(
+    models: list[PolicyModel | ValueModel], rows: list[Row]
+) -> None:
+    (whole, gradient), (single, expected) = results(models, [rows]), results(models, [[row] for row in rows])
+    assert float((whole - single).norm() / single.norm()) < 1e-6
+    assert float((gradient - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_single_rows_are_those_of_hugging_face(tiny_model: Tiny) -> None:
+    """With its own attention, without trees."""
+    rows = [np.array([5, 6, 7, 8], np.int32), np.array([5, 6, 9], np.int32)]
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model(False), dtype=torch.float32).eval()
+    with torch.no_grad():
+        logprobs, _ = load_policy(tiny_model(False), torch.float32)(
+            line_on(micro_batch([Row(row, 1) for row in rows]), CPU), 1.0
+        )
+        expected = [
+            torch.log_softmax(plain(torch.from_numpy(row.astype(np.int64))[None]).logits[0], -1) for row in rows
+        ]
+    chosen = [
+        float(logs[t, int(row[t + 1])]) for row, logs in zip(rows, expected, strict=True) for t in range(len(row) - 1)
+    ]
+    assert logprobs.tolist() == pytest.approx(chosen, abs=1e-5)
+
+
+def test_a_sliding_window_counts_tokens_of_the_row(tmp_path: Path, tiny_model: Tiny) -> None:
+    config = AutoConfig.from_pretrained(tiny_model(True))
+    sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None}
+    Qwen2ForCausalLM(Qwen2Config(**config.to_dict() | sliding)).save_pretrained(tmp_path)
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 64, 12).astype(np.int32)
+    rows = [base, np.concatenate([base[:8], base[:5]])]
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    whole = Qwen2ForCausalLM.from_pretrained(
+        tmp_path, use_sliding_window=False, layer_types=["full_attention"] * 2
+    ).eval()
+    with torch.no_grad():
+        logprobs, _ = load_policy(tmp_path, torch.float32)(
+            line_on(micro_batch([Row(row, 11) for row in rows]), CPU), 1.0
+        )
+        logits, other = (model(torch.from_numpy(base.astype(np.int64))[None]).logits[0, 10] for model in (plain, whole))
+    assert float(logprobs[0]) == pytest.approx(float(torch.log_softmax(logits, -1)[int(base[11])]), abs=1e-5)
+    assert float((logits - other).abs().max()) > 1e-3  # the window changes something
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=forests(), window=st.sampled_from([None, 3]))
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_block_mask_of_gpus_shows_what_the_branches_of_cpus_show(rows: list[Row], window: int | None) -> None:
+    """FlexAttention computed as it is defined, not compiled; its gradient exists on GPUs only."""
+    batch = micro_batch(rows)
+    line = line_on(batch, CPU)
+    query, key, value = torch.randn(3, 1, 4, len(batch.tokens), 8)
+    with torch.compiler.set_stance("force_eager"), torch.no_grad():
+        found = BlockAttention(batch.depths, CPU)(query, key[:, :2], value[:, :2], 0.3, window)
+    torch.testing.assert_close(
+        found, line.attention(query, key[:, :2], value[:, :2], 0.3, window), atol=1e-5, rtol=1e-5
     )
 
 
-def row_by_row(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *_: Any, scale: float, enable_gqa: bool, **__: Any
-) -> Tensor:
-    """What torch's variable-length kernel computes, by torch's plain attention."""
-    rows = []
-    for begin, end in pairwise(bounds.tolist()):
-        q, k, v = (tensor[begin:end].transpose(0, 1)[None] for tensor in (query, key, value))
-        row = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
-        rows.append(row[0].transpose(0, 1))
-    return torch.cat(rows)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention is compiled for GPUs only")
+def test_flex_attention_gives_the_numbers_and_gradients_of_the_branches() -> None:
+    rng = np.random.default_rng(0)
+    prefix = rng.integers(0, 64, 150).astype(np.int32)
+    batch = micro_batch(
+        [Row(np.concatenate([prefix, rng.integers(0, 64, 70).astype(np.int32)]), 150) for _ in range(4)]
+    )
+    line, size = line_on(batch, CPU), len(batch.tokens)
+    query, key, value = tensors = [torch.randn(1, heads, size, 64, requires_grad=True) for heads in (4, 2, 2)]
+    on_gpu = [tensor.detach().cuda().requires_grad_() for tensor in tensors]
+    expected = line.attention(query, key, value, 0.125, None)
+    found = BlockAttention(batch.depths, torch.device("cuda"))(on_gpu[0], on_gpu[1], on_gpu[2], 0.125, None)
+    gradients = torch.autograd.grad(expected.square().sum(), tensors), torch.autograd.grad(found.square().sum(), on_gpu)
+    for ours, theirs in zip([found, *gradients[1]], [expected, *gradients[0]], strict=True):
+        assert float((ours.cpu() - theirs).norm() / theirs.norm()) < 1e-2  # TF32
 
 
-def test_the_line_by_hand() -> None:
-    b = micro_batch([Row(np.array([5, 6, 7], np.int32), 2), Row(np.array([8, 9], np.int32), 1)], packed=True)
-    assert b.tokens.tolist() == [[5, 6, 7, 8, 9]]
-    assert b.position_ids is not None
-    assert b.position_ids.tolist() == [[0, 1, 2, 0, 1]]
-    assert b.state_index.tolist() == [1, 3]  # token 6 is before 7, token 8 before 9
-    assert b.targets.tolist() == [7, 9]
-    rows = row_bounds(torch.from_numpy(b.position_ids))
-    assert (rows["cu_seq_lens_q"].tolist(), rows["max_length_q"]) == ([0, 3, 5], 3)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "torch_varlen"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_packed_rows_give_the_log_probabilities_values_and_gradients_of_padded_ones(
-    tiny_model: Callable[[bool], Path], checkpointing: bool, attention: Attention
-) -> None:
-    """With torch's variable-length kernel replaced by a loop over the rows: it runs on GPUs only."""
-    register(row_by_row)
-    line, position_ids = packed(ROWS)
-    results = []
-    for inputs, how, options in ((tensors(ROWS), "sdpa", {}), (line, attention, {"position_ids": position_ids})):
-        model = load_shared(tiny_model(True), torch.float32, attention=how)
-        torch.nn.init.constant_(model.head.weight, 0.5)
-        if checkpointing:
-            recompute_activations(model)
-        logprobs, entropy, values = model(*inputs, 0.7, **options)
-        (logprobs.square().sum() + values.square().sum()).backward()
-        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        results.append([logprobs.detach(), entropy.detach(), values.detach(), *gradients])
-    for padded_one, packed_one in zip(*results, strict=True):
-        assert float((packed_one - padded_one).norm() / padded_one.norm().clamp(min=1e-3)) < 1e-5
-
-
-def test_a_row_does_not_see_the_one_before_it(tiny_model: Callable[[bool], Path]) -> None:
-    """Without the position_ids it would: the test notices a mask that is missing."""
-    policy, value = load_policy(tiny_model(True), torch.float32), load_value(tiny_model(True), torch.float32)
-    torch.nn.init.normal_(value.head.weight)
-    other = [Row(ROWS[0].tokens[::-1].copy(), ROWS[0].context), *ROWS[1:]]
-    last = slice(-ROWS[2].scored - ROWS[1].scored, None)
+def test_tokens_of_other_rows_are_unseen(tiny_model: Tiny) -> None:
+    """A change in one branch leaves the others' numbers as they were, bit for bit; without depths it would not."""
+    policy = load_policy(tiny_model(True), torch.float32)
+    rows = [np.array([1, 2, 3, 4, 5], np.int32), np.array([1, 2, 6, 7], np.int32)]
+    changed = [np.array([1, 2, 3, 4, 60], np.int32), rows[1]]
+    blind = replace(micro_batch([Row(row, 3) for row in changed]), depths=np.arange(7))
     with torch.no_grad():
-        (first, position_ids), (second, _) = packed(ROWS), packed(other)
-        for model, arguments in ((policy, (1.0,)), (value, ())):
-            a, b, blind_a, blind_b = (
-                model(*(line if model is policy else line[:2]), *arguments, **options)
-                for options in ({"position_ids": position_ids}, {})
-                for line in (first, second)
-            )
-            if model is policy:
-                a, b, blind_a, blind_b = a[0], b[0], blind_a[0], blind_b[0]
-            torch.testing.assert_close(a[last], b[last], atol=1e-6, rtol=0)
-            assert float((blind_a - blind_b)[last].abs().max()) > 1e-3
+        first, second = (
+            policy(line_on(micro_batch([Row(row, 3) for row in two]), CPU), 1.0)[0] for two in (rows, changed)
+        )
+        wrong = policy(line_on(blind, CPU), 1.0)[0]
+    assert first[2:].tolist() == second[2:].tolist()
+    assert float((wrong - second)[2:].abs().max()) > 1e-3
 
 
-def test_packed_attention_needs_a_gpu_bf16_and_a_kernel(
-    tiny_model: Callable[[bool], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tiny_model(True)
-    assert choose_attention(path, "cpu", torch.bfloat16) == "sdpa"
-    assert choose_attention(path, "cuda", torch.float32) == "sdpa"
-    for flash, kernel, expected in (
-        (True, True, "flash_attention_2"),
-        (False, True, "torch_varlen"),
-        (False, False, "sdpa"),
-    ):
-        monkeypatch.setattr("learner.models.attention.is_flash_attn_2_available", lambda flash=flash: flash)
-        monkeypatch.setattr("learner.models.attention.kernel_runs", lambda *_, kernel=kernel: kernel)
-        assert choose_attention(path, "cuda", torch.bfloat16) == expected
-
-
-def test_torchs_own_kernel_is_not_relied_on_where_it_does_not_run() -> None:
-    assert not kernel_runs("cpu", heads=2, key_value_heads=1, size=16)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's kernel runs on GPUs only")
-def test_torchs_own_kernel_gives_the_numbers_and_gradients_of_plain_attention() -> None:
-    assert kernel_runs("cuda", heads=4, key_value_heads=2, size=64)
-    bounds = torch.tensor([0, 37, 38, 150], dtype=torch.int32, device="cuda")
-    line = [torch.randn(150, heads, 64, device="cuda").bfloat16().requires_grad_() for heads in (4, 2, 2)]
-    found = []
-    kernels: list[Any] = [varlen_attn, row_by_row]
-    for kernel in kernels:
-        out = kernel(*line, bounds, bounds, 112, 112, scale=0.125, window_size=(-1, 0), enable_gqa=True)
-        found.append([out, *torch.autograd.grad(out.float().square().sum(), line)])
-    for ours, theirs in zip(*found, strict=True):  # a few roundings of bf16
-        assert float((ours - theirs).abs().max()) <= 3e-2 * float(theirs.abs().max())
+def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="the layers of MambaForCausalLM are not supported"):
+        load_policy(tmp_path, torch.float32)

@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClass
 
 from core.errors import ModelError
 from learner.models.adapters import Lora
+from learner.models.attention import Line, line_on
 from learner.models.pretrained import load_policy, load_value, recompute_activations
 from learner.packing.batch import Row, micro_batch
 
@@ -18,9 +19,8 @@ ROWS = [
 ]
 
 
-def tensors(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    b = micro_batch(rows)
-    return torch.from_numpy(b.tokens), torch.from_numpy(b.state_index), torch.from_numpy(b.targets)
+def line(rows: list[Row]) -> Line:
+    return line_on(micro_batch(rows), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -30,9 +30,9 @@ def test_log_probabilities_are_those_of_the_full_hugging_face_forward(
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model(tied), dtype=torch.float32).eval()
     policy = load_policy(tiny_model(tied), torch.float32)
-    logprobs, entropy = (numbers.detach() for numbers in policy(*tensors(ROWS), temperature))
+    logprobs, entropy = (numbers.detach() for numbers in policy(line(ROWS), temperature))
     with torch.no_grad():
-        scored, unread = policy(*tensors(ROWS), temperature)
+        scored, unread = policy(line(ROWS), temperature)
     torch.testing.assert_close(scored, logprobs, atol=0, rtol=0)  # scoring and training see the same
     assert unread.isnan().all()
     at = 0
@@ -55,7 +55,7 @@ def test_chunks_change_neither_results_nor_gradients(
 
     def run() -> list[torch.Tensor]:
         policy.zero_grad()
-        logprobs, entropy = policy(*tensors(ROWS), 0.7)
+        logprobs, entropy = policy(line(ROWS), 0.7)
         (logprobs.square().sum() + entropy.sum()).backward()
         return [
             logprobs.detach(),
@@ -74,14 +74,14 @@ def test_a_value_sees_nothing_of_the_token_it_precedes(tiny_model: Callable[[boo
     torch.nn.init.normal_(value.head.weight)
     tokens = np.array([3, 4, 5, 6], dtype=np.int32)
     changed = np.array([3, 4, 5, 60], dtype=np.int32)
-    first, second = (value(*tensors([Row(t, 2)])[:2]) for t in (tokens, changed))
+    first, second = (value(line([Row(t, 2)])) for t in (tokens, changed))
     torch.testing.assert_close(first, second, atol=0, rtol=0)  # V before tokens 2 and 3: token 3 is unseen
     changed[2] = 50
-    assert float((value(*tensors([Row(changed, 2)])[:2]) - first)[1].abs().detach()) > 1e-3
+    assert float((value(line([Row(changed, 2)])) - first)[1].abs().detach()) > 1e-3
 
 
 def test_a_new_critic_values_everything_at_zero(tiny_model: Callable[[bool], Path]) -> None:
-    assert float(load_value(tiny_model(True), torch.float32)(*tensors(ROWS)[:2]).abs().max()) == 0.0
+    assert float(load_value(tiny_model(True), torch.float32)(line(ROWS)).abs().max()) == 0.0
 
 
 def reward_model(path: Path, tiny: Path) -> Qwen2ForSequenceClassification:
@@ -101,7 +101,7 @@ def test_a_critic_from_a_reward_model_begins_with_its_scores(
     reward = reward_model(tmp_path, tiny_model(True))
     value = load_value(tmp_path, torch.float32, lora)
     tokens = np.array([3, 4, 5, 6], dtype=np.int32)
-    found = value(*tensors([Row(tokens, 1)])[:2])  # of the states after 3; 3, 4; 3, 4, 5
+    found = value(line([Row(tokens, 1)]))  # of the states after 3; 3, 4; 3, 4, 5
     for length in (1, 2, 3):
         ids = torch.from_numpy(tokens[:length].astype(np.int64))[None]
         torch.testing.assert_close(found[length - 1], reward(input_ids=ids).logits[0, 0], atol=1e-6, rtol=1e-5)
@@ -122,7 +122,7 @@ def test_the_head_of_a_bf16_critic_computes_in_fp32(tiny_model: Callable[[bool],
 
 def test_dropout_is_off_in_training_mode(tiny_model: Callable[[bool], Path]) -> None:
     policy = load_policy(tiny_model(True), torch.float32).train()  # the model's config asks for attention dropout 0.1
-    torch.testing.assert_close(policy(*tensors(ROWS), 1.0), policy(*tensors(ROWS), 1.0), atol=0, rtol=0)
+    torch.testing.assert_close(policy(line(ROWS), 1.0), policy(line(ROWS), 1.0), atol=0, rtol=0)
 
 
 def test_recomputed_activations_give_the_same_gradients(tiny_model: Callable[[bool], Path]) -> None:
@@ -137,7 +137,7 @@ def test_recomputed_activations_give_the_same_gradients(tiny_model: Callable[[bo
 
     def run() -> list[torch.Tensor]:
         policy.zero_grad()
-        policy(*tensors(ROWS), 1.0)[0].sum().backward()
+        policy(line(ROWS), 1.0)[0].sum().backward()
         return [p.grad.clone() for p in policy.parameters() if p.grad is not None]
 
     plain = run()

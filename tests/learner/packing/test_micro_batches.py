@@ -15,17 +15,19 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from core.config import AlgorithmConfig
 from core.records import Scored
 from learner.losses import Aggregation
+from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
 from learner.objective import LossSettings, policy_objective, value_objective
-from learner.packing.assign import assign_padded
+from learner.packing.assign import Assignment, assign_trees
 from learner.packing.batch import Row, TrainBatch, micro_batch
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.targets import TargetBatch, compute_targets
-from tests.learner.conftest import make_judged
+from tests.learner.conftest import forked, make_judged
 from tests.learner.test_targets import as_prompt
 
 LOSSES = LossSettings(0.2, 0.2, 3.0, 0.01, "k3", value_clip=0.5, value_coefficient=1.0, temperature=0.7)
 COUNT = 12
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +45,10 @@ def batch(policy: PolicyModel, seed: int) -> TargetBatch:
 def near(policy: PolicyModel, seed: int) -> list[Scored]:
     """Trajectories whose proximal log-probabilities are near the policy's own, as after some steps of an update."""
     rng = np.random.default_rng(seed)
-    judged = make_judged(seed, COUNT)
+    judged = forked(make_judged(seed, COUNT))
     rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in judged]
-    read = micro_batch(rows)
     with torch.no_grad():
-        logprobs, _ = policy(*(torch.from_numpy(a) for a in (read.tokens, read.state_index, read.targets)), 0.7)
+        logprobs, _ = policy(line_on(micro_batch(rows), CPU), 0.7)
     close = (logprobs.numpy() + rng.normal(0, 0.2, len(logprobs))).astype(np.float32)
     parts = np.split(close, np.cumsum([row.scored for row in rows])[:-1])
     values = [rng.uniform(0, 1, len(p)).astype(np.float32) for p in parts]
@@ -61,11 +62,10 @@ def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> 
         module.zero_grad()
     losses = 0.0
     for b in batches:
-        read = [torch.from_numpy(a) for a in (b.inputs.tokens, b.inputs.state_index, b.inputs.targets)]
-        targets = b.targets.map(torch.from_numpy)
-        logprobs, entropy = policy(*read, 0.7)
+        line, targets = line_on(b.inputs, CPU), b.targets.map(torch.from_numpy)
+        logprobs, entropy = policy(line, 0.7)
         loss, _ = policy_objective(logprobs, entropy, targets, LOSSES, kl_coefficient=0.1)
-        critic = value_objective(value(*read[:2]), targets, 0.5)
+        critic = value_objective(value(line), targets, 0.5)
         (loss + critic).backward()
         losses += float((loss + critic).detach())
     gradients = [p.grad.clone() for m in (policy, value) for p in m.parameters() if p.grad is not None]
@@ -76,17 +76,17 @@ def total(policy: PolicyModel, value: ValueModel, batches: list[TrainBatch]) -> 
 @given(
     st.integers(0, 100),
     st.integers(8, 200),
-    st.integers(1, 5),
+    st.integers(1, 3),
     st.sampled_from(["token-mean", "sequence-mean"]),
 )
-def test_loss_and_gradient_do_not_depend_on_the_cut(
+def test_loss_and_gradient_are_those_of_single_rows_for_any_cut(
     models: tuple[PolicyModel, ValueModel], seed: int, budget: int, ranks: int, how: Aggregation
 ) -> None:
     prepared, members = batch(models[0], seed), list(range(COUNT))[::-1]
-    sizes = [len(prepared.rows[i].tokens) for i in members]
-    ((whole,),) = train_batches(assign_padded(sizes, 10**6, 1, overhead=10**6), prepared, members, how)
-    parts = train_batches(assign_padded(sizes, budget, ranks), prepared, members, how)
-    loss, gradients = total(*models, [whole])
+    rows = [prepared.rows[i].tokens for i in members]
+    alone = train_batches(assign_trees(rows, 1, 1), prepared, members, how)  # no token is shared
+    parts = train_batches(assign_trees(rows, budget, ranks), prepared, members, how)
+    loss, gradients = total(*models, alone[0])
     cut_loss, cut_gradients = total(*models, [b for rank in parts for b in rank])
     assert cut_loss == pytest.approx(loss, abs=1e-6, rel=1e-6)
     whole_gradient, cut_gradient = (torch.cat([g.flatten() for g in gs]) for gs in (gradients, cut_gradients))
@@ -98,15 +98,22 @@ def test_a_replayed_prefix_has_no_loss(models: tuple[PolicyModel, ValueModel]) -
     prepared = batch(models[0], 0)
     for i, row in enumerate(prepared.rows):
         assert row.scored == prepared.offsets[i + 1] - prepared.offsets[i]
-    assignment = assign_padded([len(r.tokens) for r in prepared.rows], 10**6, 1, overhead=10**6)
-    ((whole,),) = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
-    # positions point at states before continuation tokens only, in every row
-    width, at = whole.inputs.tokens.shape[1], 0
-    for b, row in enumerate([prepared.rows[i] for i in assignment[0][0]]):
-        own = whole.inputs.state_index[at : at + row.scored] - b * width
-        assert own.tolist() == list(range(row.context - 1, len(row.tokens) - 1))
+    assignment = whole(prepared)
+    ((read,),) = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
+    # the states are those before continuation tokens only, in every row
+    at = 0
+    for row in [prepared.rows[i] for i in assignment[0][0]]:
+        own = read.inputs.copies[at : at + row.scored]
+        assert read.inputs.targets[own].tolist() == row.tokens[row.context :].tolist()
+        states = read.inputs.state_index[own]
+        assert read.inputs.tokens[states].tolist() == row.tokens[row.context - 1 : -1].tolist()
+        assert read.inputs.depths[states].tolist() == list(range(row.context - 1, len(row.tokens) - 1))
         at += row.scored
-    assert at == len(whole.inputs.state_index) == len(whole.targets.weights)
+    assert at == len(read.inputs.copies) == len(read.targets.weights)
+
+
+def whole(prepared: TargetBatch, budget: int = 10**6, ranks: int = 1) -> Assignment:
+    return assign_trees([row.tokens for row in prepared.rows], budget, ranks)
 
 
 def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple[PolicyModel, ValueModel]) -> None:
@@ -115,7 +122,7 @@ def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple
     found = []
     for version in (scored, [as_prompt(s) for s in scored]):
         prepared = compute_targets(version, AlgorithmConfig(), 0)
-        assignment = assign_padded([len(r.tokens) for r in prepared.rows], 64, 2)
+        assignment = whole(prepared, 64, 2)
         batches = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
         found.append(total(*models, [b for rank in batches for b in rank]))
     (loss, gradients), (same_loss, same_gradients) = found
@@ -124,10 +131,10 @@ def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple
     assert all(torch.equal(g, same) for g, same in zip(gradients, same_gradients, strict=True))
 
 
-def test_context_and_padding_get_no_gradient(models: tuple[PolicyModel, ValueModel]) -> None:
+def test_context_gets_no_gradient(models: tuple[PolicyModel, ValueModel]) -> None:
     """Of the loss by the last hidden states, from which logits and values come: nothing but the states before scored tokens."""
     prepared = batch(models[0], 1)
-    assignment = assign_padded([len(r.tokens) for r in prepared.rows], 64, 2)
+    assignment = whole(prepared, 64, 2)
     batches = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")
     read: list[Tensor] = []
 
@@ -145,16 +152,15 @@ def test_context_and_padding_get_no_gradient(models: tuple[PolicyModel, ValueMod
         read, np.repeat(np.arange(len(groups)), 2), strict=True
     ):  # of the policy, then of the critic
         assert hidden.grad is not None
-        rows = [prepared.rows[i] for i in groups[group]]
-        scored = {(b, t) for b, row in enumerate(rows) for t in range(row.context - 1, len(row.tokens) - 1)}
-        touched = {(b, t) for b, t in hidden.grad.abs().sum(-1).nonzero().tolist()}
+        scored = set(micro_batch([prepared.rows[i] for i in groups[group]]).state_index.tolist())
+        touched = set(hidden.grad[0].abs().sum(-1).nonzero()[:, 0].tolist())
         assert touched <= scored
         assert len(touched) > len(scored) / 2  # the loss of some is clipped
 
 
 def test_results_find_their_way_back_to_their_rows() -> None:
     rows = [Row(j.trajectory.sequence_ids, len(j.trajectory.start.context_ids)) for j in make_judged(2)]
-    assignment = assign_padded([len(r.tokens) for r in rows], 40, 3)
-    flats = [[b.targets.astype(np.float32) for b in rank] for rank in input_batches(assignment, rows, packed=False)]
+    assignment = assign_trees([row.tokens for row in rows], 40, 3)
+    flats = [[b.targets[b.copies].astype(np.float32) for b in rank] for rank in input_batches(assignment, rows)]
     for row, got in zip(rows, results_by_row(assignment, rows, flats), strict=True):
         np.testing.assert_array_equal(got, row.tokens[row.context :].astype(np.float32))

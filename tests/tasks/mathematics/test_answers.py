@@ -46,6 +46,49 @@ def test_gsm8k_answers(response: str, correct: bool) -> None:
     assert verify_gsm8k("1,080", response).correct == correct
 
 
+DRESSED = ["18", "18 dollars", "**18**", "€18", "$18.00", "18.", "18 km/h", "$18 in total", "x = 18", "**$18** per day", r"\$18",
+    r"\boxed{18}", "18 m^2", "18 more apples", "Total: 18 eggs", "+18", "18\u00a0€", "= 18", "eighteen (18)"]  # fmt: skip
+BARE = [
+    "19",
+    "18 or 19",
+    "not 18",
+    "more than 18",
+    "18 of 20",
+    "-18",
+    "1,8",
+    "18.5",
+    "eighteen",
+    "18%5",
+    r"\neq 18",
+    "< 18",
+]
+
+
+@pytest.mark.parametrize(
+    "unit", ["", " dollars", " ft", " m", " s", " days", " zebras", " t", " cents", " kg", " people"]
+)
+def test_gsm8k_takes_one_number_with_any_words_around_it(unit: str) -> None:
+    for text in DRESSED:
+        assert verify_gsm8k("18", f"6 * 3 = 18\n#### {text}{unit}").correct, text
+        assert verify_gsm8k("18", f"The answer is #### {text}{unit}").correct, text
+        assert not verify_gsm8k("17", f"#### {text}{unit}").correct, text
+    for text in BARE:
+        assert not verify_gsm8k("18", f"#### {text}{unit}").correct, text
+
+
+def test_floats_with_exponents_load_and_are_compared_as_floats() -> None:
+    """GSM-Hard's targets are Python floats."""
+    columns = Columns(prompt="input", answer="target")
+    item = read_gsm8k({"input": "?", "target": 1.2345e16}, columns, "row 1")
+    assert (item.reference, verify_gsm8k(item.reference, "#### 12345000000000000").correct) == ("1.2345e+16", True)
+    third = read_gsm8k({"input": "?", "target": 49 / 3}, columns, "row 2").reference
+    assert verify_gsm8k(third, "#### 49/3").correct
+    assert verify_gsm8k(third, "#### 16.33333333333").correct
+    assert not verify_gsm8k(third, "#### 16.33").correct
+    with pytest.raises(DataError, match="row 3"):
+        read_gsm8k({"input": "?", "target": float("inf")}, columns, "row 3")
+
+
 @pytest.mark.parametrize(
     ("gold", "answer", "correct"),
     [

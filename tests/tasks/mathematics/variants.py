@@ -34,7 +34,7 @@ SIMPLE = re.compile(r"[-+0-9a-z ^]+")
 def equals(gold: str) -> Iterator[Variant]:
     """Texts that mean the same as the gold answer."""
     yield from _dressed(gold)
-    for make in (_numbers, _fractions, _signs, _lists, _groups, _words, _terms):
+    for make in (_numbers, _money_and_bases, _fractions, _signs, _lists, _groups, _words, _terms):
         yield from make(gold)
 
 
@@ -113,6 +113,9 @@ def _numbers(gold: str) -> Iterator[Variant]:
         yield "decimal with slash", f"{value.numerator}/{value.denominator}"
         yield "decimal without leading zero", re.sub(r"^(-?)0?\.", r"\1.", gold)
         yield "decimal named", f"x={gold}"
+
+
+def _money_and_bases(gold: str) -> Iterator[Variant]:
     if re.fullmatch(r"-?\\\$ ?[0-9.,\\!]+", gold):
         amount = gold.replace(r"\$", "").replace(" ", "")
         yield "without currency", amount
