@@ -2,12 +2,13 @@
 PYTHON ?= python3.11
 VENV := .venv
 PY := $(VENV)/bin/python
+PEERS := .venv-bench
 # Where pip looks for the CPU build of torch when it does not find it by itself (see README, "Install").
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
 LOCK := requirements/cpu.txt requirements/dev.txt requirements/sinks.txt
 
-.PHONY: setup demo test lint lock clean
+.PHONY: setup demo test lint bench lock clean
 
 setup: $(STAMP)
 
@@ -27,9 +28,21 @@ lint: setup
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 
+# Runs the benchmarks (about an hour) and writes bench/results. `make bench BENCHMARKS=loop QUICK=--quick`: one of them, shorter.
+BENCHMARKS ?= verdicts sandbox store learner rollout loop asynchronous soak
+bench: setup $(PEERS)/.installed
+	@set -e; for name in $(BENCHMARKS); do $(PY) -m bench.$$name $(QUICK); done
+
+# What bench.loop compares with: packages of its own over those of $(VENV).
+$(PEERS)/.installed: $(STAMP) requirements/bench.txt
+	@$(PYTHON) -m venv $(PEERS)
+	@echo "$(CURDIR)/$(VENV)/lib/python3.11/site-packages" > $(PEERS)/lib/python3.11/site-packages/base.pth
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bench.txt
+	@touch $@
+
 # Regenerates the locks from the .in files (needs `uv` on the path: pip install uv).
 lock:
 	@bash requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) .cache
+	rm -rf $(VENV) $(PEERS) .cache

@@ -12,6 +12,9 @@ a grammar forces (Z near 0) has almost no weight; `algorithm.importance: mask` l
 import ast
 import difflib
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -80,6 +83,28 @@ def check_options(config: RolloutConfig, device: str) -> None:
         _check_known(f"rollout.{field}", list(given), file, name)
     if STRUCTURED in config.sampling_options:
         _check_structured(config.sampling_options[STRUCTURED])
+
+
+def check_sampling_values(given: Mapping[str, object]) -> None:
+    """Raises ConfigError for values that vLLM's own object refuses. Another process imports vLLM, in about ten seconds."""
+    if importlib.util.find_spec("vllm") is None:
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", _CONSTRUCT], input=json.dumps(given), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["vLLM cannot be imported"])[-1]
+        raise ConfigError(f"rollout.sampling_options = {json.dumps(given)}: vLLM refuses it: {last}")
+
+
+_CONSTRUCT = """
+import json, sys
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+given = json.load(sys.stdin)
+if "structured_outputs" in given:
+    given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+SamplingParams(**given)
+"""
 
 
 def _check_structured(given: object) -> None:

@@ -6,8 +6,8 @@ The model is the recipe's starter after little training, so that responses use u
 iteration, and all starts are at the root. Ours runs in two forms: with the recipe's separate critic, and with the critic as a head on
 the policy's trunk, which trains as many weights as TRL.
 
-TRL runs in another environment (requirements/bench.txt). BENCH_PYTHON names its interpreter (default: .venv-bench/bin/python). It
-has one data-parallel process per core, which is faster than one process (2,968 against 2,416 tokens/s on two cores). Without that
+TRL runs in another environment (requirements/bench.txt), which `make bench` prepares. BENCH_PYTHON names its interpreter (default:
+.venv-bench/bin/python). It has one data-parallel process per core, which is faster than one process (2,968 against 2,416 tokens/s on two cores). Without that
 environment only ours is measured.
 """
 
@@ -212,7 +212,7 @@ def main(quick: bool) -> None:
         separate = measure(config, ready, device, folder, trl, iterations)
         shared = measure(on_one_trunk(config), ready, device, folder, trl, iterations)
     if not python.exists():
-        print(f"TRL is left out: no {python} (see requirements/bench.txt)")
+        print(f"TRL is left out: no {python} (`make bench` prepares it)")
     checks = [*(compared(separate, shared) if trl else []), *profile(separate, shared)]
     settings: dict[str, str | int | float] = {
         "iterations": iterations,

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -49,10 +49,11 @@ def write(
     *,
     quick: bool,
     page: str | None = None,
+    measures: Mapping[str, object] | None = None,
 ) -> Path:
     """Print the table, write JSON and Markdown, and return the JSON file. Without `quick` the overview is written too.
 
-    `page`: the Markdown, instead of the table of checks.
+    `page`: the Markdown, instead of the table of checks. `measures`: more of the JSON.
     """
     from core.run_directory import collect_versions
 
@@ -68,6 +69,7 @@ def write(
         "versions": collect_versions(),
         "settings": settings,
         "checks": [asdict(item) for item in checks],
+        **({"measures": measures} if measures is not None else {}),
     }
     RESULTS.mkdir(exist_ok=True)
     text = page or table(name, checks, settings)

@@ -1,7 +1,8 @@
 """Programs per second: `python -m bench.sandbox [--quick]`.
 
-Judges the canonical solutions of MBPP with `tasks.judge.JudgePool`, as the loop does: each program gets a new bubblewrap
-sandbox. It alternates with the baseline, which has no confinement (`task.sandbox: unsafe-subprocess`).
+Judges canonical solutions with `tasks.judge.JudgePool`, as the loop does: those of MBPP by their asserts, and programs with ten tests
+each that read standard input (APPS). Each program gets a new bubblewrap sandbox. It alternates with the baseline, which has no
+confinement (`task.sandbox: unsafe-subprocess`). A program that sleeps shows what an idle one costs.
 """
 
 import argparse
@@ -11,31 +12,47 @@ from pathlib import Path
 
 from bench.report import Check, check, median, write
 from core.config import Columns, SandboxMode, TaskConfig
-from tasks.code.programs import limits_of, read_mbpp, verifier
-from tasks.code.sandbox import ProgramJob, Sandbox
+from tasks.code.formats import read_apps, read_mbpp
+from tasks.code.programs import limits_of, verifier
+from tasks.code.sandbox import Program, Sandbox
 from tasks.judge import JudgePool
 
 Pair = tuple[str, str]
-GOAL = 50.0
+GOALS = {"mbpp": 50.0, "apps": 25.0}
+NAMES = {"mbpp": "canonical solutions of MBPP", "apps": "APPS programs with 10 tests"}
 REPEATS = 3
 COLUMNS = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
+TESTS = 10
 
 
-def pairs(file: Path, limit: int) -> list[Pair]:
+def mbpp_pairs(file: Path, limit: int) -> list[Pair]:
     """References and canonical solutions."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:limit]]
     items = [read_mbpp(row, COLUMNS, "mbpp") for row in rows]
     return [(item.reference, item.solution or "") for item in items]
 
 
-def configuration(mode: SandboxMode) -> TaskConfig:
+def apps_pairs(file: Path, limit: int) -> list[Pair]:
+    """References with ten tests each (the problem's own, repeated) and canonical solutions."""
+    pairs = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        told = json.loads(row["input_output"])
+        ten = {side: [told[side][i % len(told[side])] for i in range(TESTS)] for side in ("inputs", "outputs")}
+        columns = Columns(prompt="question", tests="input_output", solution="solutions", checker="checker")
+        item = read_apps({**row, "input_output": {**told, **ten}}, columns, "apps")
+        pairs.append((item.reference, item.solution or ""))
+    return [pairs[i % len(pairs)] for i in range(limit)]
+
+
+def configuration(name: str, mode: SandboxMode) -> TaskConfig:
     """The task configuration for a sandbox mode."""
-    return TaskConfig(name="mbpp", columns=COLUMNS, sandbox=mode)
+    return TaskConfig.model_validate({"name": name, "columns": COLUMNS, "sandbox": mode})
 
 
-def pool(mode: SandboxMode, workers: int) -> JudgePool:
+def pool(name: str, mode: SandboxMode, workers: int) -> JudgePool:
     """Start judging processes and wait until they are ready."""
-    config = configuration(mode)
+    config = configuration(name, mode)
     judges = JudgePool(
         "tasks.code.programs:verifier",
         workers=workers,
@@ -48,10 +65,10 @@ def pool(mode: SandboxMode, workers: int) -> JudgePool:
     return judges
 
 
-def throughput(given: list[Pair], workers: int) -> list[Check]:
+def throughput(name: str, given: list[Pair], workers: int) -> list[Check]:
     """Alternate confined and unconfined judging."""
     modes: tuple[SandboxMode, ...] = ("bubblewrap", "unsafe-subprocess")
-    pools = {mode: pool(mode, workers) for mode in modes}
+    pools = {mode: pool(name, mode, workers) for mode in modes}
     rates: dict[str, list[float]] = {mode: [] for mode in modes}
     passed: list[bool] = []
     for _ in range(REPEATS):
@@ -62,22 +79,16 @@ def throughput(given: list[Pair], workers: int) -> list[Check]:
             passed += [verdict.correct for verdict in verdicts]
     for judges in pools.values():
         judges.close()
+    confined, unconfined = (median(rates[mode]) for mode in modes)
     return [
-        check(
-            "canonical solutions of MBPP",
-            median(rates["bubblewrap"]),
-            "programs/s",
-            ">=",
-            GOAL,
-            baseline=median(rates["unsafe-subprocess"]),
-        ),
-        check("judged correct", sum(passed) / len(passed), "share", ">=", 1.0),
+        check(NAMES[name], confined, "programs/s", ">=", GOALS[name], baseline=unconfined),
+        check(f"{NAMES[name]}: judged correct", sum(passed) / len(passed), "share", ">=", 1.0),
     ]
 
 
 def latency(given: list[Pair]) -> list[Check]:
     """Latency of single verdicts in this process, with a spare sandbox and with a newly started one."""
-    config = configuration("bubblewrap")
+    config = configuration("mbpp", "bubblewrap")
     judge = verifier(config.model_dump_json())
     judge(*given[0])
     verdicts, starts = [], []
@@ -88,10 +99,20 @@ def latency(given: list[Pair]) -> list[Check]:
         verdicts.append(time.perf_counter() - begun)
         fresh = Sandbox("bubblewrap", limits_of(config))
         begun = time.perf_counter()
-        fresh.run(ProgramJob("", ["1"]))
+        with fresh.session(Program("")) as session:
+            session.evaluate(["1"])
         starts.append(time.perf_counter() - begun)
         fresh.close()
     return [check("verdict, one at a time", 1e3 * median(verdicts), "ms", baseline=1e3 * median(starts))]
+
+
+def idling(reference: str) -> Check:
+    """Seconds that a program costs which sleeps in each of its ten tests, in limits of one test."""
+    config = configuration("apps", "bubblewrap")
+    judge = verifier(config.model_dump_json())
+    begun = time.perf_counter()
+    judge(reference, "import time\ntime.sleep(1000)")
+    return check("a program that sleeps", (time.perf_counter() - begun) / config.judge_timeout, "limits", "<=", 2.0)
 
 
 def main() -> None:
@@ -101,9 +122,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with mbpp/")
     parser.add_argument("--workers", type=int, default=2, help="judging processes")
     given = parser.parse_args()
-    programs = pairs(given.data / "mbpp" / "mbpp.jsonl", 120 if given.quick else 974)
-    checks = [*throughput(programs, given.workers), *latency(programs)]
-    settings = {"workers": given.workers, "programs": len(programs), "repeats": REPEATS}
+    programs = mbpp_pairs(given.data / "mbpp" / "mbpp.jsonl", 120 if given.quick else 974)
+    scripts = apps_pairs(Path("tests/data/apps/stdin.jsonl"), 50 if given.quick else 300)
+    checks = [
+        *throughput("mbpp", programs, given.workers),
+        *throughput("apps", scripts, given.workers),
+        *latency(programs),
+        idling(scripts[0][0]),
+    ]
+    settings = {"workers": given.workers, "programs": len(programs), "scripts": len(scripts), "repeats": REPEATS}
     write("sandbox", checks, settings, quick=given.quick)
 
 

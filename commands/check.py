@@ -5,32 +5,40 @@ Invariant: no actor is started and no model is built; the output says what was n
 
 import os
 from argparse import Namespace
+from dataclasses import asdict
 
-from actors.options import check_options, check_training_options, describe_options
+import psutil
+
+from actors.options import check_options, check_sampling_values, check_training_options, describe_options
 from commands.options import configuration
 from commands.reward_model import preferences
 from commands.sft import dialogues
-from core.config import ClusterConfig, Config
+from core.config import ClusterConfig, Config, task_sources
 from core.load import dump_config
 from core.plan import (
     BatchPlan,
     Bundle,
+    Machine,
     Resources,
     batch_plan,
     check_context,
+    check_machine,
     check_resources,
     choose_device,
     demand,
     kl_warnings,
     placement,
+    starts_here,
 )
+from core.run_directory import check_root
 from core.seeds import derive
 from tasks.judging import check_judges
 from tasks.kinds import task_items
-from tasks.problems import check_template
+from tasks.problems import Item
+from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import check_methods
-from trainer.model_files import check_judging_model, describe_data, load_task, located
+from trainer.model_files import check_judging_model, check_place, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
 
@@ -49,7 +57,18 @@ def check_recipe(options: Namespace) -> int:
     if options.offline:
         print("offline: model, data and devices were not checked")
         return 0
-    print("\n".join([check_model_and_data(config), *check_supervised(config)]))
+    if starts_here(config.cluster, os.environ.get("RAY_ADDRESS", "")):
+        check_machine(config, this_machine(), device)
+    check_root(config.run.root)
+    if config.learner.value_path:
+        check_place(config.learner.value_path, "learner.value_path")
+    if given := config.rollout.sampling_options:
+        check_sampling_values(given)
+    try:
+        print("\n".join([check_model_and_data(config), *check_supervised(config)]))
+    except BadRowsError as error:
+        print(list_bad_rows(error.rows))
+        raise
     check_resources(bundles, cluster_resources(config.cluster))
     print("devices: enough\ncheck passed")
     return 0
@@ -80,7 +99,6 @@ def describe_placement(bundles: tuple[Bundle, ...], device: str) -> str:
 def check_model_and_data(config: Config) -> str:
     """Read model and data as training does. A starter is not built, so its data are read without a tokenizer."""
     if config.model.path == "starter":
-        check_template(config.task.template)
         check_context(config, CONTEXT)
         check_judging_model(config)
         model, task = "starter, built at the first training run", None
@@ -89,10 +107,23 @@ def check_model_and_data(config: Config) -> str:
         task.close()
         size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
         model = f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}"
-    train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
-    data = f"data: {len(train)} training problems, {len(evaluation)} evaluation problems (before the length filter)"
-    solutions = check_judges(config.task, [*train, *evaluation], located(config.reward_model))
-    return f"model: {model}\n{describe_data(task) if task else data}\n{solutions}"
+    items = task_items(config.task, derive(config.run.seed, "task"))
+    left_out = task.left_out if task else items.left_out
+    data = f"data: {len(items.train)} training problems, {len(items.evaluation)} evaluation problems (before the length filter)"
+    lines = [f"model: {model}", describe_data(task) if task else data]
+    lines += [list_bad_rows(left_out.bad_rows)] if left_out.bad_rows else []
+    for label, _, source in task_sources(config.task):
+        own = [item for item in (*items.train, *items.evaluation) if item.source == label]
+        head = [f"{label}: {len(own)} problems"] if label else []
+        lines += [*head, _first_prompt(own[0]), check_judges(source, own, located(config.reward_model))]
+    return "\n".join(lines)
+
+
+def _first_prompt(item: Item) -> str:
+    """The first prompt, without a tokenizer's chat template."""
+    if item.messages:
+        return f"first prompt: {[asdict(message) for message in item.form.messages(item.messages)]}"
+    return f"first prompt: {item.form.text(item.prompt)!r}"
 
 
 def check_supervised(config: Config) -> list[str]:
@@ -106,6 +137,11 @@ def check_supervised(config: Config) -> list[str]:
     return lines
 
 
+def this_machine() -> Machine:
+    """Cores and memory of this machine."""
+    return Machine(cores=os.cpu_count() or 1, memory=psutil.virtual_memory().total / 2**30)
+
+
 def local_resources() -> Resources:
     """The CPUs of this machine and the GPUs that its driver lists."""
     gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
@@ -114,7 +150,7 @@ def local_resources() -> Resources:
 
 def cluster_resources(cluster: ClusterConfig) -> Resources:
     """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
-    if cluster.address == "local" or (cluster.address == "auto" and not os.environ.get("RAY_ADDRESS")):
+    if starts_here(cluster, os.environ.get("RAY_ADDRESS", "")):
         return local_resources()
     from trainer.cluster import attached_resources
 

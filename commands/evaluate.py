@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.options import DEFAULT, configuration
-from core.config import Config, Device, RewardModelConfig, TaskConfig
+from core.config import Config, Device, RewardModelConfig, TaskConfig, task_sources, task_title
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
@@ -23,10 +23,10 @@ from tasks.dialogue.endpoint import Endpoint, check_endpoint
 from tasks.dialogue.language_judge import compare_pairs
 from tasks.estimators import Estimate, paired_difference, share
 from trainer import build
-from trainer.evaluation_files import check_responses_path, evaluation_record, response_rows, write_responses
-from trainer.held_out_scores import Evaluation, describe_evaluation, evaluate_policy, percent
+from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses
+from trainer.evaluation.scores import Evaluation, describe_evaluation, evaluate_policy, percent
 from trainer.local import single_process
-from trainer.model_files import inspect_model, load_tokenizer, model_of, run_of
+from trainer.model_files import check_place, inspect_model, load_tokenizer, model_of, run_of
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -109,6 +109,8 @@ def evaluate_models(
 
     `local`: in this process, without Ray.
     """
+    if against:
+        check_place(against, "--against")
     for path in filter(None, (target, against)):
         check_unseen(config.task, path)
     if target:
@@ -130,7 +132,11 @@ def evaluate_models(
             write_responses(where, rows)  # written before the other model starts, which may fail
             other = evaluate_model(config, ready.task, rival, device, local) if rival else None
         print_evaluation(ready.model, result)
-        numbers: dict[str, object] = {"model": ready.model, "task": config.task.name, **evaluation_record(result)}
+        numbers: dict[str, object] = {
+            "model": ready.model,
+            "task": task_title(config.task),
+            **evaluation_record(result),
+        }
         if other is not None:
             print_evaluation(rival, other)
             write_responses(where, [*rows, *response_rows(other, ready.task, rival)])
@@ -158,11 +164,17 @@ def check_unseen(task: TaskConfig, target: str) -> None:
     A run holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash decides.
     """
     run = run_of(Path(target))
-    if run is None or task.eval_path or not task.path:
+    if run is None:
         return
-    known = load_config(run.config).task
-    if (task.path, task.split) != (known.path, known.split):
-        return
+    trained = [source.config for source in task_sources(load_config(run.config).task)]
+    for asked in (source.config for source in task_sources(task)):
+        for known in trained:
+            if asked.path and not asked.eval_path and (asked.path, asked.split) == (known.path, known.split):
+                _check_held_out(asked, known, target)
+
+
+def _check_held_out(task: TaskConfig, known: TaskConfig, target: str) -> None:
+    """`known`: the data set that the run was trained on; both hold out rows of the same path."""
     if known.eval_path:
         raise ConfigError(
             f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
@@ -176,20 +188,20 @@ def check_unseen(task: TaskConfig, target: str) -> None:
 
 def check_rival(model: str, rival: str) -> None:
     """Raises ConfigError when the two models have different vocabularies: the problems are tokenized only once."""
-    inspect_model(rival)
+    inspect_model(rival, "--against")
     if load_tokenizer(model).get_vocab() != load_tokenizer(rival).get_vocab():
         raise ConfigError(f"--against {rival}: it has another vocabulary than {model}; compare models of one tokenizer")
 
 
 def print_evaluation(model: str, result: Evaluation) -> None:
-    """Print the estimates over all problems and by level."""
+    """Print the estimates over all problems, by data set and by level."""
     print(f"{model}: {describe_evaluation(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
     for one in result.overall.passes:
         print(f"  pass@{one.k:<15} {percent(one.estimate)}")
     if result.overall.majority is not None:
         print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
-    for level, scores in result.levels.items():
+    for level, scores in (*result.sources.items(), *result.levels.items()):
         last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
         print(
             f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from core.config import Config
+from core.config import Config, task_sources
 from core.errors import ConfigError, ModelError, first_line
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
@@ -51,7 +51,8 @@ def write_export(run: RunDirectory, folder: Path) -> None:
 
 def model_card(config: Config, run: RunDirectory) -> str:
     """The text of the model card: base model, data, method, held-out success, curves, and how the run is repeated."""
-    data = config.task.path or f"generated ({config.task.name})"
+    parts = [source.config for source in task_sources(config.task)]
+    data = "; ".join(f"{part.path or f'generated ({part.name})'}, task `{part.name}`" for part in parts)
     head = {"library_name": "transformers", "tags": ["reinforcement-learning", "ppo", "retrospective-replay"]}
     if config.model.path != "starter" and not Path(config.model.path).exists():
         head["base_model"] = config.model.path
@@ -69,7 +70,7 @@ def model_card(config: Config, run: RunDirectory) -> str:
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",
         f"# {run.name}",
         f"A policy that Retrospect (PPO with retrospective replay, arXiv 2504.14363) trained from `{config.model.path}`.",
-        f"**Data.** {data}, task `{config.task.name}`.",
+        f"**Data.** {data}.",
         f"**Method.** {method} Every setting is in `config.yaml`.",
         "**Success on held-out problems**, greedy, from the prompt:",
         "\n".join(table),

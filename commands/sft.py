@@ -12,7 +12,7 @@ import numpy as np
 
 from commands.options import configuration
 from commands.supervised_rows import hold_out, read_dialogues, supervised_model
-from core.config import Config, SftConfig
+from core.config import Config, SftConfig, task_title
 from core.errors import DataError
 from core.records import Problem
 from core.seeds import derive
@@ -56,15 +56,14 @@ def describe_loss(numbers: Numbers) -> str:
 
 def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
     """Training and held-out solutions of the task; no judge is started. Raises DataError, ConfigError."""
-    train, evaluation, duplicates = task_items(config.task, derive(config.run.seed, "task"))
     split = encode_problems(
         config.task,
         load_tokenizer(model),
-        (train, evaluation, duplicates),
+        task_items(config.task, derive(config.run.seed, "task")),
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         max_response_tokens=config.rollout.max_response_tokens,
     )
-    print(f"task {config.task.name}: {split.left_out}")
+    print(f"task {task_title(config.task)}: {split.left_out}")
     return from_problems(split.train, config, "training"), from_problems(split.evaluation, config, "evaluation")
 
 
@@ -81,12 +80,12 @@ def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> lis
     ]
     if not found:
         raise DataError(
-            f"task {config.task.name}: no canonical solution within sft.max_tokens = {config.sft.max_tokens} to learn from; set "
+            f"task {task_title(config.task)}: no canonical solution within sft.max_tokens = {config.sft.max_tokens} to learn from; set "
             f"task.columns.solution, raise it, or give dialogues in sft.path"
         )
     if len(found) < len(problems):
         print(
-            f"task {config.task.name}: {len(problems) - len(found)} of {len(problems)} {kind} problems left out: "
+            f"task {task_title(config.task)}: {len(problems) - len(found)} of {len(problems)} {kind} problems left out: "
             f"{len(solved) - len(found)} over sft.max_tokens, the others without a canonical solution within "
             f"rollout.max_response_tokens"
         )

@@ -6,7 +6,7 @@ Called by `commands/sft.py` and `commands/reward_model.py`. Invariant: held-out 
 from collections.abc import Mapping, Sequence, Set
 from typing import Literal, TypeVar
 
-from core.config import Config, SupervisedConfig
+from core.config import Config, SupervisedConfig, task_title
 from core.errors import ConfigError, DataError
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
@@ -84,9 +84,9 @@ def hold_out(
     skipped = len(ordered) - len(held_out) - len(learned)
     if not learned:
         raise DataError(
-            f"{path}: every row that is not held out is an evaluation problem of task {config.task.name}; lower "
+            f"{path}: every row that is not held out is an evaluation problem of task {task_title(config.task)}; lower "
             f"task.eval_problems or give other rows"
         )
     if skipped:
-        print(f"{path}: {skipped} rows not learned: they are evaluation problems of task {config.task.name}")
+        print(f"{path}: {skipped} rows not learned: they are evaluation problems of task {task_title(config.task)}")
     return learned, held_out

@@ -5,7 +5,7 @@ Called by `launch.py`. Invariant: no actor starts before configuration, model an
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from monitor.console import open_console
 from monitor.problem_texts import write_problems
 from monitor.report import draw_report, print_summary
 from monitor.sinks import JsonlSink, read_metrics
+from monitor.starting import Starting, libraries_in_log
 from monitor.trackers import check_trackers, open_trackers
 from trainer import build, checkpoint
 from trainer.local import single_process
@@ -66,7 +67,8 @@ def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
         check_changes(before, config)
         batch_plan(config)
         resumed = checkpoint.latest(run)
-        if local and (count := checkpoint.in_flight(checkpoint.progress_of(resumed))):
+        count = checkpoint.in_flight(checkpoint.progress_of(resumed))
+        if local and count:
             raise ConfigError(
                 f"--local: {resumed} has {count} starts of asynchronous mode in flight; resume without --local"
             )
@@ -112,11 +114,18 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     config = single_process(config) if local else config
-    with build.open_model_and_task(config) as ready, build.connected(config, run.name, local) as device:
+    print("reading model and data, starting judges ...", flush=True)
+    with ExitStack() as stack:
+        model = stack.enter_context(build.open_model_and_task(config))
         write_versions(run)
-        write_problems(run, ready.task)
-        print(f"starting engines and learner on {device} ...", flush=True)
-        with build.components(config, run, ready, device, local=local) as parts:
+        write_problems(run, model.task)
+        stack.enter_context(libraries_in_log(run.log))
+        starting = stack.enter_context(closing(Starting(run, [*([] if local else ["cluster"]), "engines", "learner"])))
+        device = stack.enter_context(build.connected(config, run.name, local))
+        if not local:
+            starting.ready("cluster")
+        parts = build.components(config, run, model, device, local=local, ready_part=starting.ready)
+        with parts as started:
             schedule = Schedule(
                 iterations=config.run.iterations,
                 checkpoint_every=config.run.checkpoint_every,
@@ -126,7 +135,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
                 learner_restarts=config.learner.max_restarts,
             )
             outputs = partial(_open_outputs, config, run, local)
-            yield Session(parts, build.iteration_settings(config), schedule, run, outputs)
+            yield Session(started, build.iteration_settings(config), schedule, run, outputs)
 
 
 @contextmanager

@@ -47,6 +47,8 @@ MEANINGS: Mapping[str, str] = {
     "learner.micro_batch_tokens": "micro_batch_size micro_train_batch_size",
     "learner.max_grad_norm": "max_norm grad_clip",
     "evaluation.every": "eval_steps eval_every test_freq",
+    "monitor.sinks": "report_to logger loggers log_with use_wandb use_tensorboard",
+    "monitor.project": "wandb_project project_name experiment_name",
 }
 """What OpenRLHF, verl, TRL and others call our fields."""
 RARELY_MEANT = ("starter.", "evaluation.", "sft.", "reward_model.")
@@ -149,7 +151,7 @@ def _kind(field: FieldInfo) -> str:
     choices = get_args(field.annotation)
     if get_origin(field.annotation) is Literal:
         return "{" + ",".join(choices) + "}"
-    if get_origin(field.annotation) is dict:
+    if get_origin(field.annotation) in (dict, tuple):
         return "JSON"
     if get_origin(field.annotation) is tuple:
         return ",".join(get_args(choices[0]))

@@ -15,7 +15,18 @@ from core.sections.monitor import MonitorConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
 from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig, SupervisedConfig
-from core.sections.tasks import CodeConfig, Columns, SandboxMode, StarterConfig, TaskConfig
+from core.sections.tasks import (
+    CodeConfig,
+    Columns,
+    FewShot,
+    SandboxMode,
+    Source,
+    SourceConfig,
+    StarterConfig,
+    TaskConfig,
+    task_sources,
+    task_title,
+)
 
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""
@@ -24,7 +35,12 @@ Device = Literal["cpu", "cuda"]
 class RunConfig(Section):
     """The run as a whole."""
 
-    name: str = Field("", description="Name of the run directory; empty: recipe name and date.")
+    name: str = Field(
+        "",
+        max_length=200,
+        pattern=r"^([^./\\\x00-\x1f][^/\\\x00-\x1f]*)?$",
+        description="Name of the run directory, without slashes; empty: recipe name and date.",
+    )
     root: Path = Field(Path("runs"), description="Folder of the run directories.")
     seed: int = Field(0, ge=0, description="The one seed that all randomness is derived from.")
     iterations: int = Field(

@@ -53,10 +53,10 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the signature of a signal handler)
         if self.asked:
-            print("stopped at once: what came after the last checkpoint is lost", file=sys.stderr, flush=True)
+            print("stopped at once: what came after the last checkpoint is lost", file=sys.__stderr__, flush=True)
             os._exit(INTERRUPTED)
         self.asked = True
         if self._phase in DROPPABLE:
-            print("interrupted: saving and closing; a second signal stops at once", file=sys.stderr, flush=True)
+            print("interrupted: saving and closing; a second signal stops at once", file=sys.__stderr__, flush=True)
             raise KeyboardInterrupt
         print("interrupted: finishing the update; a second signal stops at once", file=sys.stderr, flush=True)

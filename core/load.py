@@ -3,6 +3,7 @@
 Called by `launch.py` and by the tests of the recipes. Nothing here imports an engine.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -13,7 +14,21 @@ from pydantic import ValidationError
 
 from core.command_line import FIELDS, OptionParser, nearest
 from core.config import Config
-from core.errors import ConfigError
+from core.errors import ConfigError, first_line
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that occurs twice in a mapping: YAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a YAML node. Raises ConstructorError for a key that occurs twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        for at, key in enumerate(keys):
+            if key in keys[:at]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} occurs twice", node.value[at][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
 
 
 def load_config(path: Path) -> Config:
@@ -25,10 +40,15 @@ def load_config(path: Path) -> Config:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}; give a YAML file such as configs/demo.yaml") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
     try:
-        data = yaml.safe_load(text) or {}
+        data = yaml.load(text, _UniqueKeys)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply; a date such as 2024-99-99
+        raise ConfigError(f"{path}: not valid YAML: {first_line(error)}") from None
+    data = {} if data is None else data
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected sections (run, model, task, ...) with fields, found {type(data).__name__}")
     return parse_config(data, source=str(path))
@@ -69,7 +89,10 @@ def explain(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         names = [*Config.model_fields, *FIELDS]
-        return f"unknown key {where!r}; the nearest valid name is {nearest(where, names)!r}"
+        meant = re.sub(
+            r"^task\.sources\.[0-9]+", "task", where
+        )  # a data set of a mixture has the fields of the section
+        return f"unknown key {where!r}; the nearest valid name is {nearest(meant, names)!r}"
     return f"{where} = {first['input']!r}: {first['msg']}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import ClusterConfig, Config, Device
+from core.config import ClusterConfig, Config, Device, task_sources
 from core.errors import ClusterError, ConfigError
 
 
@@ -33,6 +33,14 @@ class Bundle:
     count: int
     cpus: float
     gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine has."""
+
+    cores: int
+    memory: float  # GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +205,18 @@ def batch_plan(config: Config) -> BatchPlan:
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: rollout.max_prompt_tokens + "
             f"rollout.max_response_tokens = {context}; raise it to at least {context}"
         )
-    if config.task.min_operations > config.task.max_operations:
+    for source in task_sources(config.task):
+        task = source.config
+        if task.min_operations > task.max_operations:
+            raise ConfigError(
+                f"task.min_operations = {task.min_operations} is larger than task.max_operations = {task.max_operations}"
+            )
+    if config.replay.ratio > 0 and config.replay.capacity < config.replay.start_states:
         raise ConfigError(
-            f"task.min_operations = {config.task.min_operations} is larger than task.max_operations = {config.task.max_operations}"
+            f"replay.capacity = {config.replay.capacity} is less than replay.start_states = {config.replay.start_states}, so that "
+            f"replay would never begin; raise the one or lower the other"
         )
+    check_starter(config)
     check_algorithm(config, trajectories)
     steps = learner.epochs * learner.minibatches
     return BatchPlan(
@@ -254,6 +270,8 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """
     transport(config, device)
     cuda = device == "cuda"
+    if config.rollout.sleep and not cuda:
+        raise ConfigError("rollout.sleep moves weights off a GPU, but the device is cpu; set it to false")
     if cuda and config.learner.ranks > 1 and config.cluster.learner_gpus < 1:
         raise ConfigError(
             f"cluster.learner_gpus = {config.cluster.learner_gpus:g} with learner.ranks = {config.learner.ranks}: NCCL exchanges "
@@ -280,14 +298,62 @@ def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The actor that serves rewards to the task dialogue."""
+    judged = any(source.config.name == "dialogue" for source in task_sources(config.task))
     settings = config.reward_model
     gpus = settings.gpus if device == "cuda" else 0.0
-    return (Bundle("reward model", 1, settings.cpus, gpus),) if config.task.name == "dialogue" else ()
+    return (Bundle("reward model", 1, settings.cpus, gpus),) if judged else ()
 
 
 def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of supervised training: the learner ranks."""
     return placement(config, device)[1:2]
+
+
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM's CPU engine supports."""
+
+
+def check_starter(config: Config) -> None:
+    """Raises ConfigError if the starter has a shape that cannot be built, or that vLLM's CPU engine lacks."""
+    starter = config.starter
+    if config.model.path != "starter":
+        return
+    size, rest = divmod(starter.hidden_size, starter.heads)
+    if rest:
+        raise ConfigError(
+            f"starter.hidden_size = {starter.hidden_size} does not divide into starter.heads = {starter.heads}; change one of them"
+        )
+    if config.rollout.engine == "vllm" and config.cluster.device != "cuda" and size not in HEAD_SIZES:
+        raise ConfigError(
+            f"starter.hidden_size / starter.heads = {size}: vLLM's CPU engine has heads of {', '.join(map(str, HEAD_SIZES))}; "
+            f"change one of them, or set rollout.engine to hf"
+        )
+
+
+def starts_here(cluster: ClusterConfig, ray_address: str) -> bool:
+    """Whether all processes run on this machine; `ray_address`: RAY_ADDRESS of the environment."""
+    return cluster.address == "local" or (cluster.address == "auto" and not ray_address)
+
+
+def check_machine(config: Config, machine: Machine, device: str) -> None:
+    """Raises ConfigError for threads and memory beyond what the machine has, on which all processes run."""
+    rollout = config.rollout
+    for name, threads in (("rollout", rollout.threads), ("learner", config.learner.threads)):
+        if threads > max(2, machine.cores):
+            raise ConfigError(
+                f"{name}.threads = {threads}, but this machine has {machine.cores} cores; lower it to at most that"
+            )
+    bytes_per_token = 16  # id, two log-probabilities, value
+    tokens = rollout.starts * rollout.samples * (rollout.max_prompt_tokens + rollout.max_response_tokens)
+    for name, asked in (
+        ("rollout.actors x rollout.kv_cache_gib", rollout.actors * rollout.kv_cache_gib if device == "cpu" else 0.0),
+        ("replay.max_gib", config.replay.max_gib),
+        ("the tokens of rollout.starts x rollout.samples trajectories", tokens * bytes_per_token / 2**30),
+    ):
+        if asked > machine.memory:
+            raise ConfigError(
+                f"{name} = {asked:,.1f} GiB, but this machine has {machine.memory:,.1f} GiB of memory; lower it"
+            )
 
 
 def demand(bundles: tuple[Bundle, ...]) -> Resources:

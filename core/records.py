@@ -51,6 +51,7 @@ class Problem:
     reference: str  # what the verifier needs: the gold answer
     level: str = ""  # difficulty, for reports: "3 operations", "Level 5"
     solution_ids: IntArray | None = None  # [R] canonical solution as a response, if the task has one
+    source: str = ""  # label of its data set in a mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,6 @@ class Start:
     samples: int
     seed: int  # the seed of sample i is derive(seed, i)
     state_key: StateKey | None = None  # the replayed state, None for a root
-    explores: bool = False  # whether that state is from an own failure, and no success through it is known
 
     @property
     def replayed(self) -> bool:

@@ -10,6 +10,7 @@ that has results; one process at a time trains into it. All paths are absolute, 
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     report.html      everything about the run, as one page (launch.py report)
     problems.parquet id, level and prompt of the training problems; tokenizer/: the tokenizer of their tokens
+    startup.json     seconds that the last start took
     trackers.json    ids of the run in W&B and MLflow (if it uses them)
     evaluations.jsonl  success on held-out problems, from iteration 0 on
     evaluations/     NNNNNN.jsonl, every response of an evaluation
@@ -61,6 +62,7 @@ class RunDirectory:
         self.log = path / "log.txt"
         self.curves = path / "curves.png"
         self.report = path / "report.html"
+        self.startup = path / "startup.json"
         self.problems = path / "problems.parquet"
         self.tokenizer = path / "tokenizer"
         self.trackers = path / "trackers.json"
@@ -142,6 +144,14 @@ class RunDirectory:
             except BlockingIOError:
                 return True
         return False
+
+
+def check_root(root: Path) -> None:
+    """Raises ConfigError when a run directory cannot be made below `root`. Makes nothing."""
+    place = root.expanduser().resolve()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or not os.statvfs(there).f_blocks:
+        raise ConfigError(f"run.root = {root}: cannot write below {there}; choose a writable folder")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,6 +1,6 @@
 """How well numbers separate right from wrong outcomes: AUC, within-group AUC and Brier score. Pure numpy.
 
-Called by `learner.calibration` (metrics of the critic) and by the rankings of `replay` (how far to trust the critic).
+Called by `learner.calibration` (metrics of the critic).
 Invariant: a number that the data do not define (one class only, nothing to compare) is NaN, not 0.5.
 """
 
@@ -28,30 +28,6 @@ def auc(values: Reals, correct: Flags, groups: Numbers | None = None) -> float:
     return float(wins.sum() / (positives * negatives).sum()) if len(wins) else math.nan
 
 
-def within_auc(values: Reals, correct: Flags, groups: Numbers) -> tuple[float, float, float]:
-    """AUC within groups, its standard error, and the degrees of freedom of that error; all NaN without a mixed group.
-
-    The AUC of a group is the share of its (correct, wrong) pairs that the values order rightly (ties count half). The
-    result is the mean over groups, weighted by their information m = n+ n- / (n+ + n- + 1) (van Elteren). Groups are
-    independent, but outcomes of one group are not (a state has several). So the error is the scatter between groups:
-    sqrt(sum (m (AUC - mean))^2 k / (k - 1)) / sum m, where k = (sum m)^2 / sum m^2 is the effective number of groups.
-
-    >>> within_auc(np.array([0.9, 0.1, 0.2]), np.array([True, False, True]), np.array([0, 0, 1]))[0]
-    1.0
-    """
-    wins, positives, negatives = _mixed_groups(values, correct, groups)
-    if not len(wins):
-        return math.nan, math.nan, math.nan
-    areas = wins / (positives * negatives)
-    weight = positives * negatives / (positives + negatives + 1)
-    area = float(np.average(areas, weights=weight))
-    number = float(weight.sum() ** 2 / (weight**2).sum())
-    if number <= 1.0:
-        return area, math.nan, 0.0
-    scatter = float(((weight * (areas - area)) ** 2).sum()) * number / (number - 1.0)
-    return area, float(np.sqrt(scatter)) / float(weight.sum()), number - 1.0
-
-
 def _mixed_groups(values: Reals, correct: Flags, groups: Numbers) -> tuple[Doubles, Doubles, Doubles]:
     """For every group with both outcomes: the number of rightly ordered pairs, of correct items, and of wrong items."""
     order = np.lexsort((values, groups))
@@ -73,9 +49,3 @@ def brier(values: Reals, correct: Flags) -> float:
     if not len(values):
         return math.nan
     return float(np.mean((np.clip(values.astype(np.float64), 0.0, 1.0) - correct) ** 2))
-
-
-def base_brier(correct: Flags) -> float:
-    """Brier score of a constant prediction, the mean m: m (1 - m)."""
-    mean = float(np.mean(correct))
-    return mean * (1.0 - mean)

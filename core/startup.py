@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray 2.60 demands a token from every client of a cluster that has one
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # not among our lines on stdout
     "WANDB_ERROR_REPORTING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     **WAITING,

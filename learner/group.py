@@ -23,7 +23,7 @@ from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, RankCalls, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
-from learner.packing.assign import Assignment, assign_trees
+from learner.packing.assign import Assignment, assign_steps, assign_trees
 from learner.packing.batch import Row, one_longer, row_of, shared_share
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.schedule import learning_rate
@@ -124,7 +124,8 @@ class LearnerGroup:
         rows = [row_of(j.trajectory) for j in judged]
         rows = [one_longer(row) if more else row for row, more in zip(rows, cut, strict=True)]
         assignment = self._assign(rows)
-        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows))
+        untrained = [self._state.policy_steps == 0] * len(assignment)
+        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
         values, proximal, reference = (
             results_by_row(assignment, rows, [[scores[number] for scores in rank] for rank in columns])
             for number in range(3)
@@ -316,14 +317,9 @@ class LearnerGroup:
         return assign_trees([row.tokens for row in rows], self._config.micro_batch_tokens, ranks)
 
     def _minibatches(self, scored: Sequence[Scored], number: int) -> list[list[int]]:
-        """Rows of every optimizer step of pass `number` of this update, in order: a shuffle in which rows of one problem, and in it
-        of one start, stay together, so that a step reads what they share once."""
-        problems: dict[str, dict[str, list[int]]] = {}
-        for row in generator(self._seed, "minibatches", self._state.updates, number).permutation(len(scored)).tolist():
-            start = scored[row].trajectory.start
-            problems.setdefault(start.problem_id, {}).setdefault(start.id, []).append(row)
-        order = np.array([row for starts in problems.values() for rows in starts.values() for row in rows])
-        return [part.tolist() for part in np.array_split(order, self._config.minibatches) if len(part)]
+        """Rows of every optimizer step of pass `number` of this update, in order."""
+        rng = generator(self._seed, "minibatches", self._state.updates, number)
+        return assign_steps([s.trajectory.start for s in scored], self._config.minibatches, rng)
 
     def _step_plans(
         self,

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from monitor.alarms import alarms
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
 logger = logging.getLogger("retrospect.console")  # log.txt keeps what was shown, line by line
@@ -117,7 +118,7 @@ def plain_line(metrics: IterationMetrics, iterations: int, remaining: str) -> st
     rows = [row for group in GROUPS for row in group if row.short and math.isfinite(values[row.name])]
     shown = ", ".join(f"{row.short} {row.show(values[row.name])}" for row in rows)
     left = f", {remaining} left" if remaining else ""
-    head = f"iteration {metrics.iteration}/{iterations}: {shown}{_failures(metrics)}"
+    head = f"iteration {metrics.iteration}/{iterations}: {shown}{_sources(metrics)}{_failures(metrics)}"
     return f"{head} | {metrics.seconds.total:.1f} s ({_phases(metrics, PHASES)}){left}"
 
 
@@ -125,6 +126,12 @@ def _phases(metrics: IterationMetrics, names: Sequence[str]) -> str:
     """Seconds by phase: "generate 3.5, reward 0.2, ..."."""
     spent = [(name, float(getattr(metrics.seconds, name))) for name in names]
     return ", ".join(f"{name} {value:.1f}" for name, value in spent if value >= 0.05)
+
+
+def _sources(metrics: IterationMetrics) -> str:
+    """Success from the root for each data set of a mixture: ", gsm8k 12.5 %, math 3.1 %"."""
+    known = {label: source.root_success for label, source in metrics.sources.items()}
+    return "".join(f", {label} {_share(value)}" for label, value in known.items() if math.isfinite(value))
 
 
 def _failures(metrics: IterationMetrics) -> str:
@@ -152,6 +159,11 @@ class PlainConsole:
         """Show one iteration."""
         self._shown.append(metrics)
         self._print(plain_line(metrics, self._iterations, self._remaining()))
+        self._warn()
+
+    def _warn(self) -> None:
+        for line in alarms(self._shown):
+            self._print(line, logging.WARNING)
 
     def note(self, text: str) -> None:
         """Show a line that stays: a checkpoint, a restart, an evaluation."""
@@ -172,8 +184,8 @@ class PlainConsole:
         times = [metrics.seconds.total for metrics in self._shown[-ETA_WINDOW:]]
         return duration((self._iterations - self._done) * sum(times) / len(times)) if times else ""
 
-    def _print(self, line: str) -> None:
-        logger.info(line)
+    def _print(self, line: str, level: int = logging.INFO) -> None:
+        logger.log(level, line)
         print(line, file=self._stream, flush=True)
 
 
@@ -196,6 +208,7 @@ class LiveConsole(PlainConsole):
         self._shown.append(metrics)
         logger.info(plain_line(metrics, self._iterations, self._remaining()))
         self._live.refresh()
+        self._warn()
 
     def phase(self, text: str) -> None:
         """Name the phase next to the progress bar."""
@@ -206,9 +219,9 @@ class LiveConsole(PlainConsole):
         self._doing = "finished" if self._done >= self._iterations else "stopped"
         self._live.stop()
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, level: int = logging.INFO) -> None:
         """Print a line above the table."""
-        logger.info(line)
+        logger.log(level, line)
         self._console.print(Text(line, style="dim"))
 
     def render(self) -> RenderableType:
@@ -252,4 +265,6 @@ def metrics_table(shown: Sequence[IterationMetrics], *, roomy: bool) -> Table:
 
 def phases_line(metrics: IterationMetrics) -> Text:
     """Seconds of the newest iteration by phase: "seconds: generate 3.5, reward 0.2, ..."."""
-    return Text(f"seconds: {_phases(metrics, (*PHASES, 'other'))}{_failures(metrics)}", overflow="fold")
+    return Text(
+        f"seconds: {_phases(metrics, (*PHASES, 'other'))}{_sources(metrics)}{_failures(metrics)}", overflow="fold"
+    )

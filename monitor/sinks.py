@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from core.run_directory import read_jsonl, write_atomically
-from trainer.metrics import IterationMetrics, flatten, unflatten
+from trainer.metrics import IterationMetrics, flatten, flatten_sources, unflatten
 
 
 class JsonlSink:
@@ -36,7 +36,8 @@ class JsonlSink:
 
 
 def _line(metrics: IterationMetrics) -> str:
-    values = {name: value if math.isfinite(value) else None for name, value in flatten(metrics).items()}
+    numbers = flatten(metrics) | flatten_sources(metrics)
+    values = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
     return json.dumps(values, allow_nan=False) + "\n"
 
 

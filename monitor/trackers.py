@@ -20,7 +20,7 @@ from core.config import Config
 from core.errors import ConfigError
 from core.load import dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
-from trainer.metrics import IterationMetrics, flatten, metric_infos
+from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
 if TYPE_CHECKING:
     from core.sections.monitor import SinkName
@@ -58,8 +58,10 @@ class TrackerSink:
     def write(self, metrics: IterationMetrics) -> None:
         """Show one iteration."""
         step = metrics.iteration
-        finite = {name: value for name, value in flatten(metrics).items() if math.isfinite(value)}
-        self._tracker.numbers(step, {self._tags[name]: float(value) for name, value in finite.items()})
+        finite = {
+            name: value for name, value in (flatten(metrics) | flatten_sources(metrics)).items() if math.isfinite(value)
+        }
+        self._tracker.numbers(step, {self._tags.get(name, name): float(value) for name, value in finite.items()})
         for line in read_jsonl(self._run.evaluations):
             if self._shown < line["iteration"] <= step:
                 rows = evaluation_rows(line)

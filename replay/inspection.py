@@ -62,10 +62,8 @@ def states_table(shards: Sequence[Shard], config: ReplayConfig) -> pa.Table:
     """All states, the highest priority first: problems by that of their best state, states within their problem."""
     newest = max((shard.version for shard in shards), default=0)
     table = pa.concat_tables([_shard_table(shard, newest, config) for shard in shards])
-    explored = RANKINGS[config.ranking].explores & (
-        table["provenance"].to_numpy() == Provenance.OWN_FAILED.name.lower()
-    )
-    chance = draw_chance(table["priority"].to_numpy(), explored, config.temperature)
+    temperature = config.temperature or RANKINGS[config.ranking].temperature
+    chance = draw_chance(table["priority"].to_numpy(), temperature)
     table = table.append_column("chance", pa.array(chance))
     best = table.group_by("problem").aggregate([("priority", "max")])
     highest = dict(zip(best["problem"].to_pylist(), best["priority_max"].to_pylist(), strict=True))
@@ -76,20 +74,17 @@ def states_table(shards: Sequence[Shard], config: ReplayConfig) -> pa.Table:
     return table.sort_by([*order, ("key", "ascending")]).drop_columns(["best"])
 
 
-def draw_chance(
-    priority: npt.NDArray[np.float32], explored: npt.NDArray[np.bool_], temperature: float
-) -> npt.NDArray[np.float32]:
-    """[S] probability that the next draw takes a state, exp(priority / temperature) over its pool; `explored` are a pool of their own.
+def draw_chance(priority: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
+    """[S] probability that the next draw takes a state: exp(priority / temperature), normalised.
 
-    >>> draw_chance(np.array([0, 0, -np.inf], np.float32), np.zeros(3, np.bool_), 0.2).tolist()
+    >>> draw_chance(np.array([0, 0, -np.inf], np.float32), 0.2).tolist()
     [0.5, 0.5, 0.0]
     """
     chance = np.zeros(len(priority), np.float32)
-    for pool in (explored, ~explored):
-        rows = np.flatnonzero(pool & ~np.isneginf(priority))
-        if len(rows):
-            weight = np.exp((priority[rows] - priority[rows].max()).astype(np.float64) / temperature)
-            chance[rows] = weight / weight.sum()
+    rows = np.flatnonzero(~np.isneginf(priority))
+    if len(rows):
+        weight = np.exp((priority[rows] - priority[rows].max()).astype(np.float64) / temperature)
+        chance[rows] = weight / weight.sum()
     return chance
 
 
@@ -106,7 +101,7 @@ def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
         (root, "its problem is solved from the root"),
         (known, "mastered: its continuations succeed"),
         (failed & proven, "an own failure of a problem that has a success"),
-        (failed, "an own failure, not deep enough to explore"),
+        (failed & ranking.chains, "an own failure: this ranking follows successes"),
         (np.full(len(states), ranking.chains), "another state of its chain is replayed"),
     )
     return np.select([where for where, _ in reasons], [text for _, text in reasons], f"by the ranking {config.ranking}")

@@ -40,6 +40,8 @@ class Drawn:
     version: npt.NDArray[np.int32]
     wins: FloatArray
     losses: FloatArray
+    chances: Reals  # of success before the state's own outcomes count, by the success model
+    features: Reals  # [m, 7] of the success model
     scores: Reals | npt.NDArray[np.uint64]  # by which they were chosen
 
     def take(self, index: Rows) -> "Drawn":

@@ -86,10 +86,10 @@ class ShardServer:
             self._sequence = sequence
         return self.size()
 
-    def draw(self, sequence: int, count: int, exploring: int, seed: int) -> tuple[Drawn, Drawn]:
+    def draw(self, sequence: int, count: int, seed: int) -> Drawn:
         """See `Shard.draw`."""
         self.require(sequence)
-        return self._shard.draw(count, exploring, seed)
+        return self._shard.draw(count, seed)
 
     def top(self, sequence: int, count: int, older_than: int) -> Drawn:
         """See `Shard.top`."""

@@ -18,8 +18,9 @@ from core.records import IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
 from replay.rankings import RANKINGS
-from replay.rankings.base import Flags, StateColumns, rank_settings
+from replay.rankings.base import StateColumns, rank_settings
 from replay.records import Counters, Drawn
+from replay.success import chances, features_of
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _HANDED_OUT = ("key", "value", "provenance", "version", "wins", "losses")
@@ -31,7 +32,8 @@ class Shard:
 
     def __init__(self, config: ReplayConfig, vocabulary: int) -> None:
         self._ranking = RANKINGS[config.ranking]
-        self._quota, self._decay, self._temperature = config.per_problem, config.decay, config.temperature
+        self._quota, self._decay = config.per_problem, config.decay
+        self._temperature = config.temperature or self._ranking.temperature
         self.token_type = writes.token_type(vocabulary)
         self.settings = rank_settings(config)
         self.states, self.trajectories, self.problems = Table(STATE), Table(TRAJECTORY), Table(PROBLEM)
@@ -106,11 +108,11 @@ class Shard:
             self.states[name] = np.minimum(total, np.iinfo(np.uint16).max)
         for name, counted in (("wins", known & correct), ("losses", known & ~correct)):
             self.states[name] += np.bincount(rows[counted], minlength=len(self.states)).astype(np.float32)
-        gate = writes.gate_of(write)
-        if gate == self.settings.gate:
+        model = writes.model_of(write)
+        if model == self.settings.model:
             self._rank(np.unique(problems))
         else:
-            self.settings = replace(self.settings, gate=gate)
+            self.settings = replace(self.settings, model=model)
             self._rank(np.arange(len(self.problems)))
 
     def _revalue(self, write: pa.RecordBatch) -> None:
@@ -136,16 +138,14 @@ class Shard:
 
     # -- reads
 
-    def draw(self, count: int, exploring: int, seed: int) -> tuple[Drawn, Drawn]:
-        """Draw `count` states, and `exploring` own failures, without replacement, weighted by exp(priority / temperature).
+    def draw(self, count: int, seed: int) -> Drawn:
+        """Draw `count` states without replacement, weighted by exp(priority / temperature).
 
-        The second draw is empty unless the ranking explores; then the first leaves out own failures. Both are Gumbel races (Kool et
-        al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state).
+        It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state).
         """
-        replayable = ~np.isneginf(self.states["priority"])
-        failed = self.states["provenance"] == Provenance.OWN_FAILED
-        explores = failed if self._ranking.explores else np.zeros(len(failed), np.bool_)
-        return self._race(replayable & ~explores, count, seed), self._race(replayable & explores, exploring, seed)
+        rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
+        noise = gumbels(self.states["key"][rows], seed)
+        return self._hand_out(rows, self.states["priority"][rows] / self._temperature + noise, count)
 
     def top(self, count: int, older_than: int) -> Drawn:
         """The `count` replayable states of highest priority whose value is older than a weight version, best first."""
@@ -185,11 +185,6 @@ class Shard:
 
     # -- inside
 
-    def _race(self, members: Flags, count: int, seed: int) -> Drawn:
-        rows = np.flatnonzero(members)
-        noise = gumbels(self.states["key"][rows], seed)
-        return self._hand_out(rows, self.states["priority"][rows] / self._temperature + noise, count)
-
     def _hand_out(self, rows: Rows, scores: Reals | npt.NDArray[np.uint64], count: int) -> Drawn:
         """The `count` rows of the highest scores, best first; ties by key, the larger first."""
         if count < len(rows):
@@ -200,7 +195,21 @@ class Shard:
         names = [self.names[i] for i in self.states["problem"][rows].tolist()]
         key, value, provenance, version, wins, losses = (self.states[name][rows] for name in _HANDED_OUT)
         prefixes = [self.prefix(row) for row in rows.tolist()]
-        return Drawn(names, prefixes, key, value, provenance, version, wins, losses, scores[order])
+        known = self._known(rows)
+        return Drawn(names, prefixes, key, value, provenance, version, wins, losses, *known, scores[order])
+
+    def _known(self, rows: Rows) -> tuple[Reals, Reals]:
+        """What the success model knows of some states: chances [m] before their own outcomes, and features [m, 7].
+
+        Zeros unless the ranking uses the model.
+        """
+        if not self._ranking.uses_model:
+            return np.zeros(len(rows)), np.zeros((len(rows), 7))
+        around, columns = self._columns(np.unique(self.states["problem"][rows]))
+        features = features_of(columns, self.settings.model)
+        order = np.argsort(around)
+        at = order[np.searchsorted(around, rows, sorter=order)]
+        return chances(columns, features, self.settings.model)[at], features[at]
 
     def _rows_of(self, problems: Rows) -> Rows:
         """Rows of the states of some problems, oldest first."""
@@ -225,18 +234,19 @@ class Shard:
         return np.where(self.states["key"][found] == keys, found, -1)
 
     def _age(self, problems: Rows, version: npt.NDArray[np.int32]) -> None:
-        """Decay the outcomes of the written problems and of their states to the versions [N] of a write.
+        """Decay the outcomes of a problem and of its states by one step if the versions [N] of a write are newer than its last visit.
 
-        Each problem uses only the versions of its own entries: the shard's newest version would depend on placement.
+        Decay counts visits, not versions: a problem that is visited every 40th version still collects the evidence to rest. Each
+        problem uses only the versions of its own entries: the shard's newest version would depend on placement.
         """
         self.version = max(self.version, int(version.max(initial=0)))
         newest = self.problems["version"].copy()
         np.maximum.at(newest, problems, version)
-        late = newest - self.problems["version"]
+        late = newest > self.problems["version"]
         self.problems["version"] = newest
         if self._decay == 1.0 or not late.any():
             return
-        factor = np.power(self._decay, late).astype(np.float32)
+        factor = np.where(late, np.float32(self._decay), np.float32(1.0))
         rows = self._rows_of(np.flatnonzero(late))
         for name in ("wins", "losses"):
             self.problems[name] *= factor
@@ -262,21 +272,6 @@ class Shard:
         ends = np.cumsum(sizes).tolist()
         self.tokens += [tokens[end - size : end].copy() for end, size in zip(ends, sizes.tolist(), strict=True)]
         return self.trajectories.append(len(sizes), columns | {"size": sizes})
-
-    def _parents(self, problems: Rows, starts: Keys, lengths: npt.NDArray[np.int32]) -> Keys:
-        """[S] the state that each new state descends from, 0: the root; `starts` [S] of their trajectories.
-
-        That is the start, where it is shallower. The chain of a discovery begins at the root: its states at or above the start
-        descend from what the start descends from.
-        """
-        parents = starts.copy()
-        while True:
-            rows = self._find(problems, parents)
-            above = rows >= 0  # never for the root: 0 is no state's key
-            above[above] = self.states["length"][rows[above]] >= lengths[above]
-            if not above.any():
-                return parents
-            parents[above] = self.states["parent"][rows[above]]
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> None:
         """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state.
@@ -311,19 +306,26 @@ class Shard:
         fresh = np.flatnonzero(~known)
         fresh = fresh[np.argsort(leader[fresh])]
         made = {name: column[name][leader[fresh]] for name in ("key", "problem", "length")}
-        starts = writes.column(write, "parent")[owner[leader[fresh] - len(old)]]
-        made["parent"] = self._parents(made["problem"], starts, made["length"])
+        made["parent"] = writes.column(write, "parent")[owner[leader[fresh] - len(old)]]
         self.states.append(len(fresh), made | {name: column[name][source[fresh]] for name, source in sources})
         self.counters.offered += len(keys)
         self.counters.merged += len(keys) - len(fresh)
 
     def _rank(self, touched: Rows) -> None:
         """Set priority and retention of all states of the touched problems."""
-        rows = self._rows_by_problem(touched)
+        rows, columns = self._columns(touched)
         if not len(rows):
             return
+        priority = self._ranking.priority(columns, self.settings)
+        retention = self._ranking.retention
+        self.states["priority"][rows] = priority
+        self.states["retention"][rows] = priority if retention is None else retention(columns, priority)
+
+    def _columns(self, touched: Rows) -> tuple[Rows, StateColumns]:
+        """The states of some problems (ascending numbers): their rows, and their columns for a ranking."""
+        rows = self._rows_by_problem(touched)
         states, problem, chain = self.states, self.states["problem"][rows], self.states["trajectory"][rows]
-        columns = StateColumns(
+        return rows, StateColumns(
             problem=np.searchsorted(touched, problem),
             chain=chain.astype(np.int64),
             length=states["length"][rows].astype(np.int64),
@@ -336,10 +338,6 @@ class Shard:
             root_wins=self.problems["wins"][problem],
             root_losses=self.problems["losses"][problem],
         )
-        priority = self._ranking.priority(columns, self.settings)
-        retention = self._ranking.retention
-        states["priority"][rows] = priority
-        states["retention"][rows] = priority if retention is None else retention(columns, priority)
 
     def _eviction_order(self) -> npt.NDArray[np.uint64]:
         return eviction_order(self.states["retention"], self.states["version"], self.states["key"])

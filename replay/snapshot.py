@@ -21,13 +21,14 @@ from replay.journal import unwritable
 from replay.keys import Rows
 from replay.records import Counters
 from replay.shard import Shard
+from replay.success import from_text, to_text
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
-FORMAT = 2
+FORMAT = 3
 PART = 4096
 """Number of problems per write to the file."""
 
@@ -36,7 +37,7 @@ def write_snapshot(shard: Shard, path: Path) -> None:
     """Write a shard to `path`. Raises StoreError when the disk is full or cannot be written."""
     order = np.argsort(shard.problems["hash"], kind="stable")
     about = {"counters": json.dumps(asdict(shard.counters)), "version": str(shard.version)}
-    schema = _part(shard, order[:0]).schema.with_metadata(about | {"gate": repr(shard.settings.gate)})
+    schema = _part(shard, order[:0]).schema.with_metadata(about | {"model": to_text(shard.settings.model)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
@@ -57,7 +58,7 @@ def load_snapshot(shard: Shard, path: Path, owns: Callable[[str], bool] = lambda
         raise StoreError(f"{path}: cannot be read ({first_line(error)}); resume from another checkpoint") from error
     about = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     shard.version = max(shard.version, int(about["version"]))
-    shard.settings = replace(shard.settings, gate=float(about["gate"]))
+    shard.settings = replace(shard.settings, model=from_text(about["model"]))
     owned = np.array([owns(name) for name in table.column("id").to_pylist()], np.bool_)
     if not owned.all():
         table = table.filter(pa.array(owned))

@@ -22,26 +22,33 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
-from core.records import Candidate, FloatArray, Outcome, ReplayedState
-from core.seeds import derive, generator
+from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
+from core.seeds import derive
 from replay import writes
-from replay.keys import Keys, shard_of
+from replay.keys import Keys, Reals, shard_of
 from replay.rankings import RANKINGS
-from replay.rankings.calibration import critic_gate
-from replay.records import joined
+from replay.rankings.base import SuccessModel
+from replay.records import Drawn, joined
 from replay.server import ShardServer, ShardSize
 from replay.snapshot import FORMAT, MANIFEST, read_manifest
 from replay.stats import StoreStats, combine
+from replay.success import NOTHING, Evidence, fit, from_text, to_text
 
-WINDOW = 2048
-"""Number of newest outcomes on which the critic's calibration is measured."""
-REMEMBERED = 8 * WINDOW
-"""Number of drawn states whose values are kept until their outcomes arrive: more than are ever in flight."""
+REMEMBERED = 8192
+"""Number of drawn states whose features are kept until their outcomes arrive: more than are ever in flight."""
+LEAST_SPREAD = 1e-6
+"""Deviation of values below which they count as equal: an untrained critic gives one number for all states."""
 R = TypeVar("R")
 
 
 class ReplayStore:
     """The states of all shards. Not thread-safe: one driver calls it."""
+
+    _model: SuccessModel
+    _evidence: Evidence
+    _roots: list[int]  # wins and losses of rollouts from the root since the last fit
+    _values: Reals  # decayed count, sum, and sum of squares of the critic's values
+    _drawn: dict[int, list[float]]  # key of a drawn state -> its chance and features then
 
     def __init__(
         self, config: ReplayConfig, *, vocabulary: int, directory: Path, fingerprint: str, local: bool = False
@@ -55,11 +62,8 @@ class ReplayStore:
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._ranking = RANKINGS[config.ranking]
-        self._explore, self._max_bytes = config.explore, int(config.max_gib * 2**30)
-        self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
-        self._gate = 0.0  # trust in the critic
-        self._window: list[tuple[float, bool, str]] = []  # value when drawn, outcome, problem: the newest WINDOW
-        self._values_drawn: dict[int, float] = {}  # key of a drawn state -> its value then
+        self._max_bytes, self._decay = int(config.max_gib * 2**30), config.decay
+        self._forget()
         self._sequence = [0] * config.shards  # number of each shard's last write
         self._sizes = [ShardSize(0, 0)] * config.shards
         self._local = local
@@ -69,7 +73,7 @@ class ReplayStore:
             start = partial(_start, config, vocabulary, Path(os.path.abspath(directory)), secrets.token_hex(8))
             self._actors = [start(index) for index in range(config.shards)]
         # An empty write waits for the shards, finds a folder that cannot be written, and has pyarrow import pandas (0.3 s) now.
-        self._write({shard: writes.pack_outcomes([], self._gate) for shard in range(config.shards)})
+        self._write({shard: writes.pack_outcomes([], self._model) for shard in range(config.shards)})
 
     def __len__(self) -> int:
         """States in the store."""
@@ -79,39 +83,39 @@ class ReplayStore:
         """Store the states of trajectories, then evict down to the bounds on count and bytes."""
         parts = self._split(candidates, [c.problem_id for c in candidates])
         self._write({shard: writes.pack_candidates(part, self._vocabulary) for shard, part in parts.items()})
+        roots = [c.provenance for c in candidates if c.parent is None and c.provenance != Provenance.CANONICAL]
+        self._roots[0] += roots.count(Provenance.OWN_SUCCESSFUL)
+        self._roots[1] += roots.count(Provenance.OWN_FAILED)
+        values = np.concatenate([np.zeros(0), *(c.values for c in candidates)])
+        self._values += [len(values), values.sum(), (values * values).sum()]
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes of continuations of replayed states, and update the trust in the critic."""
-        gate = self._measured_gate(outcomes) if self._ranking.uses_gate else 0.0
+        """Record the outcomes of continuations of replayed states, and refit the success model."""
+        ranking = self._ranking
+        model = self._refitted(outcomes) if ranking.uses_model or ranking.uses_spread else self._model
         parts = self._split(outcomes, [o.problem_id for o in outcomes])
-        if gate != self._gate:
+        if model != self._model:
             parts = {shard: parts.get(shard, []) for shard in range(self._shards)}
-        self._gate = gate
-        self._write({shard: writes.pack_outcomes(part, gate) for shard, part in parts.items()})
+        self._model = model
+        self._write({shard: writes.pack_outcomes(part, model) for shard, part in parts.items()})
 
     def sample(self, n: int, seed: int) -> list[ReplayedState]:
         """Draw n distinct states without replacement, weighted by exp(priority / temperature).
 
-        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are replayable. With
-        a ranking that explores, at most the share `replay.explore` of n comes from own failures; the seed decides how it is rounded.
-        A ranking with a shortlist draws more states and chooses n of them (`replay/rankings/base.py`).
+        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are replayable. A
+        ranking with a shortlist draws more states and chooses n of them (`replay/rankings/base.py`).
         """
         self._requested += n
         ranking = self._ranking
-        share = int(self._explore * n + generator(seed, "share").random()) if ranking.explores else 0  # exact mean
         wanted = n * ranking.shortlist
-        found = self._all(ShardServer.draw, wanted, share, derive(seed, "replay"))
-        exploring = joined([failed for _, failed in found], share)
-        drawn = joined([proven for proven, _ in found], wanted - len(exploring.keys))
+        drawn = joined(self._all(ShardServer.draw, wanted, derive(seed, "replay")), wanted)
         if ranking.choose is not None:
-            chosen = ranking.choose(drawn.keys, drawn.wins, drawn.losses, drawn.values, self._gate, seed)
-            drawn = drawn.take(chosen[: n - len(exploring.keys)])
-        states = drawn.states() + exploring.states()
-        self._sampled += len(states)
-        if ranking.uses_gate:
-            self._remember(states)
-        return states
+            drawn = drawn.take(ranking.choose(drawn.keys, drawn.wins, drawn.losses, seed)[:n])
+        self._sampled += len(drawn.keys)
+        if ranking.uses_model:
+            self._remember(drawn)
+        return drawn.states()
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
         """The n states of highest priority whose value is older than weight version `older_than`, best first.
@@ -147,11 +151,13 @@ class ReplayStore:
             "snapshots": names,
             "fingerprint": self._fingerprint,
             "vocabulary": self._vocabulary,
-            "gate": self._gate,
             "requested": self._requested,
             "sampled": self._sampled,
-            "window": self._window,
-            "values_drawn": list(self._values_drawn.items()),
+            "model": to_text(self._model),
+            "evidence": [self._evidence.rows.tolist(), self._evidence.expected, self._evidence.differing],
+            "roots": self._roots,
+            "values": self._values.tolist(),
+            "drawn": list(self._drawn.items()),
         }
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
@@ -165,15 +171,15 @@ class ReplayStore:
                     " for the tokenizer and task that made them"
                 )
         self._requested, self._sampled = manifest["requested"], manifest["sampled"]
-        self._gate = manifest["gate"]
-        self._window = [(value, correct, problem) for value, correct, problem in manifest["window"]]
-        self._values_drawn = dict(manifest["values_drawn"])
+        self._model, self._roots, self._drawn = from_text(manifest["model"]), manifest["roots"], dict(manifest["drawn"])
+        self._values = np.array(manifest["values"])
+        rows, expected, differing = manifest["evidence"]
+        self._evidence = Evidence(np.array(rows).reshape(-1, NOTHING.rows.shape[1]), expected, differing)
         self._load([Path(os.path.abspath(folder)) / name for name in manifest["snapshots"]])
 
     def clear(self) -> None:
         """Make the store empty, as a new one is."""
-        self._requested, self._sampled, self._gate = 0, 0, 0.0
-        self._window, self._values_drawn = [], {}
+        self._forget()
         self._load([])
 
     def close(self) -> None:
@@ -188,6 +194,12 @@ class ReplayStore:
             time.sleep(0.01)  # the names are free when this returns
 
     # -- inside
+
+    def _forget(self) -> None:
+        """Set what the driver knows to what a new store knows."""
+        self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
+        self._model, self._evidence = SuccessModel(), NOTHING
+        self._roots, self._values, self._drawn = [0, 0], np.zeros(3), {}
 
     def _split(self, items: Sequence[Any], problem_ids: list[str]) -> dict[int, list[Any]]:
         parts: dict[int, list[Any]] = {}
@@ -232,24 +244,30 @@ class ReplayStore:
         last = writes.pack_eviction(int(orders[chosen[-1]]), int(keys[chosen[-1]]))
         self._write(dict.fromkeys(np.unique(shard[chosen]).tolist(), last))
 
-    def _remember(self, states: Sequence[ReplayedState]) -> None:
-        """Keep the values of drawn states. They outlive the first outcome: a state may be drawn again before it arrives."""
-        for state in states:
-            self._values_drawn.pop(state.key, None)  # a state that is drawn again becomes the newest
-            self._values_drawn[state.key] = state.value
-        for key in list(itertools.islice(self._values_drawn, max(0, len(self._values_drawn) - REMEMBERED))):
-            del self._values_drawn[key]
+    def _remember(self, drawn: Drawn) -> None:
+        """Keep what the model knew of drawn states. It outlives the first outcome: a state may be drawn again before it arrives."""
+        for key, row in zip(
+            drawn.keys.tolist(), np.column_stack([drawn.chances, drawn.features]).tolist(), strict=True
+        ):
+            self._drawn.pop(key, None)  # a state that is drawn again becomes the newest
+            self._drawn[key] = row
+        for key in list(itertools.islice(self._drawn, max(0, len(self._drawn) - REMEMBERED))):
+            del self._drawn[key]
 
-    def _measured_gate(self, outcomes: Sequence[Outcome]) -> float:
-        """The trust in the critic: how well the values of replayed states predict their outcomes, over a sliding window."""
-        known = self._values_drawn
-        new = [(known[o.state_key], o.correct, o.problem_id) for o in outcomes if o.state_key in known]
-        self._window = [*self._window, *new][-WINDOW:]
-        if not self._window:
-            return self._gate
-        values, correct, problems = zip(*self._window, strict=True)
-        groups = np.unique(np.array(problems), return_inverse=True)[1]
-        return critic_gate(np.array(values, np.float64), np.array(correct, np.bool_), groups)
+    def _refitted(self, outcomes: Sequence[Outcome]) -> SuccessModel:
+        """The success model with the outcomes since the last fit: of replayed states, and of rollouts from the root."""
+        counts: dict[int, list[int]] = {}
+        for outcome in outcomes:
+            if outcome.state_key in self._drawn:
+                counts.setdefault(outcome.state_key, [0, 0])[not outcome.correct] += 1
+        width = 1 + NOTHING.rows.shape[1]
+        rows = np.array([[*self._drawn[key], *count] for key, count in counts.items()]).reshape(-1, width)
+        self._evidence = self._evidence.joined(rows[:, 0], rows[:, 1:], self._decay).with_roots(*self._roots)
+        number, total, squares = self._values.tolist()
+        centre = total / number if number else 0.0
+        spread = max(squares / number - centre**2, 0.0) ** 0.5 if number else 0.0
+        self._roots, self._values = [0, 0], self._decay * self._values
+        return fit(self._evidence, centre, spread if spread > LEAST_SPREAD else 1.0)
 
     def _all(self, method: Callable[..., R], *arguments: Any) -> list[R]:
         """Call a method of every shard concurrently; its first argument is the shard's last write number. Answers by shard."""

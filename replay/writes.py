@@ -14,6 +14,8 @@ import pyarrow as pa
 from core.errors import StoreError
 from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
 from replay.keys import Rows
+from replay.rankings.base import SuccessModel
+from replay.success import from_text, to_text
 
 KIND = b"kind"
 ADD, RECORD, REVALUE, EVICT = "add", "record", "revalue", "evict"
@@ -59,8 +61,8 @@ def pack_candidates(candidates: Sequence[Candidate], vocabulary: int) -> pa.Reco
     return _marked(pa.RecordBatch.from_pydict(columns), ADD)
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], gate: float) -> pa.RecordBatch:
-    """Outcomes of replayed states, one row each, and the new trust in the critic. Raises StoreError for a negative version."""
+def pack_outcomes(outcomes: Sequence[Outcome], model: SuccessModel) -> pa.RecordBatch:
+    """Outcomes of replayed states, one row each, and the new success model. Raises StoreError for a negative version."""
     for outcome in outcomes:
         if outcome.version < 0:
             raise StoreError(f"outcome of problem '{outcome.problem_id}': version {outcome.version} is negative")
@@ -70,7 +72,7 @@ def pack_outcomes(outcomes: Sequence[Outcome], gate: float) -> pa.RecordBatch:
         [o.correct for o in outcomes],
         [o.version for o in outcomes],
     ]
-    return _marked(_batch(columns, _OUTCOMES), RECORD, gate=gate)
+    return _marked(_batch(columns, _OUTCOMES), RECORD, model=to_text(model))
 
 
 def pack_values(states: Sequence[ReplayedState], values: FloatArray, version: int) -> pa.RecordBatch:
@@ -89,9 +91,9 @@ def kind_of(write: pa.RecordBatch) -> str:
     return str(write.schema.metadata[KIND].decode())
 
 
-def gate_of(write: pa.RecordBatch) -> float:
-    """The trust in the critic, from a `record` write."""
-    return float(write.schema.metadata[b"gate"])
+def model_of(write: pa.RecordBatch) -> SuccessModel:
+    """The success model, from a `record` write."""
+    return from_text(write.schema.metadata[b"model"].decode())
 
 
 def column(write: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
@@ -109,8 +111,8 @@ def _batch(columns: list[Any], schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch([pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)], schema=schema)
 
 
-def _marked(batch: pa.RecordBatch, kind: str, **numbers: float) -> pa.RecordBatch:
-    return batch.replace_schema_metadata({KIND: kind} | {name: repr(number) for name, number in numbers.items()})
+def _marked(batch: pa.RecordBatch, kind: str, **others: str) -> pa.RecordBatch:
+    return batch.replace_schema_metadata({KIND: kind} | others)
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -16,8 +16,8 @@ from typing import Any
 class ChildProcess:
     """A process and its two pipes. It has its own process group, so that the processes it starts end with it."""
 
-    def __init__(self, command: Sequence[str], *, most: float = float("inf"), **options: Any) -> None:
-        """`most`: bytes that it may write in total. `options`: as for `subprocess.Popen`. Raises OSError."""
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        """`options`: as for `subprocess.Popen`. Raises OSError."""
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, **options
         )
@@ -25,8 +25,7 @@ class ChildProcess:
         assert self._process.stdout
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._input, False)
-        self._pending = b""
-        self._left = most
+        self._pending = bytearray()
 
     def send(self, data: bytes, deadline: float) -> None:
         """Write all data. Raises TimeoutError when the process does not read, EOFError when it has ended."""
@@ -39,18 +38,26 @@ class ChildProcess:
                 raise EOFError from None
 
     def line(self, deadline: float) -> bytes:
-        """Its next line. Raises TimeoutError, EOFError at the end of its output, OverflowError after more than `most` bytes."""
-        while b"\n" not in self._pending:
-            if self._left < 0:
-                raise OverflowError
-            _wait_for(self._output, select.POLLIN, deadline)
-            data = os.read(self._output, 1 << 16)
-            if not data:
-                raise EOFError
-            self._pending += data
-            self._left -= len(data)
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
+        """Its next line. Raises TimeoutError, EOFError at the end of its output."""
+        while (end := self._pending.find(b"\n")) < 0:
+            self._read(deadline)
+        line = self.exactly(end + 1, deadline)
+        return line[:-1]
+
+    def exactly(self, count: int, deadline: float) -> bytes:
+        """Its next `count` bytes. Raises as `line`."""
+        while len(self._pending) < count:
+            self._read(deadline)
+        data = bytes(self._pending[:count])
+        del self._pending[:count]
+        return data
+
+    def _read(self, deadline: float) -> None:
+        _wait_for(self._output, select.POLLIN, deadline)
+        data = os.read(self._output, 1 << 16)
+        if not data:
+            raise EOFError
+        self._pending += data
 
     def exit_status(self, deadline: float) -> int | None:
         """Its exit status, negative for a signal; None while it runs."""

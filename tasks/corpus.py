@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from core.config import StarterConfig, TaskConfig
 from core.seeds import generator
-from tasks.problems import Item, Tokenizer, check_template, render_item, respond
+from tasks.problems import Item, PromptForm, Tokenizer, render_item, respond
 from tasks.synthetic.generated import Puzzle, is_for_evaluation, shown
 
 PAD, END = "<|pad|>", "<|endoftext|>"
@@ -36,9 +36,8 @@ class Corpus:
     pool: int
 
 
-def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, template: str, seed: int) -> Corpus:
+def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, form: PromptForm, seed: int) -> Corpus:
     """Problems of 1 to starter.max_operations operations, each length `DECAY` times as frequent as the one before."""
-    check_template(template)
     lengths = range(1, starter.max_operations + 1)
     weights = [DECAY**length for length in lengths]
 
@@ -48,25 +47,21 @@ def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, template: str, seed
         while True:
             text = puzzle.draw(rng, int(rng.choice(lengths, p=shares)))
             if not is_for_evaluation(text):
-                item = replace(puzzle.item(text), solution=shown(puzzle, text, starter, rng))
-                yield _example(item, template, tokenizer, whole=False)
+                item = replace(puzzle.item(text), solution=shown(puzzle, text, starter, rng), form=form)
+                yield _example(item, tokenizer, whole=False)
 
     return Corpus(
-        lambda: character_tokenizer(puzzle.alphabet + template.replace("{prompt}", "")), _examples, template, pool=1
+        lambda: character_tokenizer(puzzle.alphabet + form.text("")), _examples, form.text("{prompt}"), pool=1
     )
 
 
 def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], seed: int) -> Corpus:
     """The training problems of a text task that have a canonical solution, in a new order every epoch."""
-    check_template(task.template)
     solved = [item for item in items if item.solution is not None]
-    texts = [
-        f"{item.prompt if item.messages else task.template.replace('{prompt}', item.prompt)}{item.solution}"
-        for item in solved
-    ]
+    texts = [f"{item.prompt if item.messages else item.form.text(item.prompt)}{item.solution}" for item in solved]
 
     def _examples(tokenizer: Tokenizer) -> Iterator[Example]:
-        encoded = [_example(item, task.template, tokenizer, whole=True) for item in solved]
+        encoded = [_example(item, tokenizer, whole=True) for item in solved]
         epoch = 0
         while True:
             for index in generator(seed, "starter", task.name, epoch).permutation(len(encoded)):
@@ -79,10 +74,10 @@ def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], see
     return Corpus(lambda: byte_pair_tokenizer(texts, starter.vocabulary), _examples, state.hexdigest(), pool=16)
 
 
-def _example(item: Item, template: str, tokenizer: Tokenizer, *, whole: bool) -> Example:
+def _example(item: Item, tokenizer: Tokenizer, *, whole: bool) -> Example:
     """`whole`: the loss also covers the prompt (a text model learns language from both)."""
     assert item.solution is not None
-    prompt = render_item(template, tokenizer, item)
+    prompt = render_item(tokenizer, item)
     return Example(prompt + respond(tokenizer, item.solution), 1 if whole else len(prompt))
 
 

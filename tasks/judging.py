@@ -8,7 +8,7 @@ from heapq import nsmallest
 
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import ConfigError, DataError
-from tasks.code.programs import limits_of
+from tasks.code.programs import limits_of, setting_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.language_judge import LanguageJudge
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
@@ -49,8 +49,9 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
     if not kind.runs_programs:
         return _verifier_judges(config, kind.verifier, config.judge_timeout)
     limits = limits_of(config)
-    check_sandbox(config.sandbox, limits)
-    patience = 2 * (limits.wall + START_LIMIT)  # a sandbox for the program, one for its questions
+    check_sandbox(config.sandbox, limits, setting_of(config))
+    # the program, and what judges its answers
+    patience = 2 * (3 * config.code.program_seconds + limits.wall + 2 * START_LIMIT)
     return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json(), patience)
 
 

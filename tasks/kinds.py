@@ -5,21 +5,33 @@ in `KINDS` and in the choices of `TaskConfig.name`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from core.config import Columns, TaskConfig
+from core.config import Columns, TaskConfig, task_sources
 from core.errors import DataError
-from tasks.code.programs import read_mbpp
+from tasks.code.formats import read_apps, read_humaneval, read_mbpp
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.mathematics.answers import gsm8k_answer, math_answer, read_gsm8k, read_math
-from tasks.problems import Item, Read, level_of, load_items, prompt_digest, split_items
-from tasks.sources import Row
+from tasks.problems import (
+    Item,
+    Items,
+    LeftOut,
+    Read,
+    level_of,
+    load_items,
+    prompt_digest,
+    prompt_form,
+    read_items,
+    split_items,
+)
+from tasks.sources import BadRow, BadRowsError, Row
 from tasks.synthetic.arithmetic import ARITHMETIC, arithmetic_answer
 from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, puzzle_items
 from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
+from tasks.synthetic.stories import STORIES
 
 Answer = Callable[[str], str | None]
 """Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
@@ -58,6 +70,7 @@ KINDS: Mapping[str, TaskKind] = {
     "lock": TaskKind("tasks.synthetic.lock:verify_lock", LOCK),
     "countdown": TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN),
     "rule": TaskKind("tasks.synthetic.rule:verify_rule", RULE),
+    "stories": TaskKind("tasks.synthetic.stories:verify_stories", STORIES),
     "gsm8k": TaskKind(
         "tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer, answer_is_reference=True
     ),
@@ -65,37 +78,85 @@ KINDS: Mapping[str, TaskKind] = {
         "tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer, answer_is_reference=True
     ),
     "mbpp": TaskKind("tasks.code.programs:verifier", read=read_mbpp, runs_programs=True),
+    "humaneval": TaskKind("tasks.code.programs:verifier", read=read_humaneval, runs_programs=True),
+    "apps": TaskKind("tasks.code.programs:verifier", read=read_apps, runs_programs=True),
     "dialogue": TaskKind("", read=read_dialogue, has_answers=False),
 }
 
 
 def judged_by_model(config: TaskConfig) -> bool:
-    """Whether the task's responses are scored by a reward model."""
-    return not config.reward and not KINDS[config.name].verifier
+    """Whether responses to the task, or to one data set of its mixture, are scored by a reward model."""
+    parts = [source.config for source in task_sources(config)]
+    return any(not part.reward and not KINDS[part.name].verifier for part in parts)
 
 
-def task_items(config: TaskConfig, seed: int) -> tuple[list[Item], list[Item], int]:
-    """Training and evaluation items of any task, and the number of duplicates dropped. Raises DataError.
+@dataclass(frozen=True, slots=True)
+class _SourceItems:
+    """The problems of one data set, before they are held against those of the others."""
 
-    `seed` changes only generated training problems; rows are the same for every seed.
+    train: list[Item]
+    evaluation: list[Item]
+    kept_out: frozenset[str] = frozenset()  # digests of all prompts that are not trained on
+    duplicates: int = 0
+    bad_rows: tuple[BadRow, ...] = ()
+
+
+def task_items(config: TaskConfig, seed: int) -> Items:
+    """The problems of a task, those of all data sets of a mixture. A prompt held out in one of them is trained on in none.
+
+    `seed` changes only generated training problems; rows are the same for every seed. Raises DataError, ConfigError.
     """
+    sources = task_sources(config)
+    parts = [_source_items(source.config, seed) for source in sources]
+    bad = [(source.config.bad_rows, row) for source, part in zip(sources, parts, strict=True) for row in part.bad_rows]
+    refused = [row for rule, row in bad if rule == "refuse"]
+    if refused:
+        raise BadRowsError(refused)
+    kept_out = frozenset().union(*(part.kept_out for part in parts))
+    for source in sources:
+        for example in source.config.examples:
+            if prompt_digest(example.prompt) in kept_out:
+                raise DataError(f"task.examples: {example.prompt[:60]!r} is an evaluation problem; show another one")
+    train = [
+        replace(item, source=source.label)
+        for source, part in zip(sources, parts, strict=True)
+        for item in part.train
+        if not source.label or prompt_digest(item.prompt) not in kept_out
+    ]
+    evaluation = [
+        replace(item, source=source.label)
+        for source, part in zip(sources, parts, strict=True)
+        for item in part.evaluation
+    ]
+    left_out = LeftOut(sum(part.duplicates for part in parts), bad_rows=tuple(row for _, row in bad))
+    return Items(train, evaluation, left_out)
+
+
+def _source_items(config: TaskConfig, seed: int) -> _SourceItems:
     kind = KINDS[config.name]
     if kind.puzzle is not None:
+        form, _ = prompt_form(config)
         lengths = range(config.min_operations, config.max_operations + 1)
-        train = puzzle_items(kind.puzzle, seed, lengths, config.problems, evaluation=False)
-        return train, puzzle_items(kind.puzzle, seed, lengths, config.eval_problems, evaluation=True), 0
-    if not config.path:
+        train, evaluation = (
+            [replace(item, form=form) for item in puzzle_items(kind.puzzle, seed, lengths, count, evaluation=held_out)]
+            for count, held_out in ((config.problems, False), (config.eval_problems, True))
+        )
+        return _SourceItems(train, evaluation)  # the hash decides which are held out
+    if kind.read is None or not config.path:
         raise DataError(
             f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
         )
-    evaluation = _read_rows(config, config.eval_path, config.eval_split) if config.eval_path else None
-    return split_items(config, _read_rows(config, config.path, config.split), evaluation)
-
-
-def _read_rows(config: TaskConfig, path: str, split: str) -> list[Item]:
-    kind = KINDS[config.name]
-    assert kind.read is not None
-    return load_items(config, kind.read, path, split, answers=kind.has_answers)
+    read, answers = kind.read, kind.has_answers
+    items, bad = read_items(config, read, config.path, config.split, answers=answers)
+    rows = None
+    if config.eval_path:
+        rows, more = read_items(config, read, config.eval_path, config.eval_split, answers=answers)
+        bad += more
+    if bad and config.bad_rows == "refuse":
+        return _SourceItems([], [], bad_rows=tuple(bad))
+    train, evaluation, duplicates = split_items(config, items, rows)
+    kept_out = frozenset(prompt_digest(item.prompt) for item in (evaluation if rows is None else rows))
+    return _SourceItems(train, evaluation, kept_out, duplicates, tuple(bad))
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
@@ -105,11 +166,13 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     dialogue. All rows of `eval_path` are included, not only `eval_problems`. Empty without data. Raises DataError as `task_items`.
     """
     items: list[Item] = []
-    if KINDS[config.name].read is not None and config.eval_path:
-        items = _read_rows(config, config.eval_path, config.eval_split)
-    elif KINDS[config.name].puzzle is not None or config.path:
-        _, items, _ = task_items(config, seed)
-    texts = {text for item in items for text in (item.prompt, config.template.replace("{prompt}", item.prompt))}
+    for source in task_sources(config):
+        kind, data = KINDS[source.config.name], source.config
+        if kind.read is not None and data.eval_path:
+            items += load_items(data, kind.read, data.eval_path, data.eval_split, answers=kind.has_answers)
+        elif kind.puzzle is not None or data.path:
+            items += task_items(data, seed).evaluation
+    texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}
     texts |= {item.messages[0].content for item in items if len(item.messages) == 1}
     return frozenset(map(prompt_digest, texts))
 

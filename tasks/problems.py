@@ -1,25 +1,61 @@
-"""From rows of text to problems of tokens: columns, prompt template, length filter, held-out split.
+"""From rows of text to problems of tokens: columns, prompt, length filter, held-out split.
 
 Called by `tasks/kinds.py` and `tasks/task.py` (and by `tasks/starter.py`, which needs only the texts). Invariants: a problem's
-id depends only on its prompt text; no prompt text is both in training and in evaluation; what is left out is counted.
+id depends only on its data set and its prompt text; no prompt text is both in training and in evaluation; what is left out is
+counted.
 """
 
+import difflib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.config import Columns, TaskConfig
+from core.config import Columns, FewShot, TaskConfig, task_sources
 from core.errors import ConfigError, DataError
 from core.records import IntArray, Problem
 from tasks.dialogue.chat import Message, Messages, prompt_ids
-from tasks.sources import Row, load_rows, require_columns
+from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows
 
 Tokenizer = Any
 """A `transformers` fast tokenizer (this module does not import transformers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """What is around every question of a data set."""
+
+    template: str = "{prompt}"
+    system: str = ""
+    examples: tuple[FewShot, ...] = ()
+
+    def text(self, question: str) -> str:
+        """The prompt for a tokenizer without a chat template.
+
+        >>> PromptForm("Q: {prompt}\\nA: ", "Add.", (FewShot(prompt="1+1", response="2"),)).text("2+2")
+        'Add.\\n\\nQ: 1+1\\nA: 2\\n\\nQ: 2+2\\nA: '
+        """
+        shown = "".join(f"{self._ask(example.prompt)}{example.response}\n\n" for example in self.examples)
+        return f"{self.system}\n\n{shown}{self._ask(question)}" if self.system else shown + self._ask(question)
+
+    def messages(self, question: Messages | str) -> Messages:
+        """The prompt for a chat template. A dialogue with a system message of its own keeps it."""
+        asked = (Message("user", self._ask(question)),) if isinstance(question, str) else question
+        shown = [
+            message
+            for example in self.examples
+            for message in (Message("user", self._ask(example.prompt)), Message("assistant", example.response))
+        ]
+        own, asked = (asked[:1], asked[1:]) if asked[0].role == "system" else ((), asked)
+        system = own or ((Message("system", self.system),) if self.system else ())
+        return (*system, *shown, *asked)
+
+    def _ask(self, question: str) -> str:
+        return self.template.replace("{prompt}", question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +68,33 @@ class Item:
     solution: str | None = None  # canonical solution, as a model should answer
     messages: Messages = ()  # a prompt of several turns; if given, used instead of template and `prompt`
     where: str = field(default="", compare=False)  # file and row, for errors
+    source: str = ""  # label of its data set in a mixture
+    form: PromptForm = field(default=PromptForm(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Counts of prompts left out, and of canonical solutions that are too long for a response."""
+    """What is left out: prompts, rows, and canonical solutions that are too long for a response."""
 
-    duplicates: int  # rows whose prompt text occurs in an earlier row
-    long_prompts: int
-    long_solutions: int
+    duplicates: int = 0  # rows whose prompt text occurs in an earlier row
+    long_prompts: int = 0
+    long_solutions: int = 0
+    bad_rows: tuple[BadRow, ...] = ()
 
     def __str__(self) -> str:
+        bad = f"; {len(self.bad_rows)} bad rows skipped" if self.bad_rows else ""
         return (
             f"{self.duplicates} duplicate prompts and {self.long_prompts} prompts over rollout.max_prompt_tokens left out; "
-            f"{self.long_solutions} canonical solutions over rollout.max_response_tokens not used"
+            f"{self.long_solutions} canonical solutions over rollout.max_response_tokens not used{bad}"
         )
+
+
+class Items(NamedTuple):
+    """The problems of a task as text. No prompt is in both lists."""
+
+    train: list[Item]
+    evaluation: list[Item]
+    left_out: LeftOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +124,20 @@ def prompt_digest(text: str) -> str:
 
 def text_of(row: Row, column: str, field: str, where: str) -> str:
     """The stripped text in a column. Raises DataError when it is empty or not text."""
-    value = row[column]
+    place = f"{where}: column {column!r} (task.columns.{field})"
+    text = _cell(row[column], place)
+    if not text:
+        raise DataError(f"{place} is empty; fix or delete the row")
+    return text
+
+
+def _cell(value: object, place: str) -> str:
+    """A text or a number as stripped text, nothing as an empty text. Raises DataError for anything else."""
     if isinstance(value, float) and not math.isfinite(value):  # a Parquet file's missing number
-        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {value}; fix or delete the row")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not value.strip():
-        found = "empty" if value is None or isinstance(value, str) else f"{type(value).__name__}, not text"
-        raise DataError(f"{where}: column {column!r} (task.columns.{field}) is {found}; fix or delete the row")
-    return value.strip()
+        raise DataError(f"{place} is {value}; fix or delete the row")
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise DataError(f"{place} is {type(value).__name__}, not text; fix or delete the row")
+    return "" if value is None else str(value).strip()
 
 
 def solution_of(row: Row, columns: Columns, where: str) -> str | None:
@@ -97,17 +150,111 @@ def level_of(row: Row, columns: Columns) -> str:
     return "" if columns.level is None else str(row[columns.level])
 
 
-def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
-    """Items of the data set at `path`; `answers`: whether gold answers are required. Raises DataError, also for bad rows."""
-    rows = load_rows(path, split)
-    columns = config.columns
+_SLOT = re.compile(r"(?:\\[a-zA-Z]+|[\^_])(?:\{(?!prompt\})[^{}]*\})+|\{\{(?!prompt\})(\w+)\}\}|\{([^{}]+)\}")
+"""A group of LaTeX, which is text; a name in two pairs of braces, which is text in one pair; or a name in braces."""
+
+
+def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[PromptForm, tuple[tuple[str, bool], ...]]:
+    """The form of a data set's prompts, and the pieces of the question if the template names columns.
+
+    Text before the first and after the last name belongs to the form, all between to the question, which tells problems apart. A
+    piece is a text, or (True) the name of a column. Raises ConfigError for a template that names no column or an unknown one.
+    """
+    pieces: list[tuple[str, bool]] = []
+    done = 0
+    for found in _SLOT.finditer(config.template):
+        escaped, name = found[1], found[2]
+        if escaped is None and (name is None or not (name in columns or name == "prompt" or name.isidentifier())):
+            continue
+        pieces.append((config.template[done : found.start()], False))
+        done = found.end()
+        if name is not None:
+            _check_slot(config, name, columns)
+        pieces.append((f"{{{escaped}}}", False) if name is None else (name, True))
+    pieces.append((config.template[done:], False))
+    names = [at for at, (_, column) in enumerate(pieces) if column]
+    if not names:
+        raise ConfigError(
+            f"task.template = {config.template!r} has no {{prompt}} and names no column; write where the question goes"
+        )
+    question = pieces[names[0] : names[-1] + 1]
+    if all(piece == "prompt" for piece, column in question if column):
+        text = "".join(f"{{{piece}}}" if column else piece for piece, column in pieces)
+        return PromptForm(text, config.system, config.examples), ()
+    before, after = ("".join(text for text, _ in part) for part in (pieces[: names[0]], pieces[names[-1] + 1 :]))
+    return PromptForm(f"{before}{{prompt}}{after}", config.system, config.examples), tuple(question)
+
+
+def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None:
+    if name == "prompt":
+        return
+    if name not in columns:
+        near = difflib.get_close_matches(name, columns, n=1, cutoff=0.0)
+        raise ConfigError(
+            f"task.template names {{{name}}}, which is no column; the nearest is {near[0] if near else 'prompt'!r} (write "
+            f"{{{{{name}}}}} for the text itself)"
+        )
+    named = {"answer": config.columns.answer, "solution": config.columns.solution, "tests": config.columns.tests}
+    shown = next((field for field, column in named.items() if column == name), None)
+    if shown:
+        raise ConfigError(f"task.template names {{{name}}}, the column of task.columns.{shown}: prompts would show it")
+
+
+def read_items(
+    config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True
+) -> tuple[list[Item], list[BadRow]]:
+    """Items of the data set at `path`, and the rows of which none can be made. `answers`: whether gold answers are required.
+
+    Raises DataError for a data set that cannot be read or has only bad rows, ConfigError for a wrong template.
+    """
+    rows, columns = read_rows(path, split), config.columns
+    form, question = prompt_form(
+        config, dict.fromkeys(name for row in rows if not isinstance(row, BadRow) for name in row)
+    )
     wanted = columns.model_dump()
     if columns.tests is not None or not answers:
         del wanted["answer"]
+    slots = [name for name, column in question if column]
+    if slots and "prompt" not in slots:
+        del wanted["prompt"]
     named = [(f"task.columns.{field}", name) for field, name in wanted.items() if name is not None]
-    require_columns(rows, named, path)
-    places = [f"{path}: row {number}" for number in range(1, len(rows) + 1)]
-    return [replace(read(row, columns, place), where=place) for row, place in zip(rows, places, strict=True)]
+    named += [("task.template", name) for name in slots if name != "prompt"]
+    items: list[Item] = []
+    bad: list[BadRow] = []
+    for number, row in enumerate(rows, 1):
+        where = f"{path}: row {number}"
+        if isinstance(row, BadRow):
+            bad.append(row)
+        elif missing := missing_column(row, named, where):
+            bad.append(BadRow(where, missing))
+        else:
+            try:
+                asked = {**row, columns.prompt: _fill(question, row, columns, where)} if question else row
+                items.append(replace(read(asked, columns, where), where=where, form=form))
+            except DataError as error:
+                bad.append(BadRow(where, str(error)))
+    if not items:
+        raise BadRowsError(bad, all_rows=True)
+    return items, bad
+
+
+def _fill(question: Iterable[tuple[str, bool]], row: Row, columns: Columns, where: str) -> str:
+    """The question of a row from several columns. A column may be empty."""
+    names = {"prompt": columns.prompt}
+    return "".join(
+        _cell(row[names.get(piece, piece)], f"{where}: column {names.get(piece, piece)!r} (task.template)")
+        if column
+        else piece
+        for piece, column in question
+    )
+
+
+def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
+    """As `read_items`. Raises BadRowsError for bad rows unless `task.bad_rows` skips them."""
+    items, bad = read_items(config, read, path, split, answers=answers)
+    if bad and config.bad_rows == "refuse":
+        raise BadRowsError(bad)
+    return items
 
 
 def split_items(
@@ -136,12 +283,11 @@ def split_items(
     return train[: config.problems], list(kept_out.values())[: config.eval_problems], len(items) - len(unique)
 
 
-def render_item(template: str, tokenizer: Tokenizer, item: Item) -> list[int]:
-    """Token ids of a prompt: apply the template, then the tokenizer's chat template if any. Raises DataError as `prompt_ids`."""
-    text = template.replace("{prompt}", item.prompt)
+def render_item(tokenizer: Tokenizer, item: Item) -> list[int]:
+    """Token ids of a prompt in its form, with the tokenizer's chat template if it has one. Raises DataError as `prompt_ids`."""
     if item.messages or getattr(tokenizer, "chat_template", None):
-        return prompt_ids(tokenizer, item.messages or (Message("user", text),), item.where or "a prompt")
-    return list(tokenizer(text)["input_ids"])
+        return prompt_ids(tokenizer, item.form.messages(item.messages or item.prompt), item.where or "a prompt")
+    return list(tokenizer(item.form.text(item.prompt))["input_ids"])
 
 
 def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
@@ -149,52 +295,51 @@ def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
     return [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
-def check_template(template: str) -> None:
-    """Raises ConfigError when the template has no place for the question."""
-    if "{prompt}" not in template:
-        raise ConfigError(f"task.template = {template!r} has no {{prompt}}; write where the question goes")
-
-
 def encode_problems(
-    config: TaskConfig,
-    tokenizer: Tokenizer,
-    items: tuple[list[Item], list[Item], int],
-    *,
-    max_prompt_tokens: int,
-    max_response_tokens: int,
+    config: TaskConfig, tokenizer: Tokenizer, items: Items, *, max_prompt_tokens: int, max_response_tokens: int
 ) -> Split:
-    """Tokenize. Leave out prompts that are too long; drop only the solution where that is too long. DataError if none fits.
+    """Tokenize. Leave out prompts that are too long; drop only the solution where that is too long.
 
-    `items`: training items, evaluation items, and the number of duplicates, as `split_items` returns them.
+    Raises DataError if none of a data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped.
     """
-    train, evaluation, duplicates = items
-    check_template(config.template)
     counts = {"prompt": 0, "solution": 0}
+    bad: list[tuple[Item, BadRow]] = []
 
-    def _problems(items: Iterable[Item]) -> list[Problem]:
-        found = []
-        for item in items:
-            prompt = render_item(config.template, tokenizer, item)
-            if not 0 < len(prompt) <= max_prompt_tokens:
-                counts["prompt"] += 1
-                continue
-            ids = respond(tokenizer, item.solution) if item.solution is not None else None
-            if ids is not None and len(ids) > max_response_tokens:
-                counts["solution"] += 1
-                ids = None
-            solution = None if ids is None else _tokens(ids)
-            name = f"{config.name}-{prompt_digest(item.prompt)}"
-            found.append(Problem(name, _tokens(prompt), item.reference, item.level, solution))
-        return found
+    def _problem(item: Item) -> Problem | None:
+        try:
+            prompt = render_item(tokenizer, item)
+        except DataError as error:
+            bad.append((item, BadRow(item.where, str(error))))
+            return None
+        if not 0 < len(prompt) <= max_prompt_tokens:
+            counts["prompt"] += 1
+            return None
+        ids = respond(tokenizer, item.solution) if item.solution is not None else None
+        if ids is not None and len(ids) > max_response_tokens:
+            counts["solution"] += 1
+            ids = None
+        solution = None if ids is None else _tokens(ids)
+        name = f"{item.source or config.name}-{prompt_digest(item.prompt)}"
+        return Problem(name, _tokens(prompt), item.reference, item.level, solution, item.source)
 
-    split = _problems(train), _problems(evaluation)
-    for kind, kept, given in zip(("training", "evaluation"), split, (train, evaluation), strict=True):
-        if not kept:
-            raise DataError(
-                f"task {config.name}: all {len(given)} {kind} prompts are longer than rollout.max_prompt_tokens = "
-                f"{max_prompt_tokens}; raise it"
-            )
-    return Split(split[0], split[1], LeftOut(duplicates, counts["prompt"], counts["solution"]))
+    train, evaluation = (
+        [problem for item in part if (problem := _problem(item)) is not None]
+        for part in (items.train, items.evaluation)
+    )
+    sources = {source.label: source.config for source in task_sources(config)}
+    refused = [row for item, row in bad if sources[item.source].bad_rows == "refuse"]
+    if refused:
+        raise BadRowsError(refused)
+    for kind, kept, given in (("training", train, items.train), ("evaluation", evaluation, items.evaluation)):
+        for label, source in sources.items():
+            if not any(problem.source == label for problem in kept):
+                count = sum(item.source == label for item in given)
+                raise DataError(
+                    f"task {label or source.name}: all {count} {kind} prompts are longer than rollout.max_prompt_tokens = "
+                    f"{max_prompt_tokens}; raise it"
+                )
+    skipped = (*items.left_out.bad_rows, *(row for _, row in bad))
+    return Split(train, evaluation, LeftOut(items.left_out.duplicates, counts["prompt"], counts["solution"], skipped))
 
 
 def _tokens(ids: Sequence[int]) -> IntArray:

@@ -1,7 +1,7 @@
 """Samplers of the training problems of an iteration: all with equal probability, or hard ones more often.
 
-Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: a draw is a function of the seed and the
-cursor, so a restored sampler continues exactly as the saved one.
+Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: a draw is a function of the seed, the
+cursor and how many problems are asked for, so a restored sampler continues exactly as the saved one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from core.errors import CheckpointError
 from core.records import Judged, Problem
-from core.seeds import generator
+from core.seeds import derive, generator
 
 MEMORY = 0.5
 """Weight of a problem's earlier success rate when it is blended with that of its newest rollouts."""
@@ -21,9 +21,9 @@ EASY = 0.2
 
 def check_cursor(cursor: Mapping[str, Any], problems: int) -> None:
     """Raises CheckpointError when a cursor belongs to another number of problems."""
-    if cursor["problems"] != problems:
+    if cursor.get("problems") != problems:
         raise CheckpointError(
-            f"the data cursor belongs to {cursor['problems']} training problems, this task has {problems}; "
+            f"the data cursor belongs to {cursor.get('problems', 'a mixture and not to the')} training problems, this task has {problems}; "
             f"resume with the data and task settings that the run was started with"
         )
 
@@ -102,7 +102,7 @@ class HardSampler:
         results: dict[int, list[bool]] = {}
         for item in judged:
             start = item.trajectory.start
-            if not start.replayed:
+            if not start.replayed and start.problem_id in self._index:  # else of another data set of a mixture
                 results.setdefault(self._index[start.problem_id], []).append(item.verdict.correct)
         for at, correct in results.items():
             newest = sum(correct) / len(correct)
@@ -123,10 +123,60 @@ class HardSampler:
             self._rates[int(at)], self._seen[int(at)] = rate, True
 
 
-ProblemSampler = UniformSampler | HardSampler
+class MixedSampler:
+    """Draws from several data sets in proportion to their weights, each with a sampler of its own.
+
+    The next problem comes from the data set that is furthest behind its share of all draws, so that the numbers drawn never
+    differ from the shares by more than the number of data sets.
+    """
+
+    def __init__(self, samplers: Mapping[str, UniformSampler | HardSampler], weights: Mapping[str, float]) -> None:
+        self._samplers = dict(samplers)
+        self._shares = {label: weights[label] / sum(weights.values()) for label in samplers}
+        self._drawn = dict.fromkeys(samplers, 0)
+
+    def sample(self, n: int) -> list[Problem]:
+        """The next n problems."""
+        order: list[str] = []
+        for _ in range(n):
+            total = sum(self._drawn.values()) + 1
+            order.append(max(self._shares, key=lambda label: self._shares[label] * total - self._drawn[label]))
+            self._drawn[order[-1]] += 1
+        parts = {label: iter(sampler.sample(order.count(label))) for label, sampler in self._samplers.items()}
+        return [next(parts[label]) for label in order]
+
+    def record(self, judged: Iterable[Judged]) -> None:
+        """Hand the outcomes to the samplers of their problems."""
+        judged = list(judged)
+        for sampler in self._samplers.values():
+            sampler.record(judged)
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as plain data."""
+        return {"drawn": dict(self._drawn), "parts": {name: part.state() for name, part in self._samplers.items()}}
+
+    def restore(self, cursor: Mapping[str, Any]) -> None:
+        """Restore a cursor of `state`. Raises CheckpointError when it belongs to other data sets."""
+        if list(cursor.get("parts", {})) != list(self._samplers):
+            raise CheckpointError(
+                f"the data cursor belongs to the data sets {', '.join(cursor.get('parts', ['of one task']))}, this task has "
+                f"{', '.join(self._samplers)}; resume with the data and task settings that the run was started with"
+            )
+        self._drawn = dict(cursor["drawn"])
+        for name, part in self._samplers.items():
+            part.restore(cursor["parts"][name])
+
+
+ProblemSampler = UniformSampler | HardSampler | MixedSampler
 """A source of training problems."""
 
 
-def problem_sampler(how: Literal["uniform", "hard"], problems: Sequence[Problem], seed: int) -> ProblemSampler:
-    """The sampler of `task.sampling`."""
-    return HardSampler(problems, seed) if how == "hard" else UniformSampler(problems, seed)
+def problem_sampler(
+    how: Literal["uniform", "hard"], problems: Sequence[Problem], seed: int, weights: Mapping[str, float] | None = None
+) -> ProblemSampler:
+    """The sampler of `task.sampling`. `weights`: of the data sets of a mixture, by label."""
+    kind = HardSampler if how == "hard" else UniformSampler
+    if not weights:
+        return kind(problems, seed)
+    parts = {label: [problem for problem in problems if problem.source == label] for label in weights}
+    return MixedSampler({label: kind(part, derive(seed, label)) for label, part in parts.items()}, weights)

@@ -1,12 +1,17 @@
 """Reads the rows of a data set: a JSONL or Parquet file, a directory of these, or a Hugging Face data set.
 
-Called by `tasks/problems.py`. Invariant: every failure is a `DataError` of one line that names the file (and line) and the
-remedy; nothing is skipped silently.
+Called by `tasks/problems.py` and the supervised commands. Invariant: every failure is one line that names the file (and line) and
+the remedy. A row that cannot be read is a `BadRow`; a file that cannot be read is a `DataError`. Nothing is skipped silently.
 """
 
 import difflib
+import gzip
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +20,99 @@ from core.errors import DataError, first_line
 Row = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used."""
+
+    where: str  # 'train.jsonl: row 3'
+    message: str  # begins with `where`, ends with the remedy
+
+    @property
+    def reason(self) -> str:
+        """The message without the place and the usual remedy."""
+        return self.message.removeprefix(self.where).lstrip(": ").removesuffix("; fix or delete the row")
+
+
+class BadRowsError(DataError):
+    """Rows that cannot be used, where `task.bad_rows` refuses them or there are no others. Its line names the first one."""
+
+    def __init__(self, rows: Sequence[BadRow], *, all_rows: bool = False) -> None:
+        self.rows = rows
+        count = f"{len(rows)} bad row{'s' * (len(rows) > 1)}"
+        others = ", and no other" if all_rows else ", task.bad_rows skip leaves them out"
+        super().__init__(f"{rows[0].message} ({count}: `launch.py check` lists them{others})")
+
+
+def list_bad_rows(rows: Sequence[BadRow]) -> str:
+    """How many rows are bad for which reason, the most frequent first, with the first row of each. Empty without rows.
+
+    Reasons that differ only in quoted text or numbers are one.
+    """
+    groups: dict[str, list[BadRow]] = {}
+    for row in rows:
+        groups.setdefault(re.sub(r"'[^']*'|[0-9]+", "*", row.reason), []).append(row)
+    most = sorted(groups.values(), key=len, reverse=True)
+    lines = [f"{len(group):>7}  {group[0].reason}; the first is {group[0].where}" for group in most]
+    return "\n".join([f"bad rows: {len(rows)}", *lines]) if rows else ""
+
+
 def load_rows(path: str, split: str) -> list[Row]:
-    """All rows of `path`: a .jsonl or .parquet file, a directory of them, or else a Hugging Face data set name.
+    """All rows of `path`, as `read_rows`. Raises DataError also for a row that cannot be read."""
+    rows = read_rows(path, split)
+    bad = next((row for row in rows if isinstance(row, BadRow)), None)
+    if bad is not None:
+        raise DataError(bad.message)
+    return [row for row in rows if not isinstance(row, BadRow)]
+
+
+def read_rows(path: str, split: str) -> list[Row | BadRow]:
+    """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name.
 
     If a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it has no data
     files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError.
     """
     place = Path(path).expanduser()
+    rows: Sequence[Row | BadRow]
     if place.is_dir():
         rows = [row for file in _split_files(place, split) for row in _load_file(file)]
-    elif place.is_file() or place.suffix in READERS:
+    elif place.is_file() or _format(place) in READERS:
         rows = _load_file(place)
     else:
         rows = _load_hub(path, split)
     if not rows:
         raise DataError(f"{path}: the data set is empty; give one with at least one row")
-    return rows
+    return list(rows)
 
 
-def require_columns(rows: Sequence[Row], wanted: Iterable[tuple[str, str]], source: str) -> None:
+def require_columns(rows: Sequence[Row], wanted: Sequence[tuple[str, str]], source: str) -> None:
     """Check that every row has the columns. `wanted`: (config field, column). Raises DataError that names the nearest one."""
+    for number, row in enumerate(rows, 1):
+        missing = missing_column(row, wanted, f"{source}: row {number}")
+        if missing:
+            raise DataError(missing)
+
+
+def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> str:
+    """What is wrong if the row lacks one of the columns, with the nearest one that it has; else empty. See `require_columns`."""
     for field, column in wanted:
-        missing = next((number for number, row in enumerate(rows, 1) if column not in row), None)
-        if missing is None:
-            continue
-        present = list(rows[missing - 1])
-        nearest = difflib.get_close_matches(column, present, n=1, cutoff=0.0)
-        raise DataError(
-            f"{source}: row {missing} has no column {column!r} ({field}); its columns are "
-            f"{', '.join(present) or 'none'}; the nearest is {nearest[0] if nearest else 'none'!r}"
-        )
+        if column not in row:
+            nearest = difflib.get_close_matches(column, list(row), n=1, cutoff=0.0)
+            return (
+                f"{where} has no column {column!r} ({field}); its columns are {', '.join(row) or 'none'}; the nearest is "
+                f"{nearest[0] if nearest else 'none'!r}"
+            )
+    return ""
+
+
+def _format(file: Path) -> str:
+    """The suffix that names the format: that before .gz, if there is one."""
+    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
 
 
 def _split_files(folder: Path, split: str) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if file.suffix in READERS)
+    files = sorted(file for file in folder.iterdir() if _format(file) in READERS)
     if not files:  # a clone of a hub repository (`data/train-00000.parquet`)
-        below = (file.relative_to(folder) for file in folder.rglob("*") if file.suffix in READERS)
+        below = (file.relative_to(folder) for file in folder.rglob("*") if _format(file) in READERS)
         files = sorted(folder / file for file in below if not any(part.startswith(".") for part in file.parts))
     if not files:
         raise DataError(f"{folder}: no .jsonl or .parquet file in this directory; give one that contains some")
@@ -67,33 +129,38 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     return named or files
 
 
-def _load_file(file: Path) -> list[Row]:
-    reader = READERS.get(file.suffix)
+def _load_file(file: Path) -> Sequence[Row | BadRow]:
+    reader = READERS.get(_format(file))
     if reader is None:
-        raise DataError(f"{file}: cannot read {file.suffix or 'files without a suffix'}; use .jsonl or .parquet")
+        raise DataError(
+            f"{file}: cannot read {file.suffix or 'files without a suffix'}; use .jsonl, .jsonl.gz or .parquet"
+        )
     try:
         return reader(file)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{file}: not a readable gzip file ({first_line(error)}); restore it") from None
     except OSError as error:
         raise DataError(f"{file}: {error.strerror or error}; give an existing .jsonl or .parquet file") from None
 
 
-def _read_jsonl(file: Path) -> list[Row]:
-    rows: list[Row] = []
-    data = file.read_bytes()
+def _read_jsonl(file: Path) -> list[Row | BadRow]:
+    rows: list[Row | BadRow] = []
+    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
+        where = f"{file}: line {number}"
         try:
             row = json.loads(line)
         except RecursionError:
-            raise DataError(f"{file}: line {number}: nested too deeply; fix or delete the line") from None
+            rows.append(BadRow(where, f"{where}: nested too deeply; fix or delete the line"))
         except ValueError as error:  # a UnicodeDecodeError is one too
             cut = not data.endswith(b"\n") and number == data.count(b"\n") + 1
             kind = "the file ends in the middle of this line" if cut else f"not valid JSON ({error})"
-            raise DataError(f"{file}: line {number}: {kind}; restore the file or delete the line") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{file}: line {number}: expected an object with columns, found {type(row).__name__}")
-        rows.append(row)
+            rows.append(BadRow(where, f"{where}: {kind}; restore the file or delete the line"))
+        else:
+            found = f"{where}: expected an object with columns, found {type(row).__name__}"
+            rows.append(row if isinstance(row, dict) else BadRow(where, found))
     return rows
 
 
@@ -114,15 +181,24 @@ def _load_hub(name: str, split: str) -> list[Row]:
 
     repository, _, subset = name.partition(":")
     try:
-        return list(datasets.load_dataset(repository, subset or None, split=split))
+        try:
+            return list(datasets.load_dataset(repository, subset or None, split=split))
+        except (
+            ValueError
+        ):  # no such configuration: perhaps a folder of the repository, as in Anthropic/hh-rlhf:harmless-base
+            with suppress(Exception):
+                if subset:
+                    return list(datasets.load_dataset(repository, data_dir=subset, split=split))
+            raise
     except Exception as error:  # the hub client raises many unrelated types; all mean that it cannot be loaded
         raise DataError(
             f"{name}: neither a local file or directory nor a Hugging Face data set with split {split!r} that can be "
-            f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'"
+            f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'. Without a connection: "
+            f"`hf download {repository} --repo-type dataset --local-dir DIR` elsewhere, and DIR as the path"
         ) from None
 
 
-READERS: Mapping[str, Callable[[Path], list[Row]]] = {
+READERS: Mapping[str, Callable[[Path], Sequence[Row | BadRow]]] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".parquet": _read_parquet,

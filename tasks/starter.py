@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from core.config import StarterConfig, TaskConfig
+from core.config import StarterConfig, TaskConfig, task_title
 from core.errors import DataError, ModelError, first_line
 from core.seeds import derive
 from tasks.corpus import Corpus, synthetic_corpus, text_corpus
 from tasks.kinds import KINDS, task_items
-from tasks.problems import Tokenizer
+from tasks.problems import Tokenizer, prompt_form
 
 FORMAT = 2
 """Part of the cache key: raise it when a change of the code makes another model from the same settings."""
@@ -59,8 +59,9 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
 def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
     corpus = _corpus(config, task, seed)
     settings = config.model_dump(mode="json", exclude={"cache"})
-    known = json.dumps([FORMAT, task.name, settings, seed, corpus.fingerprint], sort_keys=True)
-    name = f"{task.name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
+    task_name = task_title(task)
+    known = json.dumps([FORMAT, task_name, settings, seed, corpus.fingerprint], sort_keys=True)
+    name = f"{task_name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
     place = config.cache.expanduser().resolve() / name
     if place.is_dir():
         return place
@@ -73,7 +74,7 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
         ) from None
     try:
         partial = place.parent / f".{name}.partial"
-        build(work, config, corpus, seed, f"{task.name} starter", partial)
+        build(work, config, corpus, seed, f"{task_name} starter", partial)
         os.chmod(work, 0o755)
         os.rename(work, place)
         partial.unlink(missing_ok=True)
@@ -88,6 +89,7 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
 def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, label: str, partial: Path) -> None:
     """Make tokenizer and model, train, and save both into an existing directory. `partial`: state of an interrupted warm-start."""
     import torch
+    from transformers.utils import logging as transformers_logging
 
     from tasks.warmstart import warm_start
 
@@ -96,6 +98,7 @@ def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, lab
         torch.manual_seed(derive(seed, "starter", "model"))
         model = small_model(config, tokenizer)
     loss = warm_start(model, corpus, tokenizer, config, label, partial)
+    transformers_logging.disable_progress_bar()  # "Writing model shards", for a second
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     record = {"settings": config.model_dump(mode="json", exclude={"cache"}), "seed": seed, "loss": loss}
@@ -126,11 +129,11 @@ def small_model(config: StarterConfig, tokenizer: Tokenizer) -> Any:
 
 def _corpus(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
     puzzle = KINDS[task.name].puzzle
-    if puzzle is not None:
-        return synthetic_corpus(puzzle, config, task.template, seed)
-    train, _, _ = task_items(task, seed)
+    if puzzle is not None and not task.sources:
+        return synthetic_corpus(puzzle, config, prompt_form(task)[0], seed)
+    train = task_items(task, seed).train
     if not any(item.solution for item in train):
         raise DataError(
-            f"starter: task {task.name} has no canonical solutions to learn from; set task.columns.solution or model.path"
+            f"starter: task {task_title(task)} has no canonical solutions to learn from; set task.columns.solution or model.path"
         )
     return text_corpus(config, task, train, seed)

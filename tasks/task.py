@@ -6,11 +6,13 @@ Called by `trainer`. The kinds of task are in `tasks/kinds.py`.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
-from core.config import RewardModelConfig, TaskConfig
+from core.config import RewardModelConfig, TaskConfig, task_sources
 from core.errors import DataError
-from core.records import IntArray, Judged, Problem, Start, Trajectory
+from core.records import IntArray, Judged, Problem, Start, Trajectory, Verdict
 from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
@@ -18,25 +20,35 @@ from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
 from tasks.steps import judged_of
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedSource:
+    """One data set of a task: its share of the fresh problems, its kind, and its judges."""
+
+    weight: float
+    kind: TaskKind
+    judges: Judges
+
+
 class Task:
-    """Problems and their judge.
+    """Problems and their judges.
 
     Lifecycle: `build_task` starts the judging processes, `judge` may be called any number of times, `close` ends them.
     """
 
-    def __init__(self, kind: TaskKind, split: Split, tokenizer: Tokenizer, judges: Judges, fingerprint: str) -> None:
+    def __init__(self, sources: dict[str, JudgedSource], split: Split, tokenizer: Tokenizer, fingerprint: str) -> None:
+        """`sources`: by label, which is empty if there is only one."""
         self.train, self.evaluation, self.left_out = split.train, split.evaluation, split.left_out
-        self.answer = kind.answer
-        self._answer_is_reference = kind.answer_is_reference
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
-        # problem, prefix of a response (text) -> whether it is still correct; exact, also inside a line
-        self.prefix_correct: Callable[[Problem, str], bool] | None = None
-        if (puzzle := kind.puzzle) is not None:
-            self.prefix_correct = lambda problem, text: puzzle.prefix_correct(problem.reference, text)
-        self._judges = judges
+        self.weights = {label: source.weight for label, source in sources.items() if label}  # of a mixture
+        self._sources = sources
         self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
-        self._references = {problem.id: problem.reference for problem in (*self.train, *self.evaluation)}
+        self._problems = {problem.id: problem for problem in (*self.train, *self.evaluation)}
+
+    def prefix_correct(self, problem: Problem, text: str) -> bool | None:
+        """Whether a prefix of a response is still correct, also inside a line; None if there is no exact checker."""
+        puzzle = self._sources[problem.source].kind.puzzle
+        return None if puzzle is None else puzzle.prefix_correct(problem.reference, text)
 
     def decode(self, ids: IntArray) -> str:
         """The text of response tokens, without end-of-sequence and other special tokens."""
@@ -61,35 +73,46 @@ class Task:
         texts = self.tokenizer.batch_decode(
             [trajectory.response_ids.tolist() for trajectory in trajectories], skip_special_tokens=True
         )
-        references = [self._references[trajectory.start.problem_id] for trajectory in trajectories]
-        verdicts = self._judges.judge(list(zip(references, texts, strict=True)))
-        pairs = zip(trajectories, verdicts, strict=True)
-        return [judged_of(trajectory, verdict, self.decode) for trajectory, verdict in pairs]
+        problems = [self._problems[trajectory.start.problem_id] for trajectory in trajectories]
+        verdicts: dict[int, Verdict] = {}
+        for label, source in self._sources.items():
+            own = [at for at, problem in enumerate(problems) if problem.source == label]
+            found = source.judges.judge([(problems[at].reference, texts[at]) for at in own]) if own else []
+            verdicts.update(zip(own, found, strict=True))
+        return [judged_of(trajectory, verdicts[at], self.decode) for at, trajectory in enumerate(trajectories)]
 
-    def votes(self, judged: Sequence[Judged]) -> list[str | None]:
-        """The final answer of each response for maj@k; one text for all answers to a problem that the judge calls equal."""
-        assert self.answer is not None
+    def votes(self, judged: Sequence[Judged]) -> dict[str, list[str | None]]:
+        """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.
+
+        Problems whose responses have no short answer are left out.
+        """
+        by_problem: defaultdict[str, list[Judged]] = defaultdict(list)
+        for item in judged:
+            by_problem[item.trajectory.start.problem_id].append(item)
+        return {
+            name: self._answers(source, items)
+            for name, items in by_problem.items()
+            if (source := self._sources[self._problems[name].source]).kind.answer is not None
+        }
+
+    def _answers(self, source: JudgedSource, judged: Sequence[Judged]) -> list[str | None]:
+        """The answers of the responses to one problem."""
+        assert source.kind.answer is not None
         texts = [self.decode(item.trajectory.response_ids) for item in judged]
-        answers = [self.answer(text) for text in texts]
-        if not self._answer_is_reference:
+        answers = [source.kind.answer(text) for text in texts]
+        if not source.kind.answer_is_reference:
             return answers
-        by_problem: defaultdict[str, list[int]] = defaultdict(list)
-        for place, item in enumerate(judged):
-            by_problem[item.trajectory.start.problem_id].append(place)
-        for places in by_problem.values():
 
-            def _same(pairs: list[tuple[int, int]], places: list[int] = places) -> list[bool]:
-                asked = [(answers[places[i]] or "", texts[places[j]]) for i, j in pairs]
-                return [verdict.correct for verdict in self._judges.judge(asked)]
+        def _same(pairs: list[tuple[int, int]]) -> list[bool]:
+            asked = [(answers[i] or "", texts[j]) for i, j in pairs]
+            return [verdict.correct for verdict in source.judges.judge(asked)]
 
-            correct = [judged[place].verdict.correct for place in places]
-            for place, answer in zip(places, merge_answers([answers[i] for i in places], correct, _same), strict=True):
-                answers[place] = answer
-        return answers
+        return merge_answers(answers, [item.verdict.correct for item in judged], _same)
 
     def close(self) -> None:
         """End the judging processes."""
-        self._judges.close()
+        for source in self._sources.values():
+            source.judges.close()
 
 
 def build_task(
@@ -109,8 +132,17 @@ def build_task(
     split = encode_problems(
         config, tokenizer, items, max_prompt_tokens=max_prompt_tokens, max_response_tokens=max_response_tokens
     )
-    judges = start_judges(config, reward_model)
-    return Task(KINDS[config.name], split, tokenizer, judges, task_fingerprint(config.name, split.train, tokenizer))
+    parts = task_sources(config)
+    name = "+".join(f"{label}:{one.name}" if label else one.name for label, _, one in parts)
+    with ExitStack() as started:  # a judge that does not start ends the others
+        sources = {}
+        for label, weight, one in parts:
+            judges = start_judges(one, reward_model)
+            started.callback(judges.close)
+            sources[label] = JudgedSource(weight, KINDS[one.name], judges)
+        task = Task(sources, split, tokenizer, task_fingerprint(name, split.train, tokenizer))
+        started.pop_all()
+    return task
 
 
 def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenizer) -> str:

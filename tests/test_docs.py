@@ -36,6 +36,19 @@ def test_recipes_that_are_named_exist() -> None:
     assert sorted(named) == sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
 
 
+def test_the_recipes_of_the_page_on_data_are_valid() -> None:
+    import yaml
+
+    from core.load import parse_config
+    from core.plan import batch_plan
+
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"), re.DOTALL)
+    configs = [parse_config(yaml.safe_load(block), "docs/data.md") for block in blocks]
+    assert all(batch_plan(config) for config in configs)
+    assert [len(config.task.sources) for config in configs] == [0, 0, 0, 0, 2]
+    assert configs[3].task.examples[0].response == "2 + 3 = 5\n#### 5"
+
+
 def test_every_ranking_is_explained() -> None:
     from typing import get_args
 
@@ -43,7 +56,7 @@ def test_every_ranking_is_explained() -> None:
 
     rankings = set(get_args(ReplayConfig.model_fields["ranking"].annotation))
     explained = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text("utf-8"), re.MULTILINE))
-    assert len(rankings) == 6
+    assert len(rankings) == 7
     assert rankings <= explained
     assert all(f"`{name}`" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8") for name in rankings)
 

@@ -1,12 +1,22 @@
-"""Mathematics as its user runs it: a warm start on real GSM8K solutions, resumed; PPO with replay from it; pass@k and maj@k."""
+"""Mathematics as its user runs it: a warm start on GSM8K's solutions, resumed; PPO with replay on GSM8K and MATH; pass@k, maj@k."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 from tests.test_end_to_end import metrics, run
 
 SHORT = ("--rollout.max_response_tokens", "16")  # what is generated; the solutions that are learned are longer
+MATH = {
+    "name": "math",
+    "path": "tests/data/math/train.jsonl",
+    "eval_path": "",
+    "eval_problems": 3,
+    "columns": {"prompt": "problem", "answer": "solution", "solution": "solution"},
+}
+MIXTURE = ("--task.sources", json.dumps([{"label": "words", "weight": 3}, MATH]))
+"""Two data sets: that of the recipe, three times as often, and MATH."""
 
 
 def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path) -> None:
@@ -28,8 +38,13 @@ def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path) -
     again = [{name: value for name, value in step.items() if name != "seconds"} for step in metrics(warm)]
     assert again == [{name: value for name, value in step.items() if name != "seconds"} for step in steps]
 
-    run("train", *shared, *SHORT, "--model.path", str(warm / "policy"), "--run.name", "taught", "--local")
+    options = (*shared, *SHORT, *MIXTURE, "--model.path", str(warm / "policy"))
+    said = run("train", *options, "--run.name", "taught", "--local")
+    assert re.search(r"on 7 held-out problems, math [0-9.]+ %, words [0-9.]+ %", said)
     lines = metrics(tmp_path / "taught")
+    # 8 starts of the first iteration by 3 : 1, then 4 fresh ones and what is replayed
+    assert [lines[0][f"sources/{label}/starts"] for label in ("words", "math")] == [6, 2]
+    assert all(0 <= line[f"sources/{label}/root_success"] <= 1 for line in lines for label in ("words", "math"))
     assert [(line["replay_share"], line["judge_failures"]) for line in lines] == [(0.0, 0), (0.5, 0)]
     sample = json.loads((tmp_path / "taught" / "samples" / "000002.jsonl").read_text().splitlines()[0])
     assert sample["correct"] == (sample["reward"] == 1.0)
@@ -37,11 +52,13 @@ def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path) -
     file = tmp_path / "answers.jsonl"
     run("evaluate", str(tmp_path / "taught"), "--local", "--evaluation.samples", "2", "--responses", str(file))
     numbers = json.loads(file.with_suffix(".json").read_text())
-    assert (numbers["problems"], numbers["left_out"], numbers["judge_failures"]) == (4, 0, 0)
+    assert (numbers["problems"], numbers["left_out"], numbers["judge_failures"]) == (7, 0, 0)
+    assert [(source["source"], source["problems"]) for source in numbers["sources"]] == [("math", 3), ("words", 4)]
     assert list(numbers["pass"]) == ["1", "2"]
-    assert numbers["majority"]["problems"] == 4
+    assert numbers["majority"]["problems"] == 7
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["kind"] for row in rows] == ["greedy"] * 4 + ["sampled"] * 8
+    assert [row["kind"] for row in rows] == ["greedy"] * 7 + ["sampled"] * 14
+    assert [row["source"] for row in rows[:7]] == ["words"] * 4 + ["math"] * 3
     assert all(row["prompt"].startswith("Question: ") for row in rows)
     last = json.loads((tmp_path / "taught" / "evaluations.jsonl").read_text().splitlines()[-1])
     assert (last["iteration"], last["success"]) == (2, numbers["success"])

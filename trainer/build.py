@@ -23,7 +23,7 @@ from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
 from core.seeds import derive
 from core.startup import without_gc
-from trainer.held_out_scores import EvaluationPlan
+from trainer.evaluation.scores import EvaluationPlan
 from trainer.model_files import describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
 
@@ -154,9 +154,15 @@ def connected(
 
 @contextmanager
 def components(
-    config: Config, run: RunDirectory, ready: ModelAndTask, device: Device, *, local: bool = False
+    config: Config,
+    run: RunDirectory,
+    ready: ModelAndTask,
+    device: Device,
+    *,
+    local: bool = False,
+    ready_part: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Components]:
-    """Start store, engines and learner of a training run. `local`: all in this process."""
+    """Start store, engines and learner of a training run. `local`: all in this process. `ready_part` is told "engines", "learner"."""
     from replay.boundaries import TokenTable, boundaries
     from replay.store import ReplayStore
     from tasks.sampling import problem_sampler
@@ -175,14 +181,16 @@ def components(
         stack.callback(store.close)
         start_engines = partial(engine_pool, config, ready.model, device, local, partial(quarantine, run))
         start_learner = partial(_learner, config, ready.model, device, local)
-        pool, learner = _start_both(start_engines, start_learner, stack, one_process=local)
+        pool, learner = _start_both(start_engines, start_learner, stack, ready_part, one_process=local)
         stream, pipeline = (
             stack.enter_context(asynchronous(config, pool)) if config.rollout.max_staleness else (pool, None)
         )
         table = TokenTable.from_tokenizer(task.tokenizer)
         yield Components(
             task=task,
-            problems=problem_sampler(config.task.sampling, task.train, derive(config.run.seed, "problems")),
+            problems=problem_sampler(
+                config.task.sampling, task.train, derive(config.run.seed, "problems"), task.weights
+            ),
             by_id={problem.id: problem for problem in task.train},
             replay=store,
             actors=stream,
@@ -193,21 +201,27 @@ def components(
 
 
 def _start_both(
-    engines: Callable[[], Any], learner: Callable[[], Any], stack: ExitStack, one_process: bool
+    engines: Callable[[], Any],
+    learner: Callable[[], Any],
+    stack: ExitStack,
+    ready: Callable[[str], None],
+    one_process: bool,
 ) -> tuple[Any, Any]:
     """Start engines and learner at the same time: each spends most of its time importing.
 
     In one process the learner starts first: it sets the number of threads and the process group, which is impossible after vLLM.
     """
 
-    def _start(one: Callable[[], Any]) -> Any:
-        return stack.enter_context(closing(one()))
+    def _start(name: str, one: Callable[[], Any]) -> Any:
+        started = stack.enter_context(closing(one()))
+        ready(name)
+        return started
 
     if one_process:
-        started = _start(learner)
-        return _start(engines), started
+        started = _start("learner", learner)
+        return _start("engines", engines), started
     with ThreadPoolExecutor(2) as threads:
-        pool, group = threads.submit(_start, engines), threads.submit(_start, learner)
+        pool, group = threads.submit(_start, "engines", engines), threads.submit(_start, "learner", learner)
     return pool.result(), group.result()
 
 

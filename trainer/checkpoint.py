@@ -180,7 +180,12 @@ def latest(run: RunDirectory) -> Path:
 
 def progress_of(path: Path) -> RunProgress:
     """The progress of the run when the checkpoint was written."""
-    return RunProgress(**json.loads((path / "progress.json").read_text()))
+    found = json.loads((path / "progress.json").read_text())
+    if "iteration" not in found:
+        raise CheckpointError(
+            f"{path}: of `launch.py sft` or `launch.py reward-model`; resume it with the command that began it"
+        )
+    return RunProgress(**found)
 
 
 def in_flight(progress: RunProgress) -> int:

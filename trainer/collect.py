@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.records import Judged
-from trainer.held_out_scores import Evaluation
-from trainer.metrics import IterationMetrics, PhaseSeconds
+from trainer.evaluation.scores import Evaluation
+from trainer.metrics import IterationMetrics, PhaseSeconds, SourceMetrics
 from trainer.records import Components, IterationResult
 from trainer.starts import erroneous_share
 
@@ -71,7 +71,23 @@ def collect_metrics(
         **_of_flow(parts, result, seconds, busy_before),
         **_of_store(parts.replay.stats()),
         seconds=seconds,
+        sources=_by_source(parts, result, evaluation),
     )
+
+
+def _by_source(parts: Components, result: IterationResult, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:
+    """The numbers of each data set of a mixture; empty for a task of one data set."""
+    found = {}
+    for label in parts.task.weights:
+        own = [item for item in result.scored if parts.by_id[item.trajectory.start.problem_id].source == label]
+        found[label] = SourceMetrics(
+            starts=float(len({item.trajectory.start.id for item in own})),
+            root_success=_success([item.judged for item in own if not item.trajectory.start.replayed]),
+            replay_success=_success([item.judged for item in own if item.trajectory.start.replayed]),
+            reward=sum(item.judged.verdict.reward for item in own) / len(own) if own else math.nan,
+            evaluation_success=math.nan if evaluation is None else evaluation.source_success(label),
+        )
+    return found
 
 
 def _success(judged: Sequence[Judged]) -> float:

@@ -22,7 +22,6 @@ from trainer.rollouts import with_more_rollouts
 from trainer.starts import (
     candidates,
     canonical_rollouts,
-    discoveries,
     fresh_starts,
     outcomes,
     replayed_starts,
@@ -72,8 +71,6 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         scored = learner.score(judged)
         canonical = canonical_rollouts(starts, parts.by_id) if settings.canonical else []
         canonical_values = values_of(parts, canonical)
-        found = discoveries(judged) if settings.chains else []
-        found_values = values_of(parts, found)
     if refresh is not None:
         finish_refresh(parts, refresh, clock)
     with clock.phase("replay"):
@@ -83,7 +80,6 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         replay.add(
             [
                 *offer(judged, [item.values for item in scored], chains=settings.chains),
-                *offer(found, found_values),
                 *offer(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
             ]
         )

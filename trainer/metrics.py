@@ -8,9 +8,9 @@ the only list of metrics. TensorBoard tags, Ray gauges, the Grafana dashboard an
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol, Self, get_args
 
 Phase = Literal["generate", "reward", "score", "replay", "update", "broadcast", "evaluate"]
@@ -44,6 +44,17 @@ class PhaseSeconds:
     evaluate: float = _metric("seconds", "s", "Evaluation on held-out problems.")
     other: float = _metric("seconds", "s", "Time between the phases. No number includes the time of a checkpoint.")
     total: float = _metric("seconds", "s", "The whole iteration.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceMetrics:
+    """The success on one data set of a mixture (`task.sources`). NaN: no value in this iteration."""
+
+    starts: float = _metric("sources", "starts", "Starts of this data set, fresh and replayed.")
+    root_success: float = _metric("sources", "share", "Correct continuations among those that start at a root.")
+    replay_success: float = _metric("sources", "share", "Correct continuations among those of replayed states.")
+    reward: float = _metric("sources", "1", "Mean reward of its continuations.")
+    evaluation_success: float = _metric("sources", "share", "Correct greedy responses to its held-out problems.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +162,7 @@ class IterationMetrics:
     lost_outcomes: int = _metric("store", "continuations", "Outcomes that arrived after their state's eviction.")
 
     seconds: PhaseSeconds
+    sources: Mapping[str, SourceMetrics] = field(default_factory=dict)  # by label; empty for a task of one data set
 
 
 def metric_infos() -> tuple[MetricInfo, ...]:
@@ -160,7 +172,7 @@ def metric_infos() -> tuple[MetricInfo, ...]:
 
 def _entries() -> list[tuple[str, Field[Any]]]:
     """Name and field of every metric."""
-    flat = [(entry.name, entry) for entry in fields(IterationMetrics) if entry.name != "seconds"]
+    flat = [(entry.name, entry) for entry in fields(IterationMetrics) if entry.metadata]
     return flat + [(f"{entry.name}_seconds", entry) for entry in fields(PhaseSeconds)]
 
 
@@ -172,14 +184,32 @@ def flatten(metrics: IterationMetrics) -> dict[str, float]:
     }
 
 
-def unflatten(values: dict[str, float | None]) -> IterationMetrics:
-    """The inverse of `flatten`; null becomes NaN. Unknown names are ignored; missing ones become NaN, or 0 if they are counts."""
+def flatten_sources(metrics: IterationMetrics) -> dict[str, float]:
+    """`sources/LABEL/name` -> value for every data set of a mixture."""
+    return {
+        f"sources/{label}/{name}": value
+        for label, source in metrics.sources.items()
+        for name, value in asdict(source).items()
+    }
+
+
+def unflatten(values: dict[str, Any]) -> IterationMetrics:
+    """The inverse of `flatten` and `flatten_sources`; null becomes NaN.
+
+    Unknown names are ignored; missing ones become NaN, or 0 if they are counts.
+    """
     found: dict[str, Any] = {}
     for name, entry in _entries():
         value = values.get(name)
         found[name] = int(value or 0) if entry.type is int else math.nan if value is None else float(value)
     seconds = PhaseSeconds(**{entry.name: found.pop(f"{entry.name}_seconds") for entry in fields(PhaseSeconds)})
-    return IterationMetrics(**found, seconds=seconds)
+    sources: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        if name.startswith("sources/"):
+            _, label, metric = name.split("/")
+            sources.setdefault(label, {})[metric] = math.nan if value is None else float(value)
+    by_label = {label: SourceMetrics(**of_source) for label, of_source in sources.items()}
+    return IterationMetrics(**found, seconds=seconds, sources=by_label)
 
 
 class MetricSink(Protocol):
@@ -240,7 +270,13 @@ def markdown() -> str:
         f"| `{info.name}` | {info.group} | {info.unit} | {info.meaning.replace('|', chr(92) + '|')} |\n"
         for info in metric_infos()
     ]
-    return head + "".join(rows)
+    more = [f"| `{entry.name}` | {' | '.join(entry.metadata['about'][1:])} |\n" for entry in fields(SourceMetrics)]
+    mixture = (
+        "\n## Data sets of a mixture\n\n"
+        "With `task.sources`, `metrics.jsonl` and TensorBoard also have these numbers for each data set, as `sources/LABEL/name`.\n\n"
+        "| name | unit | meaning |\n|---|---|---|\n"
+    )
+    return head + "".join(rows) + mixture + "".join(more)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Called by `commands/` and `trainer/build.py`.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from tasks.task import Task
 
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -125,29 +127,35 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
 
 def _read(kind: Any, path: str, field: str, failure: str = "cannot read the model") -> Any:
     """Load `path` with the transformers class `kind`. Raises ModelError that names the configuration `field`."""
+    check_place(path, field)
     try:
         return kind.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{field} = {path}: {failure}: {first_line(error)}") from error
 
 
-def inspect_model(path: str) -> ModelInfo:
-    """Read config.json of a model. Raises ModelError for a directory that is no causal language model."""
+def check_place(path: str, field: str) -> None:
+    """Raises ModelError for a path that is neither there nor the form of a hub name."""
+    place = Path(path).expanduser()
+    if not place.exists() and (path.startswith((".", "~")) or not HUB_NAME.fullmatch(path)):
+        raise ModelError(f"{field} = {path}: no such directory; give a model directory, or a hub name (owner/name)")
+
+
+def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
+    """Read config.json of a model, which `field` names. Raises ModelError for a directory that is no causal language model."""
     from transformers import AutoConfig
 
     folder = Path(path)
     if folder.exists() and not folder.joinpath("config.json").is_file():
         raise ModelError(
-            f"model.path = {path}: no config.json in it; name a directory saved with save_pretrained, or 'starter'"
+            f"{field} = {path}: no config.json in it; name a directory saved with save_pretrained, or 'starter'"
         )
-    config = _read(AutoConfig, path, "model.path")
+    config = _read(AutoConfig, path, field)
     architecture = (getattr(config, "architectures", None) or [""])[0]
     if "CausalLM" not in architecture:
-        raise ModelError(
-            f"model.path = {path}: {architecture or 'unknown architecture'} is not a causal language model"
-        )
+        raise ModelError(f"{field} = {path}: {architecture or 'unknown architecture'} is not a causal language model")
     if folder.exists() and not any(folder.glob("*.safetensors")):
-        raise ModelError(f"model.path = {path}: no *.safetensors in it; save the model with save_pretrained")
+        raise ModelError(f"{field} = {path}: no *.safetensors in it; save the model with save_pretrained")
     text = config.get_text_config()
     return ModelInfo(architecture, int(text.max_position_embeddings), int(text.vocab_size), weights_size(folder))
 

@@ -5,7 +5,6 @@ Pure functions, called by `trainer/loop.py`. Invariant: results depend only on t
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +60,6 @@ def replayed_starts(
             samples=samples,
             seed=derive(seed, "replayed", iteration, index),
             state_key=state.key,
-            explores=state.provenance is Provenance.OWN_FAILED,
         )
         for index, state in enumerate(states, first)
     ]
@@ -97,8 +95,7 @@ def candidates(
     for its problem. States without a finite value and trajectories without a finite reward are left out.
 
     `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out. A success
-    from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it. A success found by
-    exploring is added whole (`discoveries`).
+    from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it.
     """
     found = []
     for item, known in zip(judged, values, strict=True):
@@ -136,22 +133,6 @@ def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem])
     ]
 
 
-def discoveries(judged: Sequence[Judged]) -> list[Judged]:
-    """The first success of each exploring start as a rollout from the root, for the critic to value.
-
-    So its prefix, until now part of a failure, joins a proven chain. The start keeps its state key, because the success does not
-    count as an outcome of the root.
-    """
-    first: dict[str, Judged] = {}
-    for item in judged:
-        if item.trajectory.start.explores and item.verdict.correct:
-            first.setdefault(item.trajectory.start.id, item)
-    return [
-        _rollout(replace(item.trajectory.start, prefix_ids=EMPTY), item.trajectory.response_ids, item.verdict)
-        for item in first.values()
-    ]
-
-
 def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Problem]) -> list[Judged]:
     """A rollout of one arbitrary token from each state; its first value is the value of the state."""
     starts = replayed_starts(states, problems, samples=1, seed=0, iteration=0)
@@ -167,12 +148,14 @@ def _rollout(start: Start, tokens: IntArray, verdict: Verdict) -> Judged:
 def erroneous_share(
     starts: Sequence[Start],
     problems: Mapping[str, Problem],
-    prefix_correct: Callable[[Problem, str], bool] | None,
+    prefix_correct: Callable[[Problem, str], bool | None],
     decode: Callable[[IntArray], str],
 ) -> float:
-    """Share of the replayed starts whose prefix is already wrong; NaN without a checker or without replayed starts."""
+    """Share of wrong prefixes among those of replayed starts that `prefix_correct` can check (it returns None for others).
+
+    NaN without such starts.
+    """
     replayed = [start for start in starts if start.replayed]
-    if prefix_correct is None or not replayed:
-        return math.nan
-    wrong = sum(not prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed)
-    return wrong / len(replayed)
+    checked = [prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed]
+    known = [correct for correct in checked if correct is not None]
+    return known.count(False) / len(known) if known else math.nan

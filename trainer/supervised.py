@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.config import Config, RewardModelConfig, SupervisedConfig
-from core.errors import ConfigError, DivergenceError
+from core.errors import CheckpointError, ConfigError, DivergenceError
 from core.load import dump_config, load_config
 from core.plan import supervised_placement
 from core.records import FloatArray
@@ -66,8 +66,10 @@ def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> 
         raise ConfigError(f"--resume uses the run's own configuration; leave out {options[0]}")
     run = RunDirectory.open(path)
     with run.lock():
-        config = load_config(run.config)
-        return _supervise(config, make_job(config), run, checkpoint.latest(run))
+        config, resumed = load_config(run.config), checkpoint.latest(run)
+        if "step" not in json.loads((resumed / "progress.json").read_text()):
+            raise CheckpointError(f"{path} is a run of `launch.py train`; resume it with that command")
+        return _supervise(config, make_job(config), run, resumed)
 
 
 def _supervise(config: Config, job: SupervisedJob, run: RunDirectory, resumed: Path | None) -> int:

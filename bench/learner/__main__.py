@@ -31,7 +31,8 @@ STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value
 """The default starter's shape."""
 DEMO = Shape(18, hidden=128, intermediate=384, layers=3, heads=4, key_value_heads=4)
 """The demo's starter."""
-MIDDLE = Shape(2048, hidden=256, intermediate=1024, layers=4, heads=4, key_value_heads=2)
+MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)
+"""With the proportions of Qwen2's layers."""
 WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)
 """A very small model with Qwen2's vocabulary."""
 HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)
@@ -155,7 +156,7 @@ def main(arguments: list[str]) -> None:
     if "cuda" not in arguments:
         settings: dict[str, str | int | float] = {
             "device": "cpu",
-            "models": "Qwen2 128 x 4 (nothing shared), 128 x 3 (demo), 256 x 4 (512 shared)",
+            "models": "Qwen2 128 x 4 (nothing shared), 128 x 3 (demo), 512 x 2 (512 shared)",
             "threads": os.cpu_count() or 1,
             "broadcast": f"a Qwen2 of {35 if quick else 254} M parameters in fp32",
         }

@@ -7,6 +7,7 @@ last value, because a run may stop early (`bench/learning/run.py`).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,3 +58,14 @@ def learnability(outcomes: Sequence[tuple[int, int]]) -> float:
     """
     found = [4 * c * (n - c) / (n * (n - 1)) for n, c in outcomes if n > 1]
     return sum(found) / len(found) if found else math.nan
+
+
+def plain(value: Any) -> Any:
+    """JSON data: numbers with five significant digits, null for what is not finite."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value

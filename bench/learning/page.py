@@ -8,12 +8,13 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.learning.measures import Curve, area, tokens_to
+from bench.learning.measures import Curve, area, plain, tokens_to
 from bench.learning.plan import ARMS, HARDNESSES, with_solutions
 from bench.learning.statistics import (
     Interval,
@@ -50,10 +51,10 @@ def read_results(folder: Path) -> dict[Setting, dict[str, dict[int, Result]]]:
     return {setting: dict(arms) for setting, arms in found.items()}
 
 
-def curve(result: Result) -> Curve:
-    """Held-out success (pass@1) against generated tokens."""
+def curve(result: Result, cost: str = "generated") -> Curve:
+    """Held-out success (pass@1) against generated tokens, or against `trained` tokens or `seconds`."""
     rows = result["rows"]
-    return Curve([row["generated"] for row in rows], [row["pass@1"]["mean"] for row in rows])
+    return Curve([row[cost] for row in rows], [row["pass@1"]["mean"] for row in rows])
 
 
 def average(result: Result, name: str) -> float:
@@ -119,6 +120,7 @@ def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
 COLUMNS: Sequence[tuple[str, str, float, int]] = (
     ("final success", "final success", 1.0, 2),
     ("area", "area", 1.0, 2),
+    ("tokens to mastery", "to mastery, k tokens", 1e-3, 0),
     ("first success", "first success, k tokens", 1e-3, 0),
     ("then to mastery", "then to mastery, k tokens", 1e-3, 0),
     ("replayed success", "replayed success", 1.0, 2),
@@ -176,27 +178,36 @@ def goals(setting: Setting, arms: Mapping[str, Mapping[int, Result]]) -> list[Ch
     ]
 
 
+COSTS = {
+    "generated": ("thousand generated tokens", 1000.0),
+    "trained": ("thousand trained tokens", 1000.0),
+    "seconds": ("seconds", 1.0),
+}
+"""What a run costs: axis of a plot and its unit."""
+
+
 def draw(setting: Setting, arms: Mapping[str, Mapping[int, Result]], path: Path) -> None:
-    """The mean curves with their intervals over seeds."""
+    """The mean curves with their intervals over seeds, against each cost."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.0, 4.2), layout="constrained")
-    for arm in (one for one in ARMS if one in arms):
-        results = list(arms[arm].values())
-        grid = np.linspace(0.0, results[0]["budget"], 61)
-        each = np.array([on_grid(curve(one), grid) for one in results])
-        rng = generator(0, "plot", arm)
-        picks = rng.integers(0, len(each), (500, len(each)))
-        low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
-        style = "--" if with_solutions(arm) else "-"
-        (line,) = axes.plot(grid / 1000, each.mean(axis=0), style, label=f"{arm} ({len(each)})")
-        axes.fill_between(grid / 1000, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-    axes.set(title=", ".join(setting), xlabel="thousand generated tokens", ylabel="held-out success", ylim=(0, 1))
-    axes.legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
-    figure.savefig(path, dpi=90)
+    figure, axes = pyplot.subplots(1, len(COSTS), figsize=(15.0, 4.2), layout="constrained", sharey=True)
+    for panel, (cost, (title, unit)) in zip(axes, COSTS.items(), strict=True):
+        for arm in (one for one in ARMS if one in arms):
+            curves = [curve(one, cost) for one in arms[arm].values()]
+            grid = np.linspace(0.0, max(one.tokens[-1] for one in curves), 61)
+            each = np.array([on_grid(one, grid) for one in curves])
+            picks = generator(0, "plot", arm).integers(0, len(each), (500, len(each)))
+            low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
+            style = "--" if with_solutions(arm) else "-"
+            (line,) = panel.plot(grid / unit, each.mean(axis=0), style, label=f"{arm} ({len(each)})")
+            panel.fill_between(grid / unit, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        panel.set(xlabel=title, ylim=(0, 1))
+    axes[0].set(ylabel="held-out success", title=", ".join(setting))
+    axes[0].legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
 
@@ -204,17 +215,21 @@ def write_page(folder: Path, *, quick: bool) -> None:
     """Write the page, its JSON and its plots from the result files in `folder`."""
     found = read_results(folder)
     order = sorted(found, key=lambda setting: (setting[0], HARDNESSES.index(setting[1])))
-    lines, checks = [HEAD], []
+    lines, checks, numbers = [HEAD], [], {}
     for setting in order:
         plot = folder / f"{'-'.join(setting)}.png"
         draw(setting, found[setting], plot)
         lines += section(setting, found[setting], f"{folder.name}/{plot.name}")
         checks += goals(setting, found[setting])
+        numbers[", ".join(setting)] = {
+            arm: {name: plain(asdict(one)) for name, one in measures([seeds[at] for at in sorted(seeds)]).items()}
+            for arm, seeds in found[setting].items()
+        }
     settings: dict[str, str | int | float] = {
         "runs": sum(len(seeds) for arms in found.values() for seeds in arms.values()),
         "tasks": ", ".join(sorted({task for task, _ in found})),
     }
-    write("learning", checks, settings, quick=quick, page="\n".join(lines))
+    write("learning", checks, settings, quick=quick, page="\n".join(lines), measures=numbers)
 
 
 HEAD = f"""# learning

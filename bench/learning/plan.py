@@ -19,7 +19,7 @@ HARDNESSES = ("easy", "medium", "hard")
 
 ARMS: Mapping[str, Fields] = {
     "ppo": {"replay.ratio": 0.0},
-    "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo"},
+    "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "oversampling": {"replay.ratio": 0.0, "task.sampling": "hard"},
     "uniform": {"replay.ranking": "uniform"},
     "value": {"replay.ranking": "value"},
@@ -48,7 +48,7 @@ COMMON: Fields = {
     "learner.minibatches": 4,
     "learner.adam_beta2": 0.95,
     "learner.adam_epsilon": 3e-4,
-    "learner.policy_lr": 1e-3,
+    "learner.policy_lr": 5e-4,
     "learner.value_lr": 1e-3,
     "evaluation.samples": 8,
     "cluster.device": "cpu",
@@ -61,7 +61,7 @@ class Setting:
     """A task at one hardness."""
 
     fields: Fields
-    tokens: int  # generated tokens of a run
+    tokens: int  # that a run generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +84,75 @@ def with_solutions(arm: str) -> bool:
     return bool(ARMS[arm].get("replay.canonical", False))
 
 
-def rule(lines: int, problems: int, held_out: int) -> Fields:
-    """The fields of task rule at one length."""
+def level(task: str, steps: range, problems: int, held_out: int, prompt: int, response: int) -> Fields:
+    """The fields of a generated task at one hardness: its numbers of steps, and room for prompts and responses (tokens)."""
     return {
-        "task.name": "rule",
-        "task.min_operations": lines,
-        "task.max_operations": lines,
+        "task.name": task,
+        "task.min_operations": steps.start,
+        "task.max_operations": steps.stop - 1,
         "task.problems": problems,
         "task.eval_problems": held_out,
-        "starter.guess": 1.0,
-        "starter.max_operations": 9,
-        "starter.steps": 800,
-        "starter.lr": 5e-3,
-        "rollout.max_prompt_tokens": lines + 2,
-        "rollout.max_response_tokens": 3 * lines + 3,
+        "rollout.max_prompt_tokens": prompt,
+        "rollout.max_response_tokens": response,
     }
+
+
+def rule(lines: int, problems: int, held_out: int, tokens: int, rate: float) -> Setting:
+    """Task rule: a line is a symbol, a choice and a line break."""
+    fields = level("rule", range(lines, lines + 1), problems, held_out, lines + 2, 3 * lines + 3)
+    return Setting({**fields, **_guessing(9, 800), "learner.policy_lr": rate}, tokens)
+
+
+def stories(steps: int, tokens: int) -> Setting:
+    """Word problems: a sentence is about 11 tokens, a line of the response at most 7."""
+    fields = level("stories", range(steps, steps + 1), 4096, 64, 20 + 13 * steps, 8 * steps + 6)
+    return Setting({**fields, **_guessing(8, 1000)}, tokens)
+
+
+def lock(presses: int, tokens: int) -> Setting:
+    """The lock, by the presses of its shortest way. Up to 8 presses of 6 tokens are allowed."""
+    fields = level("lock", range(presses, presses + 1), 2048, 64, 32, 56)
+    return Setting({**fields, **_guessing(6, 1000)}, tokens)
+
+
+def countdown(operations: int, tokens: int) -> Setting:
+    """Countdown, by its operations."""
+    fields = level("countdown", range(operations, operations + 1), 2048, 64, 24, 14 * operations)
+    return Setting({**fields, **_guessing(4, 1000)}, tokens)
+
+
+def arithmetic(steps: range, tokens: int) -> Setting:
+    """Chained arithmetic. Its starter has seen right solutions of all lengths, and errs."""
+    fields = level("arithmetic", steps, 4096, 64, 2 * steps.stop + 1, 8 * steps.stop + 4)
+    starter = {"starter.hidden_size": 128, "starter.layers": 3, "starter.heads": 4}
+    return Setting({**fields, **starter, "starter.steps": 500, "starter.max_operations": 12}, tokens)
+
+
+def _guessing(longest: int, steps: int) -> Fields:
+    """A starter that has seen guesses of up to `longest` steps."""
+    return {"starter.guess": 1.0, "starter.lr": 5e-3, "starter.steps": steps, "starter.max_operations": longest}
 
 
 SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "rule": {
-        "easy": Setting(rule(2, 116, 12), 100_000),
-        "medium": Setting(rule(4, 4096, 64), 300_000),
-        "hard": Setting(rule(7, 4096, 64), 600_000),
+        "easy": rule(2, 116, 12, 100_000, 7e-4),
+        "medium": rule(4, 4096, 64, 400_000, 7e-4),
+        "hard": rule(7, 4096, 64, 600_000, 5e-4),
+    },
+    "stories": {"easy": stories(2, 300_000), "medium": stories(4, 600_000), "hard": stories(8, 1_200_000)},
+    "lock": {"easy": lock(1, 600_000), "medium": lock(4, 800_000), "hard": lock(6, 1_000_000)},
+    "countdown": {
+        "easy": countdown(2, 400_000),
+        "medium": countdown(4, 800_000),
+        "hard": countdown(5, 1_200_000),
+    },
+    "arithmetic": {
+        "easy": arithmetic(range(5, 7), 600_000),
+        "medium": arithmetic(range(8, 10), 1_000_000),
+        "hard": arithmetic(range(11, 13), 1_500_000),
     },
 }
+"""The tasks at their hardnesses. Learning rates were tuned for rule only (bench/README.md)."""
 
 
 def configuration(run: Run, folder: Path, changes: Fields) -> Config:

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.learning.measures import learnability
+from bench.learning.measures import learnability, plain
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from core.config import Config
 from core.records import Scored
@@ -22,7 +22,7 @@ from core.run_directory import RunDirectory, write_atomically
 from tasks.starter import resolve_model
 from trainer import build
 from trainer.collect import collect_metrics
-from trainer.held_out_scores import Evaluation, EvaluationPlan, evaluate_policy
+from trainer.evaluation.scores import Evaluation, EvaluationPlan, evaluate_policy
 from trainer.local import single_process
 from trainer.loop import iterate
 from trainer.metrics import IterationMetrics, PhaseClock
@@ -158,17 +158,6 @@ def with_starter(config: Config) -> Config:
     """The configuration with the starter of all seeds, as users share one pretrained model; a seed changes everything else."""
     path = resolve_model("starter", config.starter, config.task, STARTER_SEED)
     return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-
-
-def plain(value: Any) -> Any:
-    """JSON data: numbers with five significant digits, null for what is not finite."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value
 
 
 def main(path: Path) -> None:

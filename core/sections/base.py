@@ -1,15 +1,31 @@
 """What all sections of the configuration share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+
+LARGEST = 2**53
+"""Larger numbers have no exact neighbours as floats: no count, size or seed is one."""
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, unknown keys forbidden."""
+    """Base of all sections: immutable, unknown keys forbidden, all numbers finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for a number, and numbers beyond LARGEST."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if not {int, float} & {annotation, *get_args(annotation)}:
+            return given
+        if isinstance(given, bool):
+            raise ValueError("give a number, not true or false")
+        if isinstance(given, int | float) and abs(given) > LARGEST and given == given and abs(given) != float("inf"):
+            raise ValueError(f"at most {LARGEST}")
+        return given
 
 
 def as_mapping(given: Any) -> Any:

@@ -13,8 +13,8 @@ class ReplayConfig(Section):
     ratio: float = Field(
         0.5, ge=0, lt=1, description="Share of an iteration's starts that are replayed states, in [0, 1)."
     )
-    ranking: Literal["value", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = Field(
-        "value", description="How the store ranks states (docs/architecture.md; formulas in replay/rankings/)."
+    ranking: Literal["value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = (
+        Field("value", description="How the store ranks states (docs/architecture.md; formulas in replay/rankings/).")
     )
     start_states: int = Field(512, ge=1, description="States in the store before replay begins.")
     shards: int = Field(
@@ -33,18 +33,17 @@ class ReplayConfig(Section):
         "line", description="Where a step ends: states begin only there."
     )
     stride: int = Field(16, ge=1, description="Tokens between boundaries when boundary is 'stride'.")
-    temperature: float = Field(0.2, gt=0, description="The draw has probability ~ exp(priority / temperature).")
+    temperature: float | None = Field(
+        None, gt=0, description="The draw has probability ~ exp(priority / temperature); none: the ranking's own."
+    )
     target: float = Field(
         0.3, gt=0, lt=1, description="Ranking frontier: success probability that a replayed state should still have."
     )
-    explore: float = Field(
-        0.25,
-        ge=0,
-        le=1,
-        description="Ranking frontier: largest share of a batch, on average, that are own failures of unsolved problems.",
-    )
     decay: float = Field(
-        0.95, gt=0, le=1, description="Weight of an outcome after one more weight version (frontier, posterior)."
+        0.95,
+        gt=0,
+        le=1,
+        description="Weight of an outcome after one more visit of its problem: 0.95 remembers about 20.",
     )
     canonical: bool = Field(
         False,

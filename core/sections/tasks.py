@@ -1,11 +1,12 @@
 """Starter model, task and data."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from core.sections.base import Section
+from core.errors import ConfigError
+from core.sections.base import Section, as_mapping
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
@@ -44,7 +45,7 @@ class StarterConfig(Section):
         0.0,
         ge=0,
         le=1,
-        description="Task rule: share of warm-start answers that have the right form but random choices; 1: the rule must be discovered.",
+        description="Tasks rule, stories, lock, countdown: share of warm-start answers that have the right form but random choices, so that what is right must be discovered.",
     )
     cache: Path = Field(
         Path(".cache/starters"), description="Where built starters are kept, by hash of these settings."
@@ -62,18 +63,34 @@ class Columns(Section):
         None, description="Column of the canonical solution; none: the task has no canonical solutions."
     )
     level: str | None = Field(None, description="Column of the difficulty level, for reports.")
-    tests: str | None = Field(None, description="Column of the unit tests: a list of assert statements (task mbpp).")
-    setup: str | None = Field(
-        None, description="Column of statements that the tests need, run after the program (mbpp)."
+    tests: str | None = Field(
+        None,
+        description="Column of a program's tests: a list of asserts (task mbpp), a function check(candidate) (humaneval), inputs and outputs (apps).",
+    )
+    setup: str | None = Field(None, description="Column of statements that run with the program (mbpp, apps).")
+    entry_point: str | None = Field(
+        None,
+        description="Column of the name of the function that is tested (humaneval; apps where the tests do not name it).",
+    )
+    checker: str | None = Field(
+        None,
+        description="Column of a Python program that judges what was printed, for problems with several answers (apps).",
+    )
+    language: str | None = Field(
+        None, description="Column of the language of the program: python, cpp or javascript; none: python (apps)."
     )
 
 
 class CodeConfig(Section):
-    """Rewards of programs, and their memory limit (task mbpp)."""
+    """Rewards of programs, what they start with, and their limits (tasks mbpp, humaneval, apps)."""
 
     compile_error: float = Field(-1.0, description="Reward of a program that does not compile.")
     runtime_error: float = Field(
-        -0.6, description="Reward of a program that raises, ends, or takes too much time or memory in any test."
+        -0.6, description="Reward of a program that raises, ends, or takes too much time or memory in all tests."
+    )
+    any_error_fails: bool = Field(
+        False,
+        description="Give `runtime_error` already for one such test, as StepCoder does; otherwise it is one failed test.",
     )
     failed: float = Field(-0.3, description="Reward of a program that runs and fails all tests.")
     passed: float = Field(1.0, description="Reward of a program that passes all tests.")
@@ -83,7 +100,32 @@ class CodeConfig(Section):
         le=1,
         description="Weight of passing some tests: such a program gets failed + fraction x share passed x (passed - failed).",
     )
+    visible_share: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of a test that the prompt shows, relative to a hidden one, among the tests passed.",
+    )
+    setup: Literal["before", "after"] = Field(
+        "after", description="Whether the setup of mbpp runs before or after the program."
+    )
+    prelude: str | None = Field(
+        None,
+        description="Python statements that run before every program; none: those of the format's benchmark (apps: its imports).",
+    )
+    packages: tuple[str, ...] = Field((), description="Installed packages that programs may import, such as numpy.")
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Absolute or relative error of numbers in outputs (apps), where the row has no `tolerance`.",
+    )
     memory_mib: int = Field(512, ge=64, description="Memory of a program, in MiB.")
+    output_mib: int = Field(16, ge=1, description="Output of a program in one test, in MiB.")
+    program_seconds: float = Field(
+        20.0,
+        gt=0,
+        description="CPU seconds that all tests of a program may take together; later tests count as failed.",
+    )
 
     @property
     def worst(self) -> float:
@@ -91,15 +133,22 @@ class CodeConfig(Section):
         return min(self.compile_error, self.runtime_error, self.failed, self.passed)
 
 
-class TaskConfig(Section):
-    """Task and data."""
+class FewShot(Section):
+    """A solved example that every prompt shows."""
 
-    name: Literal["arithmetic", "lock", "countdown", "rule", "gsm8k", "math", "mbpp", "dialogue"] = Field(
-        "arithmetic", description="Task: it sets how prompts are built and how answers are judged."
-    )
+    prompt: str = Field(description="The question, as {prompt} of the template.")
+    response: str = Field(description="What a model should answer.")
+
+
+class DataConfig(Section):
+    """A data set, the form of its prompts, and the judge of its responses."""
+
+    name: Literal[
+        "arithmetic", "lock", "countdown", "rule", "stories", "gsm8k", "math", "mbpp", "humaneval", "apps", "dialogue"
+    ] = Field("arithmetic", description="Task: it sets how prompts are built and how answers are judged.")
     path: str = Field(
         "",
-        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule).",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set to train on.")
     eval_path: str = Field(
@@ -114,20 +163,25 @@ class TaskConfig(Section):
     columns: Columns = Columns()
     template: str = Field(
         "{prompt}",
-        description="Text of the prompt, with {prompt} for the question; the tokenizer's chat template, if it has one, is applied to this text.",
+        description="Text of the prompt, with {prompt} for the question, or with {column} for other columns of the row; the tokenizer's chat template, if it has one, is applied to this text.",
+    )
+    system: str = Field("", description="System prompt: a message of the chat template, else text before the prompt.")
+    examples: Annotated[tuple[FewShot, ...], BeforeValidator(as_mapping)] = Field(
+        (),
+        description="Solved examples (prompt, response) that every prompt shows first: turns of the chat template, else text.",
+    )
+    bad_rows: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many.",
     )
     min_operations: int = Field(
         4,
         ge=1,
-        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines).",
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read).",
     )
     max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(
         4096, ge=1, description="Generated tasks: training problems to make. Other tasks: most rows that are used."
-    )
-    sampling: Literal["uniform", "hard"] = Field(
-        "uniform",
-        description="Fresh problems. uniform: each once per epoch; hard: by their running success rate, unsolved ones up to 5 times as often as solved ones.",
     )
     reward: str = Field(
         "",
@@ -141,7 +195,7 @@ class TaskConfig(Section):
     judge_timeout: float = Field(
         5.0,
         gt=0,
-        description="Seconds of processor time that one verdict may take before the response counts as wrong, and ten times as many on the wall clock (mbpp: this much CPU time, and three times as much wall-clock time).",
+        description="Seconds of processor time that one verdict may take before the response counts as wrong, and ten times as many on the wall clock (programs: CPU seconds per test, and seconds of idling for all tests together).",
     )
     judge_memory_gib: float = Field(
         8.0,
@@ -153,3 +207,63 @@ class TaskConfig(Section):
         description="Sandbox of programs that the model wrote. unsafe-subprocess needs no bubblewrap and limits only time and memory: a program can do everything that you can.",
     )
     code: CodeConfig = CodeConfig()
+
+
+class SourceConfig(DataConfig):
+    """One data set of a mixture. A field that it leaves out has the value of the task section."""
+
+    label: str = Field(
+        "", pattern=r"^[\w.-]*$", description="What metrics and evaluations call this data set; empty: its task's name."
+    )
+    weight: float = Field(1.0, gt=0, description="Share of the fresh problems, relative to the other data sets.")
+
+    @model_serializer(mode="wrap")
+    def _given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields that were given: the others stay those of the task section when the file is read again."""
+        return {name: value for name, value in dump(self).items() if name in self.model_fields_set}
+
+
+class TaskConfig(DataConfig):
+    """Task and data."""
+
+    sampling: Literal["uniform", "hard"] = Field(
+        "uniform",
+        description="Fresh problems. uniform: each once per epoch; hard: by their running success rate, unsolved ones up to 5 times as often as solved ones.",
+    )
+    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_mapping)] = Field(
+        (),
+        description="A mixture: its data sets, each with fields of this section that differ, and with label and weight; empty: this section is the only one.",
+    )
+
+
+class Source(NamedTuple):
+    """One data set of a task."""
+
+    label: str  # empty if the task has only one
+    weight: float
+    config: TaskConfig  # without `sources`
+
+
+def task_sources(task: TaskConfig) -> tuple[Source, ...]:
+    """The data sets of a task, one or a mixture. Raises ConfigError when two have the same label."""
+    if not task.sources:
+        return (Source("", 1.0, task),)
+    found = []
+    for source in task.sources:
+        given = {name: getattr(source, name) for name in source.model_fields_set - {"label", "weight"}}
+        config = task.model_copy(update={**given, "sources": ()})
+        found.append(Source(source.label or config.name, source.weight, config))
+    labels = [source.label for source in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"task.sources: two data sets are called {twice!r}; give each a label of its own")
+    return tuple(found)
+
+
+def task_title(task: TaskConfig) -> str:
+    """What messages and files call a task: its name, or the labels of a mixture.
+
+    >>> task_title(TaskConfig(sources=(SourceConfig(name="gsm8k"), SourceConfig(name="math"))))
+    'gsm8k+math'
+    """
+    return "+".join(source.label for source in task_sources(task)) or task.name

@@ -118,10 +118,14 @@ class RankWorker:
         return build(*models, losses, learner, kind)
 
     @torch.no_grad()
-    def score(self, batches: Sequence[MicroBatch]) -> list[list[FloatArray]]:
-        """Values, proximal and reference log-probabilities (zeros without one) [N] of every micro-batch."""
+    def score(self, batches: Sequence[MicroBatch], untrained: bool) -> list[list[FloatArray]]:
+        """Values, proximal and reference log-probabilities (zeros without one) [N] of every micro-batch.
+
+        An `untrained` policy is the reference: one pass serves both.
+        """
         scores = self._actor_critic.score(batches)
-        references = self._references(batches)
+        one_pass = untrained and self._has_reference
+        references = [proximal for proximal, _ in scores] if one_pass else self._references(batches)
         return [
             [_numpy(values), _numpy(proximal), _numpy(reference)]
             for (proximal, values), reference in zip(scores, references, strict=True)

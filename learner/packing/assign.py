@@ -1,8 +1,8 @@
-"""Assigns rows to micro-batches under a token budget, and micro-batches to ranks. Pure numpy.
+"""Assigns rows to optimizer steps, to micro-batches under a token budget, and micro-batches to ranks. Pure numpy.
 
 Called by `learner.group` and `learner.packing.examples`. Invariants: every row is in exactly one micro-batch; every rank gets
 the same number of micro-batches, some of them empty (DeepSpeed's collectives need it); no micro-batch of more than one row
-exceeds the budget. The assignment never changes a loss (see `learner.losses`), only its cost.
+exceeds the budget. The assignment to micro-batches never changes a loss (see `learner.losses`), only its cost.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +10,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from core.records import IntArray
+from core.records import IntArray, Start
 from learner.packing.trees import in_order
 
 Assignment = list[list[IntArray]]
 """[rank][micro-batch] -> row numbers; an empty array for an empty micro-batch."""
 Sizes = npt.NDArray[np.int64]
+
+
+def assign_steps(starts: Sequence[Start], steps: int, rng: np.random.Generator) -> list[list[int]]:
+    """Rows of every optimizer step of a pass, drawn at random, as evenly as possible; `starts` are those of the rows.
+
+    Rows of one problem, and in it of one start, stay together (at most cut between steps), so that a step reads what they share once.
+    """
+    problems: dict[str, dict[str, list[int]]] = {}
+    for row in rng.permutation(len(starts)).tolist():
+        problems.setdefault(starts[row].problem_id, {}).setdefault(starts[row].id, []).append(row)
+    order = [row for of_problem in problems.values() for rows in of_problem.values() for row in rows]
+    return [part.tolist() for part in np.array_split(order, steps) if len(part)]
 
 
 def assign_trees(rows: Sequence[IntArray], budget: int, ranks: int) -> Assignment:

@@ -1,10 +1,11 @@
 """The rankings of states, one file each. A new ranking is a file here and a line in `RANKINGS`."""
 
-from replay.rankings import canonical, frontier, posterior, success_prefix, uniform, value
+from replay.rankings import canonical, frontier, learnability, posterior, success_prefix, uniform, value
 from replay.rankings.base import Ranking
 
 RANKINGS: dict[str, Ranking] = {
     "value": value.RANKING,
+    "learnability": learnability.RANKING,
     "frontier": frontier.RANKING,
     "posterior": posterior.RANKING,
     "success_prefix": success_prefix.RANKING,

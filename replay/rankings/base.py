@@ -37,12 +37,23 @@ class StateColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class SuccessModel:
+    """What is known of success on all problems together (`replay/success.py`); the defaults hold before there are outcomes."""
+
+    # A proven state succeeds at its end with 0.88, near the root with 0.05; one of an own failure with less than 0.05 anywhere.
+    weights: tuple[float, ...] = (2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0)
+    strength: float = 4.0  # outcomes that the model's chance counts as against a state's own
+    centre: float = 0.0  # mean of the critic's values
+    spread: float = 1.0  # their standard deviation
+
+
+@dataclass(frozen=True, slots=True)
 class RankSettings:
     """The settings of rankings."""
 
     target: float  # frontier: success rate that a start should have
-    gate: float = 0.0  # trust in the critic, in [0, 1]; see `replay/rankings/calibration.py`
-    decay: float = 1.0  # factor on outcomes per weight version; bounds the outcomes that a state can have
+    decay: float = 1.0  # factor on outcomes per visit of their problem; bounds the outcomes that a state can have
+    model: SuccessModel = SuccessModel()
 
 
 def rank_settings(config: ReplayConfig) -> RankSettings:
@@ -67,14 +78,17 @@ class Ranking:
     chains: bool = False
     """Whether the ranking follows chains: a state's priority depends on the other stored states of its chain, and a success
     that continues a proven chain makes no new chain (`trainer/starts.py`)."""
-    explores: bool = False
-    """Whether own failures are a second pool; at most the share `replay.explore` of a batch comes from it."""
-    uses_gate: bool = False
-    """Whether the ranking uses the measured trust in the critic."""
+    uses_model: bool = False
+    """Whether the ranking reads the success model. Then outcomes train it, and all states are ranked again when it changes."""
+    uses_spread: bool = False
+    """Whether the ranking reads only the model's spread of the critic's values."""
+    temperature: float = 0.2
+    """Temperature of the draw if `replay.temperature` gives none. 0.2: a state of priority 1 is drawn e^2.5 = 12 times as often as
+    one of 1/2."""
     shortlist: int = 1
     """States drawn per requested state."""
-    choose: Callable[[Keys, FloatArray, FloatArray, FloatArray, float, int], Index] | None = None
-    """Order of a shortlist, best first, from keys, wins, losses and values [m], gate and seed. None: the order of the draw."""
+    choose: Callable[[Keys, FloatArray, FloatArray, int], Index] | None = None
+    """Order of a shortlist, best first, from keys, wins and losses [m], and a seed. None: the order of the draw."""
 
 
 def only(chosen: Flags) -> FloatArray:

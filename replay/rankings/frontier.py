@@ -11,8 +11,7 @@ harder, so a curve that rises with depth is fitted to all outcomes together:
 
     way      = (0.4 + W + 0.4 L) / (1 + L)
     h        = (1 + sum of l_i) / (way + sum of (w_i + 0.4 l_i) x_i)
-    prior_i  = (1 - g) * exp(-h x_i) + g * clip(V(s_i), 0, 1)       g = the critic's gate, 0 until it is calibrated
-    rate_i   = (w_i + 2 prior_i) / (w_i + l_i + 2)
+    rate_i   = (w_i + 2 exp(-h x_i)) / (w_i + l_i + 2)
     p        = isotonic regression of rate, weights w_i + l_i + 0.1     (pool adjacent violators)
 
 The frontier is the shallowest state with p >= target (about 0.3), or the deepest state when there is none. A state is mastered
@@ -20,12 +19,11 @@ if its own outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier teache
 there. A chain whose shallowest state is mastered rests (is not replayed), because the root comes next. Outcomes decay, so it is
 tried again later. All chains of a problem rest if its root success (W + 1) / (W + L + 2) is above 0.9.
 
-Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem without any proven chain may be explored: the deepest third of
-the states of its own failures form a second pool. At most the share `explore` of a batch comes from it. The first success found
-this way makes a chain of its whole trajectory (`trainer/starts.py`). A success from a proven chain is an outcome of that chain and
-starts no new one.
+Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem is not replayed before its first success: continuations of
+failures of an unsolved problem hardly ever succeed (none of 192 in a probe). A success from a proven chain is an outcome of that
+chain and starts no new one.
 
-Worked example, target 0.3, gate 0, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
+Worked example, target 0.3, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
 
     start       h = 1 / 0.4 = 2.5: p = exp(-2.5 x) = 0.153 0.287 0.535. The shallowest with p >= 0.3 is 0.75. Replay it.
     4 wins      at 0.75: h = 1 / (0.4 + 4 * 0.25) = 0.714, prior 0.585 0.700 0.836, and at 0.75 (4 + 2 * 0.836) / 6 = 0.945.
@@ -55,19 +53,18 @@ PSEUDO = 2.0
 UNTRIED = 0.1
 """Weight of a state without outcomes in the joint curve: small, so that its prior does not outweigh outcomes elsewhere."""
 MASTERED = 0.9
+"""Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
 
 
 def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
-    """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, 0.5 for exploration, -inf elsewhere."""
+    """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, -inf elsewhere."""
     priority = np.full(len(columns.value), -np.inf, np.float32)
-    rests = resting(columns)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rests)
-    curve = success_curve(columns, found, settings.gate)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~resting(columns))
+    curve = success_curve(columns, found)
     known = mastered(columns.wins, columns.losses)[found.order]
     at = frontiers(found, curve, known, settings.target)
     at = at[~known[found.first]]
     priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
-    priority[explores(columns, rests)] = 0.5
     return priority
 
 
@@ -75,11 +72,10 @@ def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
     """Retention [S]: class + 1 / (1 + order). So a problem keeps whole chains, and the store keeps what can still teach.
 
     Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
-    3 untried chains; 2 the other states of resting chains; 1 failures to explore; 0 all others.
+    3 untried chains; 2 the other states of resting chains; 0 all others.
     """
-    rests = resting(columns)
-    retention = explores(columns, rests).astype(np.float32)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~rests)
+    retention = np.zeros(len(columns.value), np.float32)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~resting(columns))
     order, first, run = found.order, found.first, found.run
     rests = mastered(columns.wins, columns.losses)[order[first]][run]
     tried = (found.sums(columns.tried[order]) > 0)[run]
@@ -88,7 +84,7 @@ def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
     return retention
 
 
-def success_curve(columns: StateColumns, found: Chains, gate: float) -> Reals:
+def success_curve(columns: StateColumns, found: Chains) -> Reals:
     """[K] the rising success estimate p of the states of the chains."""
     order = found.order
     wins, losses = columns.wins[order].astype(np.float64), columns.losses[order].astype(np.float64)
@@ -96,7 +92,7 @@ def success_curve(columns: StateColumns, found: Chains, gate: float) -> Reals:
     head = order[found.first]
     way = (WAY + columns.root_wins[head] + LOST * columns.root_losses[head]) / (1.0 + columns.root_losses[head])
     hazard = (1.0 + found.sums(losses)) / (way + found.sums((wins + LOST * losses) * left))
-    prior = (1.0 - gate) * np.exp(-hazard[found.run] * left) + gate * np.clip(columns.value[order], 0.0, 1.0)
+    prior = np.exp(-hazard[found.run] * left)
     tried = wins + losses
     return isotonic((wins + PSEUDO * prior) / (tried + PSEUDO), tried + UNTRIED, found.run)
 
@@ -148,14 +144,4 @@ def resting(columns: StateColumns) -> Flags:
     return mastered(columns.root_wins, columns.root_losses)
 
 
-def explores(columns: StateColumns, rests: Flags) -> Flags:
-    """[S] the deepest third of own failures of problems without any proven state."""
-    proven = columns.provenance != Provenance.OWN_FAILED
-    has_chain = np.bincount(columns.problem, proven, minlength=int(columns.problem.max(initial=0)) + 1) > 0
-    deep = columns.length * 3 >= columns.total * 2
-    return np.asarray(deep & ~has_chain[columns.problem] & ~rests)
-
-
-RANKING = Ranking(
-    frontier, chain_retention, needs_values=True, values_optional=True, chains=True, explores=True, uses_gate=True
-)
+RANKING = Ranking(frontier, chain_retention, chains=True)

@@ -2,23 +2,25 @@
 
 Invariant: the priority of a state depends only on its own columns.
 
-Formula. With decayed outcomes w, l and the critic's gate g (0 until it beats the base rate):
+It knows outcomes only, neither the critic nor other problems: the control for the success model, which `learnability` uses.
 
-    a = 1 + w + 2 g V,   b = 1 + l + 2 g (1 - V)          V clipped to [0, 1]
+Formula. With decayed outcomes w, l:
+
+    a = 1 + w,   b = 1 + l
     mean m = a / (a + b),  sd s = sqrt(m (1 - m) / (a + b + 1))
     priority = E[4 p (1 - p)] = 4 a b / ((a + b) (a + b + 1))        most learnable: success near 1/2
     retired      m - 2 s > 0.9          priority -inf: mastered
     quarantined  m + 2 s < eps          priority -1: at temperature 0.2 drawn e^-6 to e^-10 times as often as others; not
                                         excluded, because the policy improves
 
-Outcomes decay by `decay` d per weight version, so a state that loses once per version never has more than 1 / (1 - d) losses (20
-at d = 0.95). It would never reach a fixed small eps. So eps is the upper bound m + 2 s of a state that has lost once per version for
-n = 1 / (1 - d) versions. At d = 0.95 it has (1 - 0.95^20) / 0.05 = 12.83 losses, m = 1 / 14.83 = 0.0674, s = sqrt(0.0674 *
+Outcomes decay by `decay` d per visit of their problem, so a state that loses once per visit never has more than 1 / (1 - d) losses
+(20 at d = 0.95). It would never reach a fixed small eps. So eps is the upper bound m + 2 s of a state that has lost once per visit for
+n = 1 / (1 - d) visits. At d = 0.95 it has (1 - 0.95^20) / 0.05 = 12.83 losses, m = 1 / 14.83 = 0.0674, s = sqrt(0.0674 *
 0.9326 / 15.83) = 0.0630 and eps = 0.1935. Without decay eps has its minimum 0.05 (58 losses). With faster decay it is at most 0.2,
-because outcomes that decay within a few versions prove little. So at 0.95 a state that is tried once per version is quarantined
-after 21 losses in a row, and one with 4 continuations per version after 16. Its losses decay with every write to its problem, so it
-is tried again later. A state that is tried less often than every seventh version is never quarantined: its evidence is too old. In
-the same way it takes 28 undecayed wins to retire; one win per version never reaches them.
+because outcomes that decay within a few visits prove little. So at 0.95 a state that is tried once per visit is quarantined after
+21 losses in a row, and one with 4 continuations per visit after 16. Its losses decay with every visit of its problem, so it is tried
+again later. A state that is tried less often than at every seventh visit is never quarantined: its evidence is too old. In the same
+way it takes 28 undecayed wins to retire; one win per visit never reaches them.
 
 Settled states are those that are less learnable than a new one (retired, quarantined, lopsided). Their evidence is kept, so that
 the same prefix does not come back as new. Each problem keeps at most one settled state for every other state that it keeps.
@@ -37,9 +39,8 @@ from replay.keys import Keys, Reals, mix
 from replay.rankings.base import Index, Ranking, RankSettings, StateColumns
 
 RETIRED_ABOVE = 0.9
+"""Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
 LEAST_EPS, MOST_EPS = 0.05, 0.2
-PRIOR = 2.0
-"""Pseudo-outcomes that a fully trusted critic counts as."""
 BLANK = 2 / 3
 """Priority of a state without outcomes: 4 / (2 * 3)."""
 STEP = 1e-4
@@ -48,17 +49,14 @@ SHORTLIST = 4
 """States drawn per requested state; the Thompson draw chooses from them."""
 
 
-def belief(wins: FloatArray, losses: FloatArray, value: FloatArray, gate: float) -> tuple[Reals, Reals]:
+def belief(wins: FloatArray, losses: FloatArray) -> tuple[Reals, Reals]:
     """Parameters (a, b) of the Beta posteriors, [S] each."""
-    if gate == 0.0:
-        return 1.0 + wins.astype(np.float64), 1.0 + losses.astype(np.float64)
-    expected = np.clip(value.astype(np.float64), 0.0, 1.0)
-    return 1.0 + wins + PRIOR * gate * expected, 1.0 + losses + PRIOR * gate * (1.0 - expected)
+    return 1.0 + wins.astype(np.float64), 1.0 + losses.astype(np.float64)
 
 
 def posterior(columns: StateColumns, settings: RankSettings) -> FloatArray:
     """Priority [S] by the formula of this module."""
-    a, b = belief(columns.wins, columns.losses, columns.value, settings.gate)
+    a, b = belief(columns.wins, columns.losses)
     mean, variance = moments(a, b)
     priority = (4.0 * variance * (a + b)).astype(np.float32)  # as s^2 = a b / ((a + b)^2 (a + b + 1))
     spread = 2.0 * np.sqrt(variance)
@@ -82,7 +80,7 @@ def bounds(a: Reals, b: Reals) -> tuple[Reals, Reals]:
 
 @cache
 def quarantined_below(decay: float) -> float:
-    """eps: the upper bound of a state that has lost once per version for 1 / (1 - decay) versions, from 0.05 to 0.2.
+    """eps: the upper bound of a state that has lost once per visit for 1 / (1 - decay) visits, from 0.05 to 0.2.
 
     >>> round(quarantined_below(0.95), 4), quarantined_below(1.0)
     (0.1935, 0.05)
@@ -127,19 +125,11 @@ def thompson(keys: Keys, a: Reals, b: Reals, seed: int) -> Reals:
     return 4.0 * draws * (1.0 - draws)
 
 
-def best_draws(keys: Keys, wins: FloatArray, losses: FloatArray, values: FloatArray, gate: float, seed: int) -> Index:
+def best_draws(keys: Keys, wins: FloatArray, losses: FloatArray, seed: int) -> Index:
     """Order [m] of a shortlist by Thompson draws from the states' posteriors, most learnable first."""
-    scores = thompson(keys, *belief(wins, losses, values, gate), derive(seed, "thompson"))
+    scores = thompson(keys, *belief(wins, losses), derive(seed, "thompson"))
     order: Index = np.lexsort((keys, scores))[::-1]
     return order
 
 
-RANKING = Ranking(
-    posterior,
-    settled_retention,
-    needs_values=True,
-    values_optional=True,
-    uses_gate=True,
-    shortlist=SHORTLIST,
-    choose=best_draws,
-)
+RANKING = Ranking(posterior, settled_retention, shortlist=SHORTLIST, choose=best_draws)

@@ -1,13 +1,16 @@
-"""A sandbox for programs that a model wrote: bubblewrap, rlimits, a seccomp filter and a wall clock around one interpreter.
+"""A sandbox for programs that a model wrote: bubblewrap, limits, seccomp filters and clocks around one program.
 
-Called by `tasks/code/programs.py` in the judging processes. Invariants:
+Called by `tasks/code/programs.py` and the formats, in the judging processes. Invariants:
 
-- Each program gets a new sandbox. A spare one, with its interpreter started, waits while another works.
-- Namespaces: user, PID, mount, IPC, network, UTS and cgroup. No capabilities. An empty environment with a fixed hash seed.
-- Files: the system's /usr and the Python installation, read-only, without third-party packages; an empty /tmp; no /proc, /sys,
-  /etc, /home. No file can be written, not even in memory: files there take kernel memory that no limit counts.
-- Memory: there is one process (`tasks/code/seccomp.py`), so RLIMIT_AS bounds it, plus some tens of MiB in the kernel (pipes, locks).
-- `run` returns when the wall-clock limit ends, or earlier. Everything inside is then dead: the kernel ends the PID namespace.
+- Each program gets a new sandbox, and each of its tests a new process in it. A spare sandbox, with its interpreter started, waits
+  while another works.
+- Namespaces: PID, mount, IPC, network, UTS and cgroup. A user without capabilities (`tasks/code/confinement.py`). An empty
+  environment with a fixed hash seed.
+- Files: the system's /usr, the Python installation without third-party packages, and the packages that the user allows, all
+  read-only; a bounded /tmp in which a program can make nothing; no /proc, /sys, /etc, /home.
+- Memory: there is one process per test (`tasks/code/seccomp.py`), so one limit bounds it, plus some tens of MiB in the kernel.
+- `Session.run` returns when a limit on time ends, or earlier. Everything inside is dead at the end of a session: the kernel ends the
+  PID namespace.
 - It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only `unsafe-subprocess` runs programs.
 """
 
@@ -20,81 +23,102 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from core.config import SandboxMode
 from core.errors import ConfigError
 from tasks.child import ChildProcess
-from tasks.code.seccomp import denied_calls
+from tasks.code import confinement
+from tasks.code.confinement import SandboxError
+from tasks.code.languages import Language
+from tasks.code.sandbox_driver import NOT_COMPILED
+from tasks.code.seccomp import program_filter
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
-FILE_MIB = 16
-"""Size of the largest file, where one can be written at all (unsafe-subprocess)."""
-MOST_OUTPUT = 1 << 20
-"""Bytes that a sandbox may output; one that outputs more is stopped."""
+TASKS = 64
+"""Threads that a program may have."""
 MOST_REASON = 300
 """Characters kept of an error's reason."""
 START_LIMIT = 120.0
-"""Seconds in which the interpreter of a sandbox must start."""
+"""Seconds in which the interpreter of a sandbox must start, and in which it must react."""
 UNSAFE_WARNING = (
     "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory limits: they "
     "can read and change your files, use the network, start processes and signal them"
 )
 _REMEDY = (
-    "install it (Debian, Ubuntu: apt-get install bubblewrap; 0.7 or newer) and let it create namespaces, or set task.sandbox "
+    "install it (Debian, Ubuntu: apt-get install bubblewrap; 0.8 or newer) and let it create namespaces, or set task.sandbox "
     "unsafe-subprocess, which protects neither your files nor your network"
 )
-_PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a virtual environment's link to it
-_FLAGS = ("-s", "-S", "-P", "-B")  # no user packages, no site, no modules from the script's folder, no byte code
-
-
-class SandboxError(Exception):
-    """The sandbox itself failed: no program ran."""
+_COUNT_TASKS = """
+import threading, time
+threading.stack_size(65536)
+def tasks():
+    for started in range(600):
+        try: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        except RuntimeError: return started
+    return 600
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one program: seconds of processor time, and address space in MiB."""
+    """Limits of one test: seconds of processor time, and of doing nothing; memory and output in MiB."""
 
     seconds: float
     memory_mib: int
+    output_mib: int = 16
 
     @property
     def wall(self) -> float:
-        """Wall-clock seconds: three times the processor time, so that a busy machine fails no program and a sleeping one ends."""
+        """Wall-clock seconds: three times the processor time, so that a busy machine fails no program."""
         return 3.0 * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramJob:
-    """A program, the statements that follow it (`setup`), and the expressions to evaluate after both in its namespace.
+class Program:
+    """A program, and statements that run before and after it in its namespace (Python only)."""
 
-    `values` (in the driver's encoding) are put into the namespace by name first.
-    """
+    source: str
+    before: str = ""
+    after: str = ""
+    language: Language | None = None
 
-    program: str
-    expressions: Sequence[str]
-    setup: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all programs of a sandbox start with: Python statements, and installed packages that they may import."""
+
+    prelude: str = ""
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Ending:
+    """How the process of a test ended. The program controls all of it: compare it, do not trust it."""
+
+    output: bytes = b""
+    errors: str = ""  # the line of its error stream that says most: the last, or a compiler's first error
+    status: int = 0  # as os.waitstatus_to_exitcode
+    why: str = ""  # why it did not end well; empty if it did
+    seconds: float = 0.0  # of processor time and of doing nothing
+
+    @property
+    def not_compiled(self) -> bool:
+        """Whether a script says that it does not compile."""
+        return self.status == NOT_COMPILED
 
 
 @dataclass(slots=True)
 class Report:
-    """The output of a sandbox. The program controls all of it: compare it, do not trust it."""
+    """What a program answered to expressions. The program controls all of it: compare it, do not trust it."""
 
     expected: int  # number of expressions
     syntax: str = ""  # why the program does not compile; empty if it does
     failed: str = ""  # why program or setup raised or ended; empty if they did not
     values: dict[int, Any] = field(default_factory=dict)  # expression -> its encoded value
     raised: dict[int, str] = field(default_factory=dict)  # expression -> why it has no value
-    ended: str = ""  # why the sandbox ended early; empty if it did not
-
-    @property
-    def complete(self) -> bool:
-        """Whether no more output is expected."""
-        return bool(self.syntax or self.failed) or len(self.values) + len(self.raised) >= self.expected
 
     def take(self, line: bytes) -> None:
         """Read a line of output. Ignore a line that the driver would not write. The first answer to an expression counts."""
@@ -117,27 +141,108 @@ class Report:
         return 0 <= index < self.expected and index not in self.values and index not in self.raised
 
 
+class Session:
+    """One program in its sandbox. The tests run one after the other, each in a new process. Raises SandboxError."""
+
+    def __init__(self, process: "_Process", limits: Limits) -> None:
+        self._process = process
+        self._limits = limits
+        self.patience = limits.wall + START_LIMIT  # seconds in which a process must say something
+        self.gone = ""  # why the sandbox itself ended; empty if it has not
+
+    def compile(self) -> Ending:
+        """Wait for the compiler; only for a language that has one."""
+        return self._follow(4 * START_LIMIT)
+
+    def run(self, test: Mapping[str, Any]) -> Ending:
+        """Run the program as a script on a test's `input`, `files` and `arguments`."""
+        return self._run(test)
+
+    def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
+        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
+        ending = self._run({"expressions": list(expressions), "values": values or {}})
+        report = Report(len(expressions))
+        for line in ending.output.splitlines():
+            report.take(line)
+        return report, ending
+
+    def _run(self, test: Mapping[str, Any]) -> Ending:
+        if self.gone:
+            return Ending(why=self.gone)
+        self.send(test)
+        return self._follow(self.patience)
+
+    def send(self, message: Any) -> None:
+        """Send a message to the process of a test, or start one with it."""
+        self._process.send_frame(message, time.monotonic() + START_LIMIT)
+
+    def frame(self, deadline: float) -> tuple[bytes, bytes]:
+        """The next message of the sandbox: its letter and its data (`tasks/code/sandbox_driver.py`)."""
+        return self._process.frame(deadline, self._limits.output_mib << 20)
+
+    def _follow(self, patience: float) -> Ending:
+        deadline = time.monotonic() + patience
+        ending, parts = Ending(), []
+        try:
+            while True:
+                kind, data = self.frame(deadline)
+                if kind == b"o":
+                    parts.append(data)
+                elif kind == b"e":
+                    ending.errors = telling_line(data)
+                else:
+                    end_of(ending, data)
+                    break
+        except (TimeoutError, EOFError, ValueError):
+            self.gone = ending.why = "ended its sandbox"
+        ending.output = b"".join(parts)
+        return ending
+
+
+def telling_line(data: bytes) -> str:
+    """The first line of an error stream with a compiler's error; if there is none, its last line."""
+    lines = data.decode(errors="replace").strip().splitlines()
+    return next((line for line in lines if " error: " in line), lines[-1] if lines else "")[:MOST_REASON]
+
+
+def end_of(ending: Ending, data: bytes) -> None:
+    """Read the message that a process has ended."""
+    told = json.loads(data)
+    code = os.waitstatus_to_exitcode(told["status"])
+    ending.status, ending.seconds = code, told["seconds"]
+    ending.why = told["why"]
+    if not ending.why and code in (-signal.SIGXCPU, -signal.SIGKILL):
+        ending.why = "used up its processor time or memory"
+    elif not ending.why and code < 0:
+        ending.why = f"killed by signal {-code}"
+
+
 class Sandbox:
     """Runs programs, each in a new sandbox. Use it from one thread: a sandbox dies with the thread that started it."""
 
-    def __init__(self, mode: SandboxMode, limits: Limits) -> None:
+    def __init__(self, mode: SandboxMode, limits: Limits, setting: Setting = Setting()) -> None:
         self._mode: SandboxMode = mode
         self._limits = limits
+        self._setting = setting
         self._spare: _Process | None = None
 
-    def run(self, job: ProgramJob) -> Report:
-        """Run a program and evaluate its expressions. Raises SandboxError when no sandbox could be started."""
+    @contextmanager
+    def session(self, program: Program, *, interactive: bool = False) -> Iterator[Session]:
+        """A sandbox with a program. `interactive`: a process may exchange several messages with the judge.
+
+        Raises SandboxError when none could be started.
+        """
         process, self._spare = self._spare, None
         if process is not None and process.ended:
             process.kill()
             process = None
-        process = process or _Process(self._mode, self._limits)
+        process = process or _Process(self._mode, self._limits, self._setting)
         try:
             process.wait_until_ready()
-            process.hand_in(job)
-            with suppress(SandboxError, OSError):  # this program is not affected; the next run raises the error
-                self._spare = _Process(self._mode, self._limits)  # it starts while this one works
-            return process.read(len(job.expressions), self._limits)
+            process.send_frame({**asdict(program), "interactive": interactive}, time.monotonic() + START_LIMIT)
+            with suppress(SandboxError, OSError):  # this program is not affected; the next session raises the error
+                self._spare = _Process(self._mode, self._limits, self._setting)  # it starts while this one works
+            yield Session(process, self._limits)
         finally:
             process.kill()
 
@@ -148,40 +253,66 @@ class Sandbox:
             self._spare = None
 
 
-def check_sandbox(mode: SandboxMode, limits: Limits) -> None:
+def check_sandbox(mode: SandboxMode, limits: Limits, setting: Setting = Setting()) -> None:
     """Raises ConfigError, with the remedy, when programs cannot be run in this mode. Warns if the mode is unsafe."""
     if mode == "unsafe-subprocess":
         print(f"warning: {UNSAFE_WARNING}", file=sys.stderr, flush=True)
-    sandbox = Sandbox(mode, limits)
+    sandbox = Sandbox(mode, limits, setting)
     try:
-        report = sandbox.run(ProgramJob("def double(x): return 2 * x", ["double(21)"]))
+        with sandbox.session(Program(_COUNT_TASKS)) as session:
+            report, ending = session.evaluate(["21 * 2"])
+            bounded = mode == "unsafe-subprocess" or session.evaluate(["tasks() < 600"])[0].values.get(0)
     except SandboxError as error:
         raise ConfigError(f"task.sandbox = {mode}: {error}; {_REMEDY}") from None
     finally:
         sandbox.close()
     if report.values != {0: 42}:
-        raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({report}); raise task.code.memory_mib")
+        raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({ending}); raise task.code.memory_mib")
+    if not bounded:
+        raise ConfigError(
+            f"task.sandbox = {mode}: neither a user nor a control group bounds the threads of a program here; start the run as an "
+            f"ordinary user"
+        )
 
 
 class _Process(ChildProcess):
     """One sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot be started."""
 
-    def __init__(self, mode: SandboxMode, limits: Limits) -> None:
-        arguments = [str(limits.seconds), str(limits.memory_mib), str(FILE_MIB)]
+    def __init__(self, mode: SandboxMode, limits: Limits, setting: Setting) -> None:
         self._folder = "" if mode == "bubblewrap" else tempfile.mkdtemp(prefix="program-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read after the process has ended)
-        options: dict[str, Any] = {"most": MOST_OUTPUT, "stderr": self._errors, "cwd": self._folder or "/"}
+        options: dict[str, Any] = {"stderr": self._errors, "cwd": self._folder or "/"}
         try:
             if mode == "bubblewrap":
-                with _filter_pipe() as seccomp:
-                    command = [*bubblewrap_command(seccomp), *arguments]
+                group = confinement.task_group()
+                if group is not None:
+                    options["preexec_fn"] = lambda: os.write(group, b"0")
+                with confinement.filter_pipe() as seccomp:
+                    command = confinement.bubblewrap_command(seccomp, DRIVER, setting.packages)
+                    command.append(self._settings(limits, setting, [confinement.PACKAGES], confinement.program_user()))
                     super().__init__(command, env={}, pass_fds=(seccomp,), **options)
             else:
-                command = [_PYTHON, *_FLAGS, str(DRIVER), *arguments]
+                paths = [str(place.parent) for place in confinement.package_paths(setting.packages)]
+                command = [
+                    confinement.PYTHON,
+                    *confinement.FLAGS,
+                    str(DRIVER),
+                    self._settings(limits, setting, paths, 0),
+                ]
                 super().__init__(command, env={"PYTHONHASHSEED": "0"}, **options)
         except OSError as error:
             self._errors.close()
             raise SandboxError(f"{error.filename}: {error.strerror}") from None
+
+    def _settings(self, limits: Limits, setting: Setting, paths: list[str], user: int) -> str:
+        filtered = "" if self._folder else (program_filter() or b"").hex()
+        bounds = {
+            "seconds": limits.seconds,
+            "mebibytes": limits.memory_mib,
+            "output": limits.output_mib << 20,
+            "tasks": TASKS,
+        }
+        return json.dumps({**bounds, **asdict(setting), "paths": paths, "user": user, "filter": filtered})
 
     @property
     def ended(self) -> bool:
@@ -197,41 +328,21 @@ class _Process(ChildProcess):
             status = self.exit_status(time.monotonic() + START_LIMIT)
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip().splitlines()
-            raise SandboxError(said[0] if said else f"exit status {status}") from None
+            raise SandboxError(said[-1] if said else f"exit status {status}") from None
 
-    def hand_in(self, job: ProgramJob) -> None:
-        """Send the job. Raises SandboxError when the sandbox has ended."""
-        record = {each.name: getattr(job, each.name) for each in fields(job)}
-        try:
-            self.send(json.dumps(record).encode("ascii") + b"\n", time.monotonic() + START_LIMIT)
-        except (TimeoutError, EOFError):
-            raise SandboxError("the sandbox ended before it received its program") from None
+    def send_frame(self, message: Any, deadline: float) -> None:
+        """Send a message. Raises SandboxError when the sandbox has ended."""
+        data = json.dumps(message).encode("ascii")
+        with suppress(EOFError, TimeoutError):  # the program ended its sandbox; the next answer says so
+            self.send(len(data).to_bytes(4, "big") + data, deadline)
 
-    def read(self, expected: int, limits: Limits) -> Report:
-        """Collect output until every expression is answered, the sandbox ends, or a limit on output or time is reached."""
-        deadline = time.monotonic() + limits.wall
-        report = Report(expected)
-        try:
-            while not report.complete:
-                report.take(self.line(deadline))
-        except TimeoutError:
-            report.ended = f"stopped after {limits.wall:g} s"
-        except OverflowError:
-            report.ended = f"stopped after {MOST_OUTPUT} bytes of output"
-        except EOFError:
-            report.ended = self._status(deadline)
-        return report
-
-    def _status(self, deadline: float) -> str:
-        code = self.exit_status(deadline)
-        if code is None:
-            return "closed its output but did not end"
-        number = code - 128 if code > 128 else -code  # signal as bubblewrap reports it, or as the kernel does
-        if number <= 0:
-            return f"ended itself with status {code}"
-        if number in (signal.SIGXCPU, signal.SIGKILL):
-            return "used up its processor time or memory"
-        return f"killed by signal {number}"
+    def frame(self, deadline: float, most: int) -> tuple[bytes, bytes]:
+        """The next message: its letter and its data. Raises TimeoutError, EOFError, ValueError when it is too long."""
+        header = self.exactly(5, deadline)
+        length = int.from_bytes(header[1:], "big")
+        if length > most:
+            raise ValueError
+        return header[:1], self.exactly(length, deadline)
 
     def kill(self) -> None:
         """End everything in the sandbox."""
@@ -239,46 +350,3 @@ class _Process(ChildProcess):
         self._errors.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-@contextmanager
-def _filter_pipe() -> Iterator[int]:
-    """The seccomp filter in a pipe, as bubblewrap reads it."""
-    program = denied_calls()
-    if program is None:
-        raise SandboxError("no list of system calls for this processor")
-    read, write = os.pipe()
-    os.write(write, program)  # smaller than a pipe's buffer
-    os.close(write)
-    try:
-        yield read
-    finally:
-        os.close(read)
-
-
-def bubblewrap_command(seccomp: int) -> list[str]:
-    """`bwrap ... python driver`, to be followed by the driver's arguments. Raises SandboxError without bubblewrap."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise SandboxError("bubblewrap (bwrap) is not installed")
-    options = ["--unshare-all", "--unshare-user", "--unshare-cgroup", "--uid", "65534", "--gid", "65534"]
-    options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    options += ["--setenv", "PYTHONHASHSEED", "0"]  # a program's result may depend on the order of a set
-    options += ["--ro-bind", "/usr", "/usr"]
-    for place in ("/bin", "/lib", "/lib32", "/lib64"):
-        if os.path.islink(place):
-            options += ["--symlink", os.readlink(place), place]
-        elif os.path.isdir(place):
-            options += ["--ro-bind", place, place]
-    prefix = os.path.realpath(sys.base_prefix)
-    if not prefix.startswith("/usr"):
-        options += ["--ro-bind", prefix, prefix]
-    for packages in ("site-packages", "dist-packages"):
-        folder = f"{prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/{packages}"
-        if os.path.isdir(folder):
-            options += ["--tmpfs", folder, "--remount-ro", folder]
-    for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
-        options += ["--dev-bind", device, device]
-    options += ["--ro-bind", str(DRIVER), "/driver.py", "--dir", "/tmp"]
-    options += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp)]
-    return [bwrap, *options, "--", _PYTHON, *_FLAGS, "/driver.py"]

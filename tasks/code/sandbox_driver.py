@@ -1,108 +1,68 @@
-"""The script inside a sandbox: it runs one program, evaluates expressions in its namespace, and writes their values as plain data.
+"""The script inside a sandbox: it runs one program once per test, each time in a process of its own, and reports what comes out.
 
-`tasks/code/sandbox.py` starts it with the limits as arguments. It imports nothing of the project, which is not in the sandbox. It
-writes `ready`, reads one job as a line of JSON, writes one line of JSON per step, and ends.
+`tasks/code/sandbox.py` starts it with its settings as JSON. Of the project it imports only `sandbox_values`: the rest
+is not in the sandbox. It writes `ready`, reads the program, and then starts one process per test. The process reads its test, gives up what a program may not
+do (`tasks/code/seccomp.py`), and runs the program. This process never runs code of the program: it measures time and output, ends
+what exceeds them, and passes on what is written. All messages are frames: a length of 4 bytes, then JSON (in); a letter, a length
+of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x` how the process ended).
 
-A program that tampers with this process (builtins, frames, the output itself) can change only the values that come out. The
-process knows inputs, never expected values: `tasks/code/programs.py` compares outside.
+A program that tampers with its process (builtins, frames, the output itself) can change only what comes out of its own test. No
+process here knows an expected value: `tasks/code/programs.py` compares outside. A test is not in memory while another one runs.
 """
 
 from __future__ import annotations
 
 import builtins
+import ctypes
+import gc
 import json
 import math
 import os
 import resource
+import select
+import signal
 import sys
+import time
 import types
 
 TYPE_CHECKING = False  # importing it from typing would cost a seventh of a sandbox's time
 if TYPE_CHECKING:
     from typing import Any
+if TYPE_CHECKING or __name__ != "__main__":
+    from tasks.code.sandbox_values import decode_value, encode_value
+else:
+    sys.path.insert(0, os.path.dirname(__file__))
+    from sandbox_values import decode_value, encode_value
 
-LARGEST_VALUE = 1 << 18
-"""Most characters of an encoded value; a larger one is reported as too large."""
-DEEPEST = 100
-"""Deepest nesting of a value; a deeper (or cyclic) one is not plain data."""
+NOT_COMPILED = 65
+"""Exit status of a script that does not compile."""
 MODULE = "program"
+PATH = {"PATH": "/usr/bin:/usr/local/bin"}
+TICK = 0.05
+"""Seconds between two looks at the processor time of a program."""
+_PRELOADED = ("collections", "heapq", "itertools", "re", "operator", "bisect", "math", "functools")
+"""Modules that programs often import: loaded here, while the sandbox is a spare."""
+_ERRORS = 2000
+"""Bytes kept of the error stream, from its end."""
 
 
-def encode_value(value: Any, depth: int = 0) -> Any:
-    """A value as JSON: scalars as they are, containers as [kind, items ...], anything else as ['o', type name].
+def read_frame(source: int) -> Any:
+    """The next message, or None at the end of the pipe. Reads not one byte more: it belongs to another process."""
 
-    An instance of a subclass is encoded as its base, as == compares it: a Counter as a dict, a named tuple as a tuple.
-    """
-    if value is None or isinstance(value, bool):
-        return None if value is None else bool(value)
-    if isinstance(value, int):
-        number = int(value)
-        return number if -(2**53) < number < 2**53 else ["i", hex(number)]
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, complex):
-        return ["c", value.real, value.imag]
-    if isinstance(value, bytes | bytearray):
-        return ["b", value.hex()]
-    if depth >= DEEPEST:
-        return ["o", "too deeply nested"]
-    if isinstance(value, dict):
-        return ["d", *([encode_value(key, depth + 1), encode_value(item, depth + 1)] for key, item in value.items())]
-    sets: tuple[Any, ...] = (set, type({}.keys()), type({}.items()))
-    kinds: tuple[tuple[str, Any], ...] = (("l", list), ("t", tuple), ("s", sets), ("z", frozenset))
-    module = sys.modules.get("fractions")  # imported if the program has made a Fraction
-    if module and isinstance(value, module.Fraction):
-        return ["q", hex(value.numerator), hex(value.denominator)]
-    module = sys.modules.get("decimal")
-    if module and isinstance(value, module.Decimal):
-        return ["m", module.Decimal.__str__(value)]
-    for kind, types_ in kinds:
-        if isinstance(value, types_):
-            return [kind, *(encode_value(item, depth + 1) for item in value)]
-    return ["o", type(value).__name__]
-
-
-def decode_value(data: Any) -> Any:
-    """The value of an encoding. Opaque objects become None, because an expression over them is refused earlier.
-
-    May raise any exception for a malformed encoding.
-    """
-    if not isinstance(data, list):
+    def _exactly(count: int) -> bytes:
+        data = b""
+        while len(data) < count and (more := os.read(source, min(count - len(data), 1 << 20))):
+            data += more
         return data
-    kind, *items = data
-    if kind == "d":
-        return {decode_value(key): decode_value(item) for key, item in items}
-    if kind in ("l", "t", "s", "z"):
-        container = {"l": list, "t": tuple, "s": set, "z": frozenset}[kind]
-        return container(decode_value(item) for item in items)
-    if kind == "q":
-        return __import__("fractions").Fraction(int(items[0], 16), int(items[1], 16))
-    if kind == "m":
-        return __import__("decimal").Decimal(items[0])
-    if kind == "i":
-        return int(items[0], 16)
-    if kind == "c":
-        return complex(*items)
-    return bytes.fromhex(items[0]) if kind == "b" else None
+
+    return json.loads(_exactly(int.from_bytes(header, "big"))) if (header := _exactly(4)) else None
 
 
-def limit(seconds: float, mebibytes: int, file_mebibytes: int) -> None:
-    """Bound this process: processor time, address space, file size, threads, open files, no core files."""
-    cpu = math.ceil(seconds)
-    for kind, soft, hard in (
-        (resource.RLIMIT_CPU, cpu, cpu + 1),
-        (resource.RLIMIT_AS, mebibytes << 20, mebibytes << 20),
-        (resource.RLIMIT_FSIZE, file_mebibytes << 20, file_mebibytes << 20),
-        (resource.RLIMIT_NPROC, 64, 64),
-        (resource.RLIMIT_NOFILE, 64, 64),
-        (resource.RLIMIT_CORE, 0, 0),
-    ):
-        present = resource.getrlimit(kind)[1]  # the hard limit of the parent can only be lowered
-        if present != resource.RLIM_INFINITY:
-            soft, hard = min(soft, present), min(hard, present)
-        resource.setrlimit(kind, (soft, hard))
+def write_all(sink: int, data: bytes) -> None:
+    """Write all of it to a pipe."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(sink, rest) :]
 
 
 def reason(error: BaseException) -> str:
@@ -113,60 +73,308 @@ def reason(error: BaseException) -> str:
         return "an exception that cannot be printed"
 
 
-def run_job(job: dict[str, Any], output: int) -> None:
-    """Compile and run the program, run the setup, evaluate every expression. Write a line for each step."""
+def limit(config: dict[str, Any], language: dict[str, Any] | None) -> None:
+    """Bound this process: processor time, memory, file size, threads, open files, no core files."""
+    cpu = math.ceil(config["seconds"])
+    memory = config["mebibytes"] << 20
+    reserves = language is not None and language["reserves"]  # far more addresses than memory: count what it writes to
+    for kind, soft, hard in (
+        (resource.RLIMIT_CPU, cpu, cpu + 1),
+        (resource.RLIMIT_DATA if reserves else resource.RLIMIT_AS, memory, memory),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_NPROC, config["tasks"], config["tasks"]),
+        (resource.RLIMIT_NOFILE, 64, 64),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        present = resource.getrlimit(kind)[1]  # the hard limit of the parent can only be lowered
+        if present != resource.RLIM_INFINITY:
+            soft, hard = min(soft, present), min(hard, present)
+        resource.setrlimit(kind, (soft, hard))
+
+
+def drop_user(user: int) -> None:
+    """Become an unprivileged user without any capability, so that the kernel counts and limits its processes."""
+    call = ctypes.CDLL(None).prctl
+    for capability in range(64):
+        call(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def confine(filtered: str) -> None:
+    """Install the seccomp filter of a program. `filtered`: its bytes in hexadecimal; the placeholder becomes this process."""
+    code = bytes.fromhex(filtered).replace(
+        (0x7EC0FFEE).to_bytes(4, sys.byteorder), os.getpid().to_bytes(4, sys.byteorder)
+    )
+
+    class _Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+    if ctypes.CDLL(None).prctl(22, 2, ctypes.byref(_Program(len(code) // 8, code)), 0, 0):  # PR_SET_SECCOMP, a filter
+        os._exit(1)
+
+
+class Caller:
+    """Stands for a function of the program in the process that checks it: calls go through the judge to the program's process."""
+
+    def __init__(self, job: int, output: int) -> None:
+        self._pipes = job, output
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The plain value that the program returns. Raises RuntimeError when there is none."""
+        job, output = self._pipes
+        write_all(output, json.dumps(["call", encode_value(arguments), encode_value(named)]).encode() + b"\n")
+        match read_frame(job):
+            case {"value": value}:
+                return decode_value(value)
+        raise RuntimeError("the program returned no plain value")
+
+
+def compiled(program: dict[str, Any]) -> list[types.CodeType]:
+    """The code of what runs before the program, of the program, and of what runs after it."""
+    parts = (("before", "<setup>"), ("source", "<program>"), ("after", "<setup>"))
+    return [compile(program[part], name, "exec", dont_inherit=True) for part, name in parts]
+
+
+def evaluate(
+    test: dict[str, Any] | None, program: dict[str, Any], names: dict[str, Any], job: int, output: int, most: int
+) -> None:
+    """Run the program, then evaluate the test's expressions in its namespace. Write a line of JSON for each.
+
+    A test with `more` is followed by others in this process, until one has no `more`.
+    """
 
     def _say(*items: Any) -> None:
         text = json.dumps(items)
-        if len(text) > LARGEST_VALUE:
-            text = json.dumps([items[0], "large"])
-        data = text.encode() + b"\n"
-        while data:
-            data = data[os.write(output, data) :]
+        write_all(output, (text if len(text) <= most else json.dumps([items[0], "large"])).encode() + b"\n")
 
-    module = types.ModuleType(MODULE)
-    sys.modules[MODULE] = module  # where dataclasses and pickle look for it
-    names = module.__dict__
     try:
-        code = compile(job["program"], "<program>", "exec", dont_inherit=True)
+        parts = compiled(program)
     except BaseException as error:
         return _say("syntax", reason(error))
-    _say("compiled")
     try:
-        exec(code, names)
-        exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), names)
+        for part in parts:
+            exec(part, names)
     except BaseException as error:
         return _say("failed", reason(error))
-    for name, value in job["values"].items():
-        try:
-            names[name] = decode_value(value)
-        except Exception:  # not an encoding of the driver: only expressions that read it raise
-            continue
-    for index, expression in enumerate(job["expressions"]):
-        try:
-            _say(index, "value", encode_value(eval(compile(expression, "<test>", "eval", dont_inherit=True), names)))
-        except BaseException as error:
-            _say(index, "raised", reason(error))
+    while test:
+        if test.get("caller"):
+            names[test["caller"]] = Caller(job, output)
+        for name, value in test["values"].items():
+            try:
+                names[name] = decode_value(value)
+            except Exception:  # not an encoding of the driver: only expressions that read it raise
+                continue
+        for index, expression in enumerate(test["expressions"]):
+            try:
+                value = eval(compile(expression, "<test>", "eval", dont_inherit=True), names)
+                _say(index, "value", encode_value(value))
+            except BaseException as error:
+                _say(index, "raised", reason(error))
+        test = read_frame(job) if test.get("more") else None
     return None
 
 
+def run_script(program: dict[str, Any], names: dict[str, Any]) -> int:
+    """Run the program as a script, up to the end of its threads. Returns its exit status, and prints an error as Python does."""
+    try:
+        parts = compiled(program)
+    except BaseException as error:
+        os.write(2, reason(error).encode(errors="replace"))
+        return NOT_COMPILED
+    status = 0
+    try:
+        for part in parts:
+            exec(part, names)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        sys.stdout.flush()
+        os.write(2, f"\n{reason(error)}".encode(errors="replace"))
+        status = 1
+    if threading := sys.modules.get("threading"):
+        threading._shutdown()
+    __import__("atexit")._run_exitfuncs()
+    sys.stdout.flush()
+    return status
+
+
+def place_files(test: dict[str, Any], kept: set[str]) -> None:
+    """Write the files of a test, its input among them, into the working directory; remove those of the test before."""
+    for name in set(os.listdir()) - kept:
+        os.unlink(name)
+    for name, text in {**test.get("files", {}), "stdin": test["input"]}.items():
+        with open(name, "wb") as file:
+            file.write(text.encode("utf-8", "surrogatepass"))
+
+
+def child(
+    config: dict[str, Any], program: dict[str, Any], prelude: dict[str, Any], job: int, pipes: tuple[int, int]
+) -> None:
+    """The process of one test: read it, give up all rights, run it, exit."""
+    output, errors = pipes
+    test, language = read_frame(job), program["language"]
+    script = "input" in test
+    if script:
+        place_files(test, {language["file"], "program"} if language else set())
+        for number, descriptor in enumerate((os.open("stdin", os.O_RDONLY), output, errors)):
+            os.dup2(descriptor, number)
+        os.closerange(3, 64)
+    else:
+        os.close(errors)
+        if not program["interactive"]:
+            os.close(job)
+    limit(config, language)
+    if config["filter"]:
+        confine(config["filter"])
+    if language:
+        os.execve(language["run"][0], language["run"], PATH)
+    module = types.ModuleType("__main__" if script else MODULE)
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+    names = module.__dict__
+    names.update(prelude)
+    if script:
+        sys.argv = ["program", *test.get("arguments", [])]
+        os._exit(run_script(program, names))
+    evaluate(test, program, names, job, output, config["output"])
+    os._exit(0)  # no handler or thread of the program delays the end
+
+
+class Watch:
+    """Ends a process that uses more processor time, idles longer, or writes more than it may."""
+
+    def __init__(self, config: dict[str, Any], sink: int) -> None:
+        self._seconds, self._most, self._sink = config["seconds"], config["output"], sink
+        self._patience = config["seconds"]  # seconds that all tests together may idle
+
+    def follow(self, pid: int, output: int, errors: int, *, idles: bool) -> None:
+        """Pass on what it writes, until it ends or is ended. `idles`: whether it waits for others in between."""
+        allowed = 3 * self._seconds if idles else max(self._patience, self._seconds / 10)
+        process = os.pidfd_open(pid)
+        poller = select.poll()
+        for descriptor in (output, errors, process):
+            poller.register(descriptor, select.POLLIN)
+        clock = ~pid << 3 | 2  # its processor time
+        begun = looked = time.monotonic()
+        used, idle, written, said, why, over = 0.0, 0.0, 0, b"", "", False
+        while not why:
+            ready = poller.poll(0 if over else 1000 * TICK)
+            if over and not ready:
+                break
+            for descriptor, _ in ready:
+                if descriptor == process:
+                    over = True
+                    poller.unregister(process)
+                elif not (data := os.read(descriptor, 1 << 16)):
+                    poller.unregister(descriptor)
+                elif descriptor == errors:
+                    said = (said + data)[-_ERRORS:]
+                elif written + len(data) > self._most:
+                    why = f"stopped after {self._most} bytes of output"
+                else:
+                    written += len(data)
+                    self._send(b"o", data)
+            now = time.monotonic()
+            if over or now - looked < TICK:
+                continue
+            cpu = time.clock_gettime(clock)
+            idle += now - looked if cpu - used < 1e-4 else 0.0  # a process that waits for a processor gets some of it
+            looked, used = now, cpu
+            if cpu > self._seconds:
+                why = f"stopped after {self._seconds:g} s of processor time"
+            elif idle > allowed:
+                why = f"stopped after {idle:.3g} s without doing anything"
+            elif now - begun > 3 * self._seconds:
+                why = f"stopped after {3 * self._seconds:g} s"
+        if not over:
+            os.kill(pid, signal.SIGKILL)
+        _, status, used_up = os.wait4(pid, 0)
+        os.close(process)
+        self._patience -= 0.0 if idles else idle
+        end = {"status": status, "why": why, "seconds": used_up.ru_utime + used_up.ru_stime + idle}
+        self._send(b"e", said)
+        self._send(b"x", json.dumps(end).encode())
+
+    def _send(self, kind: bytes, data: bytes) -> None:
+        write_all(self._sink, kind + len(data).to_bytes(4, "big") + data)
+
+
+def compile_program(program: dict[str, Any], watch: Watch) -> None:
+    """Write the source into the working directory and run the language's compiler on it, if it has one."""
+    language = program["language"]
+    with open(language["file"], "wb") as file:
+        file.write(program["source"].encode("utf-8", "surrogatepass"))
+    if language["compile"]:
+        output, errors, pid = start()
+        if not pid:
+            os.dup2(errors, 2)
+            for kind, most in (
+                (resource.RLIMIT_CPU, 30),
+                (resource.RLIMIT_AS, 2 << 30),
+                (resource.RLIMIT_FSIZE, 32 << 20),
+            ):
+                resource.setrlimit(kind, (most, most))
+            os.execve(language["compile"][0], language["compile"], PATH)
+        watch.follow(pid, output, errors, idles=True)
+        os.close(output)
+        os.close(errors)
+
+
+def start() -> tuple[int, int, int]:
+    """Fork. Returns the ends of the new process's output and error pipes on this side, and its id (0 inside it)."""
+    (output, output_in), (errors, errors_in) = os.pipe(), os.pipe()
+    pid = os.fork()
+    ours, theirs = (output, errors), (output_in, errors_in)
+    for descriptor in theirs if pid else ours:
+        os.close(descriptor)
+    return (*(ours if pid else theirs), pid)
+
+
+def serve(config: dict[str, Any], prelude: dict[str, Any], job: int, sink: int) -> None:
+    """Read the program, then start a process for every test that the judge sends, one after the other."""
+    program = read_frame(job)
+    if not program:
+        return
+    watch = Watch(config, sink)
+    if program["language"]:
+        compile_program(program, Watch({**config, "seconds": 30.0}, sink))
+    gc.freeze()
+    poller = select.poll()
+    poller.register(job, select.POLLIN)
+    while poller.poll()[0][1] & select.POLLIN:
+        output, errors, pid = start()
+        if not pid:
+            os.close(sink)
+            try:
+                child(config, program, prelude, job, (output, errors))
+            finally:
+                os._exit(1)
+        watch.follow(pid, output, errors, idles=program["interactive"])
+        os.close(output)
+        os.close(errors)
+
+
 def main() -> None:
-    """Command line: SECONDS MEBIBYTES FILE_MEBIBYTES."""
-    job_in, output = os.dup(0), os.dup(1)
+    """Command line: the settings as JSON."""
+    config = json.loads(sys.argv[1])
+    job, sink = os.dup(0), os.dup(1)
+    if config["user"]:
+        drop_user(config["user"])
+    sys.path += config["paths"]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # they come with the module site, which is not loaded
+    prelude: dict[str, Any] = {}
+    for name in (*_PRELOADED, *config["packages"]):
+        __import__(name)
+    exec(config["prelude"], prelude)
+    prelude.pop("__builtins__", None)
     null = os.open("/dev/null", os.O_RDWR)
-    for standard in (0, 1, 2):  # discard what a program prints
+    for standard in (0, 1, 2):  # discard what a program prints, unless it is asked for
         os.dup2(null, standard)
     os.close(null)
-    # modules that programs often import: loaded here, while the sandbox is a spare
-    for name in ("collections", "heapq", "itertools", "re", "operator", "bisect"):
-        builtins.__import__(name)
-    limit(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    os.write(output, b"ready\n")
-    with os.fdopen(job_in, "rb") as source:
-        line = source.readline()
-    if line:
-        run_job(json.loads(line), output)
-    os._exit(0)  # atexit handlers and threads of the program must not delay the end
+    write_all(sink, b"ready\n")
+    serve(config, prelude, job, sink)
+    os._exit(0)
 
 
 if __name__ == "__main__":

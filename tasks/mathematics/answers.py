@@ -22,6 +22,7 @@ _NUMBERS = re.compile(
     r"(?<![a-zA-Z0-9.,^_])(?<!\^\{)-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:e[-+]?[0-9]+)?(?:/[0-9]+)?"
 )
 _NO_VALUE = re.compile(r"not\b|\bless\b|\bmore\b|\bleast\b|\bmost\b|\\n[eo]|[<>≠]|\\[lg]e")
+_FORMULA = re.compile(r"\\(?!text)[a-zA-Z]|!")
 _LONG_LINE = 500
 """Most characters after `####` in which a number is looked for."""
 _FLOAT_DIGITS = 15
@@ -66,7 +67,7 @@ def gsm8k_value(text: str) -> str | None:
         return None
     plain = plain_notation(text)
     found = list(_NUMBERS.finditer(plain))
-    if len(found) != 1 or _NO_VALUE.search(plain[: found[0].start()].lower()):
+    if len(found) != 1 or _NO_VALUE.search(plain[: found[0].start()].lower()) or _FORMULA.search(plain):
         return None
     value = found[0][0].removesuffix(",")
     return value if rational(value) is not None else None

@@ -19,6 +19,16 @@ _FRACTION = re.compile(
 _MIXED = re.compile(r"([0-9]+) ([0-9]+)/([0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
 _BARE_FRACTION = re.compile(r"\\(frac)\s*(\\[a-zA-Z]+|[0-9a-zA-Z])\s*(\\[a-zA-Z]+|[0-9a-zA-Z])(?![a-zA-Z{])")
+_LAZY = re.compile(
+    r"(?:[^\\]|\\(?:"
+    r"frac|sqrt|cdot|times|div|pm|infty|pi|binom|sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|"
+    r"exp|lfloor|rfloor|lceil|rceil|vert|lvert|rvert|overline|bar|text|sum|prod|int|dots|ldots|cdots|alpha|beta|"
+    r"gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|"
+    r"omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega"
+    r")(?![a-zA-Z]))*"
+)
+"""Text whose commands the parser turns into expressions without evaluating their arguments; `\\gcd` and others it evaluates."""
+_TOWER = re.compile(r"(?:\^\s*\w\s*){4}")
 _MOST_DIGITS = 4000
 """Digits of a plain number; a longer one is not read as a number."""
 _LONGEST = 500
@@ -100,6 +110,8 @@ def expression(text: str) -> Any:
 
     if _nested(text) > _DEEPEST or len(text) > _LONGEST or re.search(r"[0-9] +[0-9]", text):
         return None  # the parser adds numbers that stand side by side
+    if _TOWER.search(text) or not _LAZY.fullmatch(text):
+        return None
     text = re.sub(r"([0-9]{4,})\s*!", r"k_{\1}", text)  # a symbol for a large factorial
     text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)  # the parser misreads `\frac \pi4`,
     text = re.sub(r"(?<![0-9.\\a-zA-Z}])([0-9]+)/([0-9]+)(?![0-9.!^(])", r"\\frac{\1}{\2}", text)  # `3/4x`,

@@ -112,6 +112,17 @@ def _solution(text: str) -> str:
     return "\n".join(lines)
 
 
+def _guess(text: str, rng: np.random.Generator) -> str:
+    """Random lines, computed correctly, until one number is left."""
+    numbers, _ = read_countdown(text)
+    lines = []
+    while len(numbers) > 1:
+        ways = moves(numbers)
+        line, numbers = ways[rng.integers(len(ways))]
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def verify_countdown(text: str, response: str) -> Verdict:
     """Reward 1 if every line combines two remaining numbers correctly and only the target is left."""
     numbers, target = read_countdown(text)
@@ -144,4 +155,12 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
     return f"{','.join(map(str, given))}>{left[0]}"
 
 
-COUNTDOWN = Puzzle("countdown", "0123456789,>+-*/=\n", _draw, _solution, lambda text: text.count(","), _prefix_correct)
+COUNTDOWN = Puzzle(
+    "countdown",
+    "0123456789,>+-*/=\n",
+    _draw,
+    _solution,
+    lambda text: text.count(","),
+    _prefix_correct,
+    guess=_guess,
+)

@@ -115,6 +115,16 @@ def _solution(text: str) -> str:
     return "\n".join([*lines, OPEN])
 
 
+def _guess(text: str, rng: np.random.Generator) -> str:
+    """A random number of random presses, computed correctly: neither the goal nor the traps are heeded."""
+    position, lines = read_lock(text).start, []
+    for _ in range(rng.integers(1, PRESSES + 1)):
+        name = list(BUTTONS)[rng.integers(len(BUTTONS))]
+        position = BUTTONS[name](position)
+        lines.append(f"{name}={position}")
+    return "\n".join([*lines, OPEN])
+
+
 def verify_lock(text: str, response: str) -> Verdict:
     """Reward 1 if the lines are computed correctly, lead from the start to the goal around every trap, and end with `open`."""
     lock = read_lock(text)
@@ -156,5 +166,12 @@ def _presses(text: str) -> int:
 
 
 LOCK = Puzzle(
-    "lock", "0123456789>!,+-*=open\n", _draw, _solution, _presses, _prefix_correct, units=("press", "presses")
+    "lock",
+    "0123456789>!,+-*=open\n",
+    _draw,
+    _solution,
+    _presses,
+    _prefix_correct,
+    units=("press", "presses"),
+    guess=_guess,
 )

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from bench.learning import page
 from bench.learning.matrix import pending
-from bench.learning.measures import Curve, area, learnability, tokens_to
+from bench.learning.measures import Curve, area, learnability, plain, tokens_to
 from bench.learning.plan import ARMS, HARDNESSES, SETTINGS, Run, configuration, matrix
-from bench.learning.run import plain
 from bench.learning.statistics import mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
 from core.plan import batch_plan
 from trainer.build import check_methods
@@ -106,7 +105,7 @@ def test_the_matrix_takes_every_arm_before_the_next_seed_and_skips_what_is_done(
 def result(arm: str, seed: int, curve: Curve, erroneous: float | None) -> str:
     """The text of a result file."""
     rows = [
-        {"generated": at, "pass@1": {"mean": success}, "erroneous_share": erroneous}
+        {"generated": at, "trained": 2 * at, "seconds": at, "pass@1": {"mean": success}, "erroneous_share": erroneous}
         for at, success in zip(curve.tokens, curve.success, strict=True)
     ]
     last = {"pass@1": {"mean": curve.success[-1]}, "pass@8": {"mean": 0.9}, "seconds": 60.0, "trained": 400}
@@ -135,6 +134,9 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     assert "| 0.25 (0.25 to 0.25) |" in ours
     assert ours.endswith("| 0.90 (0.90 to 0.90) | 0.50 (0.50 to 0.50) |")
     assert [(check.value, check.ok) for check in page.goals(("rule", "hard"), arms)] == [(0.5, True), (0.5, True)]
+    page.draw(("rule", "hard"), arms, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert page.curve(arms["ppo"][1], "trained").tokens == [0, 200, 400]
     del arms["frontier"][5]
     assert page.goals(("rule", "hard"), arms) == []  # four seeds are too few
 

@@ -13,6 +13,7 @@ from commands.options import DEFAULT
 from core.load import dump_config, load_config, override
 from core.records import Candidate, Outcome, Provenance
 from core.run_directory import RunDirectory, write_atomically
+from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.writes import pack_candidates, pack_outcomes
 from tasks.corpus import character_tokenizer
@@ -39,7 +40,7 @@ def run(tmp_path: Path) -> Path:
     first = int(shard.top(1, 1, older_than=9).keys[0])
     add(2, "a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
     add(3, "c=7\nd=8\n", 4, Provenance.CANONICAL, 0)
-    shard.write(4, pack_outcomes([Outcome(first, "1+1", correct, 1) for correct in (True, False)], gate=0.0))
+    shard.write(4, pack_outcomes([Outcome(first, "1+1", correct, 1) for correct in (True, False)], SuccessModel()))
     return made.path
 
 

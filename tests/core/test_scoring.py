@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.scoring import auc, base_brier, brier, within_auc
+from core.scoring import auc, brier
 
 
 def test_brier_by_hand() -> None:
@@ -43,19 +43,3 @@ def test_auc_is_the_share_of_pairs_won_inside_groups(states: list[tuple[int, boo
     ]
     got = auc(values.astype(np.float32), outcomes.astype(np.bool_), groups.astype(np.int64))
     assert got == pytest.approx(np.mean(won)) if won else math.isnan(got)
-
-
-def test_within_auc_weighs_groups_by_how_much_they_say() -> None:
-    # group 0: 1 of 2 pairs right, m = 2 x 1 / 4 = 1/2; group 1: its only pair right, m = 1 / 3; group 2: no pair
-    values = np.array([0.9, 0.1, 0.5, 0.8, 0.2, 0.3])
-    correct = np.array([True, True, False, True, False, True])
-    area, error, freedom = within_auc(values, correct, np.array([0, 0, 0, 1, 1, 2]))
-    assert area == pytest.approx((1 / 2 * 1 / 2 + 1 / 3 * 1) / (5 / 6))  # 0.7
-    # k = (5/6)^2 / (1/4 + 1/9) = 25 / 13; scatter: (1/2 x -0.2)^2 + (1/3 x 0.3)^2 = 0.02, times k / (k - 1) = 25 / 12
-    assert freedom == pytest.approx(25 / 13 - 1)
-    assert error == pytest.approx(math.sqrt(0.02 * 25 / 12) / (5 / 6))
-    assert all(map(math.isnan, within_auc(values, np.ones(6, np.bool_), np.zeros(6, np.int64))))
-
-
-def test_the_base_rates_brier_score_is_its_variance() -> None:
-    assert base_brier(np.array([True, False, False, False])) == 3 / 16

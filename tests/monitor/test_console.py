@@ -1,6 +1,7 @@
 """What a person sees: the table on a terminal of 100 columns, one line per iteration elsewhere."""
 
 import io
+import math
 from contextlib import closing
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from monitor.console import (
     plain_line,
 )
 from tests.trainer.examples import iteration, lasting
+from trainer.metrics import SourceMetrics
 
 
 class Terminal(io.StringIO):
@@ -50,6 +52,13 @@ def test_absent_numbers_are_left_out_of_the_line() -> None:
     assert "replayed " not in line
     assert "held out" not in line
     assert "nan" not in line
+
+
+def test_the_data_sets_of_a_mixture_are_named_in_both() -> None:
+    source = SourceMetrics(starts=3.0, root_success=0.125, replay_success=0.5, reward=0.5, evaluation_success=1.0)
+    mixed = replace(iteration(3), sources={"words": source, "math": replace(source, root_success=math.nan)})
+    assert ", words 12.5 % | " in plain_line(mixed, 10, "")
+    assert phases_line(mixed).plain.endswith(", words 12.5 %")
 
 
 def test_trouble_is_told_in_both() -> None:

@@ -1,12 +1,14 @@
 """metrics.jsonl: what is written, after a kill and a resume too."""
 
 import json
+import math
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from monitor.sinks import JsonlSink, read_metrics
 from tests.trainer.examples import iteration
-from trainer.metrics import metric_infos
+from trainer.metrics import SourceMetrics, metric_infos
 
 
 def write(path: Path, numbers: range, *, last: int = 0) -> None:
@@ -30,6 +32,16 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     write(path, range(1, 4))
     found = read_metrics(path)
     assert [repr(metrics) for metrics in found] == [repr(iteration(number)) for number in (1, 2, 3)]
+
+
+def test_the_data_sets_of_a_mixture_are_written_and_read(tmp_path: Path) -> None:
+    source = SourceMetrics(starts=3.0, root_success=0.25, replay_success=math.nan, reward=0.5, evaluation_success=1.0)
+    metrics = replace(iteration(1), sources={"gsm8k": source, "math": replace(source, starts=5.0)})
+    with closing(JsonlSink(tmp_path / "metrics.jsonl")) as sink:
+        sink.write(metrics)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (line["sources/gsm8k/root_success"], line["sources/math/starts"]) == (0.25, 5)
+    assert repr(read_metrics(tmp_path / "metrics.jsonl")) == repr([metrics])
 
 
 def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path: Path) -> None:

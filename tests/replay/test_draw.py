@@ -12,7 +12,7 @@ from tests.replay.test_store import opened
 
 def forty(directory: Path) -> ReplayStore:
     """40 problems of one state each over 4 shards, values 0 to 0.39, temperature 0.2."""
-    store = opened(directory, 4, local=True)
+    store = opened(directory, 4, local=True, temperature=0.2)
     tokens, lengths = np.arange(8, dtype=np.int32), np.array([4], np.int32)
     made = [
         Candidate(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)

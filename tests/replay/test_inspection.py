@@ -12,6 +12,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.inspection import export, lineage, parents_of, read_shards, select, states_table, states_text, with_prefixes
+from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.store import ReplayStore
@@ -66,16 +67,18 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     text = states_text(select(table, problem="p", per_problem=1), table, {"p": "1+1=?"})
     # the first candidate is from the root and failed; the child is a continuation of a state
     assert text.splitlines()[:2] == ["problem p: solved from the root 0/1", "    1+1=?"]
-    assert "3/5 tokens  value 0.750  priority 0.750  posterior 0.50" in text
+    assert "3/5 tokens  value 0.750  priority 3.354  posterior 0.50" in text
     assert "solved 1/2  own_failed  age 2  chance " in text
     assert text.endswith("    | abc")
 
 
 def test_states_are_sorted_by_priority_and_their_chance_follows_from_it(store: ReplayStore, tmp_path: Path) -> None:
     rows = whole(tmp_path).to_pylist()
-    assert [row["priority"] for row in rows] == [0.75, 0.5, 0.25, 0.75, 0.25]  # p before q: their best states are equal
-    # ranking value, temperature 0.2: weights e^3.75, e^2.5, e^1.25 = 42.5, 12.2, 3.5, and of q 42.5, 3.5: in total 104.2
-    assert [row["chance"] for row in rows] == pytest.approx([0.408, 0.117, 0.034, 0.408, 0.034], abs=1e-3)
+    # values 0.75, 0.5, 0.25 of p and 0.75, 0.25 of q have the deviation sqrt(0.05); p before q: their best states are equal
+    values = np.array([0.75, 0.5, 0.25, 0.75, 0.25])
+    assert [row["priority"] for row in rows] == pytest.approx((values / np.sqrt(0.05)).tolist())
+    # temperature 1: weights e^3.35, e^2.24, e^1.12 = 28.6, 9.36, 3.06, and of q 28.6, 3.06: in total 72.7
+    assert [row["chance"] for row in rows] == pytest.approx([0.394, 0.129, 0.042, 0.394, 0.042], abs=1e-3)
     assert {row["rests"] for row in rows} == {""}
 
 
@@ -88,7 +91,7 @@ def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
         candidate = Candidate(problem, ids, np.array(lengths, np.int32), values, provenance, 0.0, 1, parent=parent)
         shard.apply(pack_candidates([candidate], 26))
 
-    add("unsolved", Provenance.OWN_FAILED, [1, 2, 3, 4], [1, 3])  # the deepest third of 4 begins at 2.67
+    add("unsolved", Provenance.OWN_FAILED, [1, 2, 3, 4], [1, 3])
     add("solved", Provenance.OWN_SUCCESSFUL, [1, 2, 3, 4], [1, 3], parent=7)
     add("solved", Provenance.OWN_FAILED, [5, 6, 7, 8], [3], parent=7)
     for token in range(20):  # 20 successes from the root: (20 + 1) / (20 + 2) > 0.9
@@ -97,8 +100,7 @@ def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
         (row["problem"], row["depth"], row["provenance"]): row["rests"]
         for row in states_table([shard], config).to_pylist()
     }
-    assert found["unsolved", 1, "own_failed"] == "an own failure, not deep enough to explore"
-    assert found["unsolved", 3, "own_failed"] == ""
+    assert found["unsolved", 1, "own_failed"] == "an own failure: this ranking follows successes"
     assert found["solved", 3, "own_failed"] == "an own failure of a problem that has a success"
     assert sorted(found["solved", depth, "own_successful"] for depth in (1, 3)) == [
         "",
@@ -133,19 +135,6 @@ def test_the_export_is_read_by_pandas_and_duckdb(store: ReplayStore, tmp_path: P
     assert counted.fetchall() == [("p", 3), ("q", 2)]
 
 
-def test_states_of_a_discovery_descend_from_shallower_states(store: ReplayStore, tmp_path: Path) -> None:
-    """From (0, 1, 2) a failure reached (0, 1, 2, 9, 9), and from there a success was found, whose trajectory becomes a chain."""
-    start = next(s for s in store.top(10, NEWEST) if s.problem_id == "p" and s.prefix_ids.tolist() == [0, 1, 2])
-    deeper = next(s for s in store.top(10, NEWEST) if s.prefix_ids.size == 5)
-    found = np.array([0, 1, 2, 9, 9, 4, 4], np.int32), np.array([2, 4, 6], np.int32), np.full(3, 0.5, np.float32)
-    store.add([Candidate("p", *found, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=deeper.key)])
-    store.save(tmp_path / "checkpoint")
-    rows = {row["prefix"]: row["parent"] for row in whole(tmp_path).to_pylist() if row["problem"] == "p"}
-    assert rows["abcjje"] == deeper.key  # below its start
-    assert rows["abcj"] == start.key  # between the two starts
-    assert rows["ab"] == 0  # above both
-
-
 def test_empty_journals_of_a_run_that_starts_again_do_not_hide_its_checkpoint(
     store: ReplayStore, tmp_path: Path
 ) -> None:
@@ -160,6 +149,6 @@ def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
     server.write(2, pack_candidates(made[1:], 26))
     best = server.top(2, 1, NEWEST).states()[0]
-    server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], gate=0.0))
+    server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
     assert sum(whole(tmp_path)["tried"].to_pylist()) == 1

@@ -33,7 +33,7 @@ def fill(shard: ShardServer, first: int, last: int) -> None:
 
 
 def content(shard: ShardServer) -> set[tuple[str, tuple[int, ...]]]:
-    drawn, _ = shard.draw(0, 10**6, 0, seed=0)
+    drawn = shard.draw(0, 10**6, seed=0)
     return {(name, tuple(prefix.tolist())) for name, prefix in zip(drawn.problem_ids, drawn.prefixes, strict=True)}
 
 
@@ -104,7 +104,7 @@ def test_a_shard_whose_files_cannot_be_read_says_so_and_can_be_restored(tmp_path
             journal.write_bytes((20).to_bytes(8, "little") + b"something else there")
     again = server(tmp_path / "live")
     with pytest.raises(LostShardError, match="it has 0 of 3 writes"):
-        again.draw(3, 1, 0, seed=0)
+        again.draw(3, 1, seed=0)
     again.restore(3, [saved], 1)
     assert content(again) == content(shard)
 

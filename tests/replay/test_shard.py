@@ -10,6 +10,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance, ReplayedState
 from replay.keys import state_keys
+from replay.rankings.base import SuccessModel
 from replay.shard import Shard
 from replay.writes import pack_candidates, pack_eviction, pack_outcomes, pack_values
 
@@ -88,7 +89,7 @@ def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
     shard = shard_of(candidate("p", range(10), [1, 2], [0.25, 0.5]))
     key = int(shard.states["key"][1])
     outcomes = [Outcome(key, "p", True, 3), Outcome(key, "p", False, 3), Outcome(key + 1, "p", True, 3)]
-    shard.apply(pack_outcomes(outcomes, gate=0.0))
+    shard.apply(pack_outcomes(outcomes, SuccessModel()))
     assert [shard.states[name].tolist() for name in ("tried", "solved", "wins", "losses")] == [
         [0, 2],
         [0, 1],
@@ -101,7 +102,7 @@ def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:
 def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
     """Values 0, 0.2, 0.4 at temperature 0.2: weights 1, e, e^2, shares 0.0900, 0.2447, 0.6652."""
     shard = shard_of(candidate("p", range(10), [1, 2, 3], [0.0, 0.2, 0.4]), temperature=0.2)
-    lengths = [len(shard.draw(1, 0, seed)[0].prefixes[0]) for seed in range(4000)]
+    lengths = [len(shard.draw(1, seed).prefixes[0]) for seed in range(4000)]
     shares = np.bincount(lengths, minlength=4)[1:] / 4000
     np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=0.025)  # 3 sigma = 3 sqrt(0.22/4000) = 0.022
 
@@ -110,7 +111,7 @@ def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
 def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
     made = [candidate(f"p{i}", range(10), [1, 2], [0.5, i / 20]) for i in range(20)]
     shard = shard_of(*made)
-    whole, some = shard.draw(40, 0, 3)[0], shard.draw(count, 0, 3)[0]
+    whole, some = shard.draw(40, 3), shard.draw(count, 3)
     assert some.keys.tolist() == whole.keys.tolist()[:count]
     assert (np.diff(whole.scores) < 0).all()
 
@@ -162,7 +163,7 @@ def test_keys_by_their_formula_in_plain_python() -> None:
 def record(shard: Shard, problem: str, outcomes: list[tuple[bool, int]]) -> None:
     """Outcomes (correct, version) of the first state of a problem."""
     made = [Outcome(key_of(shard, problem), problem, won, version) for won, version in outcomes]
-    shard.apply(pack_outcomes(made, gate=0.0))
+    shard.apply(pack_outcomes(made, SuccessModel()))
 
 
 def key_of(shard: Shard, problem: str) -> int:
@@ -192,15 +193,15 @@ def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
     record(shard, "q", [(False, 1)] * 2)
     assert counts(shard, "p") == [3, 1, 0, 1]  # written at version 1 and counted at version 1: nothing decays
     record(shard, "p", [(False, 3)])
-    assert counts(shard, "p") == [0.75, 1.25, 0, 0.25]  # 3 / 2^2; 1 / 2^2 and the new one; the root's 1 / 2^2
-    # a = 1.75, b = 2.25: 4 * 1.75 * 2.25 / (4 * 5)
-    assert of_first(shard, "p", "priority") == pytest.approx(0.7875)
+    assert counts(shard, "p") == [1.5, 1.5, 0, 0.5]  # one visit later: 3 / 2; 1 / 2 and the new one; the root's 1 / 2
+    # a = b = 2.5: 4 * 2.5 * 2.5 / (5 * 6)
+    assert of_first(shard, "p", "priority") == pytest.approx(5 / 6)
     assert counts(shard, "q") == [0, 2, 0, 1]  # nothing was written of q
     assert of_first(shard, "q", "priority") == pytest.approx(4 * 1 * 3 / (4 * 5))
     add(shard, candidate("q", range(20, 30), [2], [0.1], version=4))
-    assert counts(shard, "q") == [0, 0.25, 0, 1.125]  # 2 / 2^3; 1 / 2^3 and the new failure
-    assert of_first(shard, "q", "priority") == pytest.approx(4 * 1 * 1.25 / (2.25 * 3.25))
-    assert counts(shard, "p") == [0.75, 1.25, 0, 0.25]  # version 4 of q is none of p's
+    assert counts(shard, "q") == [0, 1, 0, 1.5]  # 2 / 2; 1 / 2 and the new failure
+    assert of_first(shard, "q", "priority") == pytest.approx(4 * 1 * 2 / (3 * 4))
+    assert counts(shard, "p") == [1.5, 1.5, 0, 0.5]  # the visit of q is none of p's
 
 
 def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was_before() -> None:
@@ -210,7 +211,7 @@ def test_a_late_outcome_counts_in_full_and_the_newest_of_a_write_decays_what_was
         record(shard, "p", [(True, 2)])  # generated before version 3, heard of after it
         assert counts(shard, "p")[0] == 5
         record(shard, "p", [(False, version) for version in versions])
-        assert counts(shard, "p")[:2] == [1.25, 2]  # 5 / 2^2, whichever came first
+        assert counts(shard, "p")[:2] == [2.5, 2]  # 5 / 2, whichever came first
     shard = shard_of(candidate("p", range(10), [1], [0.5]), decay=1.0)
     record(shard, "p", [(True, 1), (False, 50)])
     assert counts(shard, "p")[:2] == [1, 1]

@@ -4,7 +4,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.inspection import store_summary
+from replay.rankings import RANKINGS
 from replay.server import ShardServer
 from replay.store import ReplayStore
 
@@ -85,7 +86,7 @@ def run_with(shards: int, directory: Path, local: bool, **fields: object) -> lis
     return seen
 
 
-@pytest.mark.parametrize("ranking", ["value", "uniform", "frontier", "posterior", "success_prefix", "canonical"])
+@pytest.mark.parametrize("ranking", RANKINGS)
 def test_the_number_of_shards_changes_nothing(tmp_path: Path, ranking: str) -> None:
     one = run_with(1, tmp_path / "1", local=True, ranking=ranking)
     for shards in (2, 5):
@@ -105,44 +106,36 @@ def test_actors_do_what_shards_in_this_process_do(ray_cluster: None, tmp_path: P
     assert run_with(2, tmp_path / "actors", local=False) == run_with(1, tmp_path / "here", local=True)
 
 
-def test_frontier_explores_within_its_share(tmp_path: Path) -> None:
-    store = opened(tmp_path, 2, local=True, ranking="frontier", explore=0.25)
-    store.add(candidates(200))
-    found = store.sample(20, seed=0)
-    assert len(found) == 20
-    assert sum(s.provenance == Provenance.OWN_FAILED for s in found) == 5
-
-
-def test_the_critic_is_trusted_after_outcomes_that_follow_its_values(tmp_path: Path) -> None:
-    store = opened(tmp_path, 2, local=True, ranking="posterior")
+def test_outcomes_that_follow_the_critic_raise_its_weight(tmp_path: Path) -> None:
+    store = opened(tmp_path, 2, local=True, ranking="learnability")
     store.add(candidates(30))
     for turn in range(6):
         drawn = store.sample(60, seed=turn)
         store.record([Outcome(s.key, s.problem_id, s.value > 0.5, turn) for s in drawn])
-    assert store._gate > 0.5
+    assert store._model.weights[6] > 0.5  # of the critic's value within a problem: 0 without outcomes
     store.save(tmp_path / "checkpoint")
     expected = [s.key for s in store.sample(20, seed=99)]
-    other = opened(tmp_path / "other", 3, local=True, ranking="posterior")
+    other = opened(tmp_path / "other", 3, local=True, ranking="learnability")
     other.restore(tmp_path / "checkpoint")
+    assert other._model == store._model
     assert [s.key for s in other.sample(20, seed=99)] == expected
 
 
-def test_a_state_that_is_drawn_again_judges_the_critic_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In asynchronous mode before the first outcome comes; and it is then not the first to be forgotten."""
-    store = opened(tmp_path, 1, local=True, ranking="posterior")
-    store.add(candidates(1, per_problem=1))
+    store = opened(tmp_path, 1, local=True, ranking="learnability")
+    proven = replace(candidates(1, per_problem=1)[0], provenance=Provenance.CANONICAL)
+    store.add([proven])
     drawn = [store.sample(3, seed=turn) for turn in range(2)]
     for states in drawn:
         store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
-    assert len(store._window) == 6
+    assert len(store._evidence.rows) == 6
     monkeypatch.setattr("replay.store.REMEMBERED", 2)
-    states = sorted(drawn[0], key=lambda state: state.key)
-    for at in (0, 1, 0, 2):
-        store._remember([states[at]])
-    assert list(store._values_drawn) == [states[0].key, states[2].key]
+    found = [store.sample(3, seed=turn) for turn in range(2, 4)]
+    assert list(store._drawn) == [state.key for state in found[1][1:]]
 
 
-@pytest.mark.parametrize("ranking", ["value", "uniform", "frontier", "posterior", "success_prefix", "canonical"])
+@pytest.mark.parametrize("ranking", RANKINGS)
 def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str) -> None:
     """On three shards instead of one: draws with their outcomes, new values, trust, evictions, counts."""
 
@@ -164,7 +157,7 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
     second.restore(tmp_path / "saved")
     assert [iteration(second, number) for number in range(5, 12)] == expected
     assert any(expected)
-    assert (second._gate, second._window) == (first._gate, first._window)
+    assert (second._model, second._drawn) == (first._model, first._drawn)
     assert asdict(second.stats()) == pytest.approx(asdict(first.stats()))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
-from tasks.code.sandbox import Limits, ProgramJob, Sandbox
+from tasks.code.sandbox import Limits, Program, Sandbox
 from tasks.judge import JudgePool, LocalJudge
 from tasks.judging import start_judges
 
@@ -132,7 +132,8 @@ def test_judges_work_where_many_files_are_open() -> None:
             verdicts = judges.judge([("", "say 5")])
             judges.close()
             assert verdicts[0].reward == 5.0
-            assert Sandbox("unsafe-subprocess", Limits(60.0, 512)).run(ProgramJob("", ["1"])).values == {0: 1}
+            with Sandbox("unsafe-subprocess", Limits(60.0, 512)).session(Program("")) as session:
+                assert session.evaluate(["1"])[0].values == {0: 1}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -1,16 +1,30 @@
 """From rows to problems: columns, template, filters, held-out split."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from core.config import Columns, TaskConfig
+from core.config import Columns, FewShot, TaskConfig
 from core.errors import ConfigError, DataError
 from tasks.corpus import character_tokenizer
+from tasks.dialogue.chat import Message
+from tasks.kinds import task_items
 from tasks.mathematics.answers import read_gsm8k
-from tasks.problems import Item, encode_problems, load_items, render_item, split_items
+from tasks.problems import (
+    Item,
+    Items,
+    LeftOut,
+    PromptForm,
+    Tokenizer,
+    encode_problems,
+    load_items,
+    prompt_form,
+    render_item,
+    split_items,
+)
+from tasks.sources import BadRowsError, list_bad_rows
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
 
@@ -60,12 +74,15 @@ def test_problems_bounds_the_training_rows() -> None:
 
 
 def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
-    config = TaskConfig(name="gsm8k", path="x", template="Q: {prompt} A:")
+    config, form = TaskConfig(name="gsm8k", path="x"), PromptForm("Q: {prompt} A:")
     tokenizer = character_tokenizer(CHARACTERS)
-    given_items = [Item("1", "1", solution="12345"), Item("12", "1", solution="123456"), Item("123", "1", solution="1")]
+    given_items = [
+        Item(prompt, "1", solution=solution, form=form)
+        for prompt, solution in (("1", "12345"), ("12", "123456"), ("123", "1"))
+    ]
     # one token a character: the template adds 6; the end of sequence adds 1 to a solution
     split = encode_problems(
-        config, tokenizer, (given_items, given_items[:1], 0), max_prompt_tokens=8, max_response_tokens=6
+        config, tokenizer, Items(given_items, given_items[:1], LeftOut()), max_prompt_tokens=8, max_response_tokens=6
     )
     assert [len(problem.prompt_ids) for problem in split.train] == [7, 8]
     solutions = [None if p.solution_ids is None else p.solution_ids.tolist() for p in split.train]
@@ -73,27 +90,136 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
     assert solutions[0] == [*tokenizer("12345")["input_ids"], tokenizer.eos_token_id]
     assert (split.left_out.long_prompts, split.left_out.long_solutions) == (1, 1)
     with pytest.raises(DataError, match=r"all 3 training prompts are longer than rollout\.max_prompt_tokens = 6"):
-        encode_problems(config, tokenizer, (given_items, [], 0), max_prompt_tokens=6, max_response_tokens=6)
+        encode_problems(
+            config, tokenizer, Items(given_items, [], LeftOut()), max_prompt_tokens=6, max_response_tokens=6
+        )
+
+
+def rendered(tokenizer: Tokenizer, template: str, question: str) -> str:
+    form, _ = prompt_form(TaskConfig(name="gsm8k", template=template), ("question", "answer"))
+    return str(tokenizer.decode(render_item(tokenizer, Item(question, "", form=form))))
 
 
 def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
-    text = tokenizer.decode(render_item(r"Put it in \boxed{}: {prompt}", tokenizer, Item("{x}", "")))
-    assert text == r"Put it in \boxed{}: {x}"
-    with pytest.raises(ConfigError, match=r"has no \{prompt\}"):
-        encode_problems(
-            TaskConfig(template="Q:"),
-            tokenizer,
-            (items(1), items(1), 0),
-            max_prompt_tokens=9,
-            max_response_tokens=9,
-        )
+    assert rendered(tokenizer, r"Put it in \boxed{}: {prompt}", "{x}") == r"Put it in \boxed{}: {x}"
+    # a group of LaTeX is no column, not even of that name; nor is a set, nor what has two pairs of braces
+    for text in (r"\boxed{answer} {prompt}", r"\frac{a}{b} x^{n} {1, 2} {prompt}", "{{prompt}}"):
+        assert rendered(tokenizer, text, "q") == text.replace("{prompt}", "q")
+    assert rendered(tokenizer, "as {{key}}: {prompt}", "q") == "as {key}: q"
+    with pytest.raises(ConfigError, match=r"task.template = 'Q:' has no \{prompt\} and names no column"):
+        prompt_form(TaskConfig(template="Q:"))
 
 
 def test_the_chat_template_is_put_around_the_prompt() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
     tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
-    assert tokenizer.decode(render_item("Q {prompt}", tokenizer, Item("1+1", ""))) == "[user]Q 1+1[bot]"
+    assert rendered(tokenizer, "Q {prompt}", "1+1") == "[user]Q 1+1[bot]"
+    form = PromptForm("Q {prompt}", "Add.", (FewShot(prompt="1+2", response="3"),))
+    shown = "[system]Add.[user]Q 1+2[assistant]3[user]Q 1+1[bot]"
+    assert tokenizer.decode(render_item(tokenizer, Item("1+1", "", form=form))) == shown
+    dialogue = (Message("system", "Be kind."), Message("user", "Hi"))  # its own system message stays
+    shown = "[system]Be kind.[user]Q 1+2[assistant]3[user]Hi[bot]"
+    assert tokenizer.decode(render_item(tokenizer, Item("", "", messages=dialogue, form=form))) == shown
+
+
+def test_without_a_chat_template_system_prompt_and_examples_are_text() -> None:
+    tokenizer = character_tokenizer(CHARACTERS)
+    form = PromptForm("Q: {prompt}\nA: ", "Add.", (FewShot(prompt="1+2", response="3"),))
+    text = "Add.\n\nQ: 1+2\nA: 3\n\nQ: 1+1\nA: "
+    assert tokenizer.decode(render_item(tokenizer, Item("1+1", "", form=form))) == text
+
+
+SVAMP = {"Body": "There are 5 pens.", "Question": "How many pens?", "Answer": 5.0}
+
+
+def svamp(path: Path, rows: Sequence[Mapping[str, object]], **changes: object) -> TaskConfig:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = TaskConfig(
+        name="gsm8k", path=str(path), template="Q: {Body} {Question}\nA: ", columns=Columns(answer="Answer")
+    )
+    return config.model_copy(update=changes)
+
+
+def test_a_template_over_several_columns_tells_problems_apart_by_all_of_them(tmp_path: Path) -> None:
+    other = SVAMP | {"Body": "There are 6 pens.", "Answer": 6.0}
+    config = svamp(tmp_path / "svamp.jsonl", [SVAMP, other, SVAMP, SVAMP | {"Body": None}], eval_problems=1)
+    items = task_items(config, 0)
+    texts = {item.form.text(item.prompt) for item in (*items.train, *items.evaluation)}
+    assert texts == {
+        "Q: There are 5 pens. How many pens?\nA: ",
+        "Q: There are 6 pens. How many pens?\nA: ",
+        "Q: How many pens?\nA: ",  # an empty column
+    }
+    assert items.left_out.duplicates == 1
+    with_prompt = config.model_copy(
+        update={"template": "{Body} {prompt}", "columns": Columns(prompt="Question", answer="Answer")}
+    )
+    assert {item.prompt for item in task_items(with_prompt, 0).train} <= {text[3:-4] for text in texts}
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{Body} {Qestion}", r"task.template names \{Qestion\}, which is no column; the nearest is 'Question'"),
+        (
+            "{Body} {Answer}",
+            r"task.template names \{Answer\}, the column of task.columns.answer: prompts would show it",
+        ),
+    ],
+)
+def test_a_template_that_names_the_wrong_column_is_refused(tmp_path: Path, template: str, why: str) -> None:
+    config = svamp(tmp_path / "svamp.jsonl", [SVAMP], template=template)
+    with pytest.raises(ConfigError, match=why):
+        task_items(config, 0)
+
+
+def test_an_example_that_is_an_evaluation_problem_is_refused(tmp_path: Path) -> None:
+    rows = [SVAMP, SVAMP | {"Body": "There are 6 pens."}]
+    config = svamp(tmp_path / "svamp.jsonl", rows, eval_problems=1)
+    held_out = task_items(config, 0).evaluation[0].prompt
+    shown = config.model_copy(update={"examples": (FewShot(prompt=held_out, response="5"),)})
+    with pytest.raises(DataError, match=r"task.examples: 'There are . pens. How many pens\?' is an evaluation problem"):
+        task_items(shown, 0)
+
+
+def test_bad_rows_are_refused_together_or_skipped_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    good = [json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) for i in range(4)]
+    bad = ['{"question": " ", "answer": "#### 2"}', "{", '{"question": "2?"}', '{"question": "", "answer": "#### 2"}']
+    file.write_text("\n".join([good[0], *bad, *good[1:]]) + "\n")
+    config = TaskConfig(name="gsm8k", path=str(file), eval_problems=1, columns=Columns(prompt="question"))
+    with pytest.raises(BadRowsError) as caught:
+        task_items(config, 0)
+    empty = "column 'question' (task.columns.prompt) is empty"
+    assert str(caught.value) == (
+        f"{file}: row 2: {empty}; fix or delete the row (4 bad rows: `launch.py check` lists them, task.bad_rows skip leaves "
+        f"them out)"
+    )
+    lines = list_bad_rows(caught.value.rows).splitlines()
+    assert lines[:2] == ["bad rows: 4", f"      2  {empty}; the first is {file}: row 2"]
+    assert lines[2].startswith("      1  not valid JSON (")
+    assert lines[2].endswith(f"; the first is {file}: line 3")
+    assert lines[3].startswith("      1  has no column 'answer' (task.columns.answer); its columns are question;")
+    kept = task_items(config.model_copy(update={"bad_rows": "skip"}), 0)
+    assert {item.prompt for item in (*kept.train, *kept.evaluation)} == {f"{i}+1?" for i in range(4)}
+    assert str(kept.left_out).endswith("; 4 bad rows skipped")
+    assert {item.where for item in kept.train} <= {f"{file}: row {number}" for number in (1, 6, 7, 8)}
+    file.write_text(bad[1])
+    with pytest.raises(BadRowsError, match=r"\(1 bad row: `launch.py check` lists them, and no other\)"):
+        task_items(config.model_copy(update={"bad_rows": "skip"}), 0)
+
+
+def test_prompts_that_the_chat_template_refuses_are_bad_rows() -> None:
+    tokenizer = character_tokenizer(CHARACTERS)
+    tokenizer.chat_template = "{% if messages[0]['content'] == 'bad' %}{{ raise_exception('no') }}{% endif %}ok"
+    given = Items([Item("bad", "1", where="f: row 1"), Item("good", "1")], [Item("other", "1")], LeftOut())
+    config = TaskConfig(name="gsm8k")
+    sizes = {"max_prompt_tokens": 9, "max_response_tokens": 9}
+    with pytest.raises(BadRowsError, match=r"^f: row 1: the chat template of the tokenizer refuses .* \(1 bad row:"):
+        encode_problems(config, tokenizer, given, **sizes)
+    split = encode_problems(config.model_copy(update={"bad_rows": "skip"}), tokenizer, given, **sizes)
+    assert (len(split.train), len(split.left_out.bad_rows)) == (1, 1)
 
 
 def test_bad_rows_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,11 +12,11 @@ from hypothesis import strategies as st
 
 from core.errors import CheckpointError
 from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
-from tasks.sampling import HardSampler, UniformSampler, problem_sampler
+from tasks.sampling import HardSampler, ProblemSampler, UniformSampler, problem_sampler
 
 
-def problems(count: int) -> list[Problem]:
-    return [Problem(str(i), np.array([i], np.int32), "") for i in range(count)]
+def problems(count: int, source: str = "") -> list[Problem]:
+    return [Problem(f"{source}{i}", np.array([i], np.int32), "", source=source) for i in range(count)]
 
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 12), max_size=6), st.integers(0, 3))
@@ -83,3 +85,54 @@ def test_a_cursor_of_other_data_is_refused() -> None:
         sampler, other = (problem_sampler(how, problems(count), 0) for count in (3, 4))
         with pytest.raises(CheckpointError, match="belongs to 4 training problems, this task has 3"):
             sampler.restore(other.state())
+
+
+def mixture(how: Literal["uniform", "hard"], weights: Mapping[str, float], seed: int = 0) -> ProblemSampler:
+    """Three problems of each data set."""
+    return problem_sampler(how, [problem for label in weights for problem in problems(3, label)], seed, weights)
+
+
+def test_a_mixture_draws_by_weight_and_each_data_set_as_if_alone() -> None:
+    drawn = mixture("uniform", {"a": 1.0, "b": 3.0}).sample(8)
+    # behind its share: b (3/4 against 1/4), then b (2 x 3/4 - 1 = 1/2 = 2/4: a comes first), ...
+    assert [problem.source for problem in drawn] == ["b", "a", "b", "b", "b", "a", "b", "b"]
+    for label, count in (("a", 2), ("b", 6)):
+        own = [problem.id for problem in drawn if problem.source == label]
+        assert len(own) == count
+        assert set(Counter(own).values()) <= {count // 3, -(-count // 3)}  # each once per epoch
+
+
+WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 100), min_size=1)
+
+
+@given(WEIGHTS, st.lists(st.integers(0, 12), max_size=6), st.integers(0, 3), st.sampled_from(["uniform", "hard"]))
+def test_a_mixture_keeps_its_shares_and_resumes_exactly(
+    weights: dict[str, float], draws: list[int], seed: int, how: Literal["uniform", "hard"]
+) -> None:
+    def go(sampler: ProblemSampler, counts: list[int]) -> list[str]:
+        ids = []
+        for count in counts:
+            drawn = sampler.sample(count)
+            sampler.record(rollouts(drawn, {f"{label}0" for label in weights}))
+            ids += [problem.id for problem in drawn]
+        return ids
+
+    half = len(draws) // 2
+    whole, first, second = (mixture(how, weights, seed) for _ in range(3))
+    expected = go(whole, draws)
+    begun = go(first, draws[:half])
+    second.restore(json.loads(json.dumps(first.state())))
+    assert expected == begun + go(second, draws[half:])
+    for label, weight in weights.items():
+        share = len(expected) * weight / sum(weights.values())
+        assert abs(sum(name.startswith(label) for name in expected) - share) < len(weights)
+
+
+def test_a_cursor_of_another_mixture_is_refused() -> None:
+    sampler = mixture("uniform", {"a": 1.0, "b": 1.0})
+    with pytest.raises(CheckpointError, match="belongs to the data sets a, c, this task has a, b"):
+        sampler.restore(mixture("uniform", {"a": 1.0, "c": 1.0}).state())
+    with pytest.raises(CheckpointError, match="belongs to the data sets of one task, this task has a, b"):
+        sampler.restore(problem_sampler("uniform", problems(6), 0).state())
+    with pytest.raises(CheckpointError, match="belongs to a mixture and not to the training problems, this task has 6"):
+        problem_sampler("uniform", problems(6), 0).restore(sampler.state())

@@ -1,5 +1,6 @@
 """Rows from files: every mistake is one line that names file, line and remedy."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -15,6 +16,11 @@ ROWS = [{"question": "1+1?", "answer": "#### 2"}, {"question": "2+2?", "answer":
 
 def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_gzip(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     return path
 
 
@@ -134,11 +140,35 @@ def test_the_hub_client_reads_splits_and_subsets(tmp_path: Path, monkeypatch: py
             _load_hub(name, "validation")
 
 
+def test_a_subset_of_the_hub_may_be_a_folder_and_a_split_a_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Anthropic/hh-rlhf: gzipped lines in folders that no configuration names."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for number, folder in enumerate(("harmless-base", "helpful-base")):
+        (tmp_path / "hh" / folder).mkdir(parents=True)
+        write_gzip(tmp_path / "hh" / folder / "train.jsonl.gz", ROWS[number:])
+    assert _load_hub(f"{tmp_path / 'hh'}:harmless-base", "train[:1]") == ROWS[:1]
+    assert _load_hub(f"{tmp_path / 'hh'}:helpful-base", "train") == ROWS[1:]
+
+
+def test_gzipped_lines_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
+    file = write_gzip(tmp_path / "train.jsonl.gz", ROWS)
+    assert load_rows(str(file), "train") == load_rows(str(tmp_path), "train") == ROWS
+    file.write_bytes(file.read_bytes()[:-12])
+    assert "not a readable gzip file (" in message(file)
+    file.write_bytes(b"{}")
+    assert "not a readable gzip file (" in message(file)
+    assert "No such file" in message(tmp_path / "none.jsonl.gz")
+
+
 def test_damaged_parquet_and_unknown_types_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 nothing of the kind")
     assert "not a readable Parquet file" in message(tmp_path / "bad.parquet")
     (tmp_path / "rows.csv").write_text("a,b\n")
-    assert "cannot read .csv; use .jsonl or .parquet" in message(tmp_path / "rows.csv")
+    assert "cannot read .csv; use .jsonl, .jsonl.gz or .parquet" in message(tmp_path / "rows.csv")
 
 
 def test_a_name_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

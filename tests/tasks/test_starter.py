@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from core.config import Columns, StarterConfig, TaskConfig
 from core.errors import DataError, ModelError
 from tasks.corpus import Example, synthetic_corpus, text_corpus
-from tasks.problems import Item
+from tasks.problems import Item, PromptForm
 from tasks.starter import resolve_model
 from tasks.synthetic.arithmetic import ARITHMETIC, steps
 from tasks.synthetic.generated import is_for_evaluation
@@ -126,7 +126,7 @@ def test_a_text_starter_needs_solutions(tmp_path: Path) -> None:
 
 
 def test_the_arithmetic_corpus_has_short_chains_mostly_and_no_evaluation_problem() -> None:
-    corpus = synthetic_corpus(ARITHMETIC, TINY.model_copy(update={"max_operations": 4}), "{prompt}", seed=0)
+    corpus = synthetic_corpus(ARITHMETIC, TINY.model_copy(update={"max_operations": 4}), PromptForm(), seed=0)
     tokenizer = corpus.tokenizer()
     drawn = list(itertools.islice(corpus.examples(tokenizer), 2000))
     again = list(itertools.islice(corpus.examples(tokenizer), 2000))
@@ -144,8 +144,9 @@ def test_the_arithmetic_corpus_has_short_chains_mostly_and_no_evaluation_problem
 
 
 def test_the_text_corpus_trains_on_prompt_and_solution() -> None:
-    items = [Item(f"q{i}", str(i), solution=f"s{i}\n#### {i}") for i in range(9)] + [Item("none", "1")]
-    corpus = text_corpus(TINY, TaskConfig(name="gsm8k", template="{prompt} A: "), items, seed=0)
+    form = PromptForm("{prompt} A: ")
+    items = [Item(f"q{i}", str(i), solution=f"s{i}\n#### {i}", form=form) for i in range(9)] + [Item("none", "1")]
+    corpus = text_corpus(TINY, TaskConfig(name="gsm8k"), items, seed=0)
     tokenizer = corpus.tokenizer()
     epoch = list(itertools.islice(corpus.examples(tokenizer), 9))
     texts = [tokenizer.decode(example.ids, skip_special_tokens=True) for example in epoch]

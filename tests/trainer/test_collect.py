@@ -39,7 +39,7 @@ def collected(result: IterationResult, tokens_before: int = 0) -> IterationMetri
         actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0),
         replay=SimpleNamespace(stats=lambda: EMPTY),
         pipeline=SimpleNamespace(finished=1),
-        task=SimpleNamespace(prefix_correct=None, decode=str),
+        task=SimpleNamespace(prefix_correct=lambda *_: None, decode=str, weights={}),
         by_id={},
     )
     return collect_metrics(

@@ -16,6 +16,7 @@ from trainer.metrics import (
     IterationMetrics,
     PhaseClock,
     PhaseSeconds,
+    SourceMetrics,
     flatten,
     markdown,
     metric_infos,
@@ -27,8 +28,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 def test_every_number_has_a_unit_and_a_meaning() -> None:
     infos = metric_infos()
-    # all fields but the nested `seconds`, then the phases, `other` and `total`
-    assert len(infos) == len(fields(IterationMetrics)) - 1 + len(PHASES) + 2
+    # all fields but the nested `seconds` and `sources`, then the phases, `other` and `total`
+    assert len(infos) == len(fields(IterationMetrics)) - 2 + len(PHASES) + 2
     assert len({info.name for info in infos}) == len(infos)
     assert all(info.unit and info.group and info.meaning.endswith(".") for info in infos)
 
@@ -96,6 +97,8 @@ def test_the_document_is_current() -> None:
 
 
 def test_absolute_bars_do_not_break_the_table() -> None:
-    rows = [line for line in markdown().splitlines() if line.startswith("| `")]
+    whole, _, of_sources = markdown().partition("## Data sets of a mixture")
+    rows = [line for line in whole.splitlines() if line.startswith("| `")]
     assert len(rows) == len(metric_infos())
+    assert of_sources.count("\n| `") == len(fields(SourceMetrics))
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)  # 4 cells

@@ -18,7 +18,6 @@ from core.records import (
 from trainer.starts import (
     candidates,
     canonical_rollouts,
-    discoveries,
     erroneous_share,
     fresh_starts,
     outcomes,
@@ -78,30 +77,20 @@ def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_t
     assert found.version == 12
 
 
-def test_where_chains_are_followed_a_success_from_a_state_is_offered_whole_or_not_at_all() -> None:
-    proven = ReplayedState(78, "p", ids(5, 6), 0.5, Provenance.OWN_SUCCESSFUL, 3)
-    explored, known = replayed_starts([STATE, proven], {"p": PROBLEM}, 2, 0, 1)
-    assert (explored.explores, known.explores) == (True, False)
-    root = fresh_starts([PROBLEM], 1, 0, 1)[0]
-    items = [
-        judged(explored, ids(8, 9), False),
-        judged(explored, ids(8, 10), True, 1),
-        judged(explored, ids(8, 11), True, 2),
-        judged(known, ids(8, 9), True),
-        judged(root, ids(8, 9), True),
-    ]
+def test_where_chains_are_followed_a_success_from_a_state_is_not_offered() -> None:
+    state, root = replayed_starts([STATE], {"p": PROBLEM}, 2, 0, 1)[0], fresh_starts([PROBLEM], 1, 0, 1)[0]
+    items = [judged(state, ids(8, 9), False), judged(state, ids(8, 10), True, 1), judged(root, ids(8, 9), True)]
 
-    def offered(some: list[Judged], chains: bool) -> list[tuple[list[int], list[int], int | None]]:
-        values = [np.full(item.trajectory.tokens.size, 0.5, np.float32) for item in some]
-        found = candidates(some, values, lambda response: np.arange(1, len(response), dtype=np.int32), 1, chains=chains)
+    def offered(chains: bool) -> list[tuple[list[int], list[int], int | None]]:
+        values = [np.full(item.trajectory.tokens.size, 0.5, np.float32) for item in items]
+        found = candidates(
+            items, values, lambda response: np.arange(1, len(response), dtype=np.int32), 1, chains=chains
+        )
         return [(c.response_ids.tolist(), c.lengths.tolist(), c.parent) for c in found]
 
-    assert len(offered(items, chains=False)) == 5
+    assert len(offered(chains=False)) == 3
     # The failure from its state on, and the success from the root.
-    assert offered(items, chains=True) == [([5, 6, 7, 8, 9], [4], 77), ([8, 9], [1], None)]
-    # Of the state that was explored the first success, from its first token on; none of the root's (it has a parent).
-    assert offered(discoveries(items), chains=False) == [([5, 6, 7, 8, 10], [1, 2, 3, 4], 77)]
-    assert discoveries(items)[0].trajectory.start.context_ids.tolist() == [1, 2]
+    assert offered(chains=True) == [([5, 6, 7, 8, 9], [4], 77), ([8, 9], [1], None)]
 
 
 def test_a_trajectory_without_inner_boundaries_offers_its_outcome_alone() -> None:
@@ -138,7 +127,7 @@ def test_erroneous_share_counts_replayed_starts_only() -> None:
         return " ".join(map(str, tokens.tolist()))
 
     assert erroneous_share(starts, {"p": PROBLEM}, correct, decode) == 0.25  # 1 of 4
-    assert math.isnan(erroneous_share(starts, {"p": PROBLEM}, None, decode))
+    assert math.isnan(erroneous_share(starts, {"p": PROBLEM}, lambda *_: None, decode))  # no checker
     assert math.isnan(erroneous_share(fresh, {"p": PROBLEM}, correct, decode))
 
 

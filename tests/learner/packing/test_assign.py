@@ -1,12 +1,14 @@
 """Rows to micro-batches and ranks."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.records import IntArray
-from learner.packing.assign import Assignment, assign_padded, assign_trees
+from core.records import IntArray, Start
+from learner.packing.assign import Assignment, assign_padded, assign_steps, assign_trees
 from learner.packing.trees import line_of
 
 LENGTHS = st.lists(st.integers(2, 400), min_size=1, max_size=60)
@@ -23,6 +25,27 @@ def check_whole(assignment: Assignment, rows: int, ranks: int) -> None:
 def read(rows: list[IntArray], group: IntArray) -> int:
     """Tokens of a micro-batch's line."""
     return len(line_of([rows[i] for i in group])[0]) if len(group) else 0
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 8), st.integers(0, 9))
+def test_steps_are_even_and_keep_problems_and_starts_together(numbers: list[int], steps: int, seed: int) -> None:
+    """Starts 0 and 1 are of problem 0, 2 and 3 of problem 1, and so on."""
+    none = np.zeros(0, dtype=np.int32)
+    starts = [Start(f"s{number}", f"p{number // 2}", none, none, 1, 0, None) for number in numbers]
+    found = assign_steps(starts, steps, np.random.default_rng(seed))
+    assert sorted(row for step in found for row in step) == list(range(len(numbers)))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    for key in ("id", "problem_id"):
+        order = [getattr(starts[row], key) for step in found for row in step]
+        changes = sum(before != after for before, after in pairwise(order))
+        assert changes == len(set(order)) - 1
+
+
+def test_steps_are_drawn_anew() -> None:
+    none = np.zeros(0, dtype=np.int32)
+    starts = [Start(f"s{i}", f"p{i}", none, none, 1, 0, None) for i in range(12)]
+    first, same, other = (assign_steps(starts, 3, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert first == same != other
 
 
 @given(ROWS, st.integers(1, 60), st.integers(1, 4))

@@ -27,9 +27,8 @@ from core.records import (
 )
 from replay.store import ReplayStore
 from replay.table import Table
-from tests.replay.test_store import candidates as many
 from tests.replay.test_store import opened
-from trainer.starts import candidates, canonical_rollouts, discoveries, fresh_starts, outcomes, replayed_starts
+from trainer.starts import candidates, canonical_rollouts, fresh_starts, outcomes, replayed_starts
 
 SAMPLES = 4
 Chance = Callable[[int, int], float]
@@ -55,9 +54,7 @@ class Loop:
     def offer(self, judged: list[Judged]) -> None:
         """What `trainer.loop.learn` does with what was judged."""
         self.store.record(outcomes(judged))
-        found = discoveries(judged)
         self.store.add(candidates(judged, halves(judged), every_token, self.version, chains=True))
-        self.store.add(candidates(found, halves(found), every_token, self.version))
         if self.canonical:
             golden = canonical_rollouts(self.roots(1), {"p": self.problem})
             self.store.add(
@@ -178,20 +175,6 @@ def test_a_canonical_chain_that_is_offered_again_and_again_stays_one_chain(made:
     assert seen[-1] < 20  # began at 21; 0.97^40 = 0.3
 
 
-def test_a_first_success_by_exploring_is_a_whole_chain_that_is_replayed(made: Callable[..., Loop]) -> None:
-    loop = made(first=False, explore=1.0)
-    assert loop.chain(int(loop.rows()["trajectory"][0])) == []
-    drawn = loop.turn(lambda _k, _v: 1.0)
-    assert drawn[0] >= 8  # the deepest third of 11
-    rows = loop.rows()
-    proven = rows["provenance"] == Provenance.OWN_SUCCESSFUL
-    assert sorted(rows["length"][proven].tolist()) == list(range(1, 11))
-    assert len(set(rows["trajectory"][proven].tolist())) == 1  # of four successes of one start
-    assert rows["wins"][proven & (rows["length"] == drawn[0])].tolist() == [4.0]
-    assert loop.store.stats().root_outcomes == 1  # the failure: what was found from a state is none of the root
-    assert loop.turn(lambda _k, _v: 1.0, starts=3) == [1]
-
-
 def test_a_policy_that_grows_takes_the_start_to_the_root_and_the_problem_retires(made: Callable[..., Loop]) -> None:
     loop = made(seed=3)
     seen = []
@@ -213,17 +196,6 @@ def test_a_chain_longer_than_the_quota_has_exactly_one_replayable_state(made: Ca
             loop.store.add(candidates(golden, halves(golden), every_token, 0, lambda _: Provenance.CANONICAL))
         found = [state.problem_id for state in loop.store.top(100, older_than=10**6)]
         assert sorted(found) == sorted(["p", *(f"p{seed}" for seed in range(20))])
-
-
-def test_frontier_explores_its_share_of_small_batches_on_average(tmp_path: Path) -> None:
-    store = opened(tmp_path, 2, local=True, ranking="frontier", explore=0.25)
-    store.add(many(200))
-    found = [state.provenance for seed in range(200) for state in store.sample(2, seed)]
-    assert len(found) == 400
-    assert found.count(Provenance.OWN_FAILED) == pytest.approx(
-        100, abs=21
-    )  # 200 batches with one in half of them: 3 sigma
-    store.close()
 
 
 def test_posterior_remembers_what_it_has_retired(tmp_path: Path) -> None:

@@ -7,14 +7,12 @@ import pytest
 
 from core.config import ReplayConfig
 from core.records import Candidate, Outcome, Provenance
-from core.scoring import within_auc
 from replay.keys import eviction_order
 from replay.rankings import RANKINGS
-from replay.rankings.base import RankSettings, StateColumns
-from replay.rankings.calibration import critic_gate
+from replay.rankings.base import RankSettings, StateColumns, SuccessModel
 from replay.rankings.canonical import canonical
 from replay.rankings.frontier import frontier, isotonic
-from replay.rankings.posterior import belief, posterior, quarantined_below, thompson
+from replay.rankings.posterior import posterior, quarantined_below, thompson
 from replay.rankings.success_prefix import success_prefix
 from replay.shard import Shard
 from replay.writes import pack_candidates, pack_outcomes
@@ -90,8 +88,6 @@ def test_rollouts_from_the_root_say_where_a_chain_is_begun() -> None:
 def test_a_chain_rests_by_outcomes_of_its_beginning_alone_and_a_solved_problem_as_a_whole() -> None:
     assert priorities([9, 0, 0], [0, 0, 0]) == [-INF] * 3  # 10 / 11
     assert priorities([0, 40, 0], [0, 0, 0])[0] > 0  # p = 0.94 there, but nobody has tried
-    sure = columns([91], [SUCCESS], value=[0.99])
-    assert np.isfinite(frontier(sure, RankSettings(0.3, gate=1.0))).all()
     assert priorities([0, 0, 0], [0, 0, 0], root_wins=[10] * 3) == [-INF] * 3  # 11 / 12 > 0.9
 
 
@@ -121,18 +117,11 @@ def test_a_chain_that_is_too_long_keeps_states_from_its_beginning_to_its_end() -
     assert np.argmax(retention("canonical", given)) == 7
 
 
-def test_frontier_explores_deep_failures_of_problems_without_a_chain() -> None:
-    found = frontier(columns([20, 66, 67, 90], [FAILED] * 4), SETTINGS)
-    assert found.tolist() == [-INF, -INF, 0.5, 0.5]
+def test_frontier_waits_for_the_first_success_of_a_problem() -> None:
+    assert frontier(columns([20, 66, 67, 90], [FAILED] * 4), SETTINGS).tolist() == [-INF] * 4
     mixed = columns([90, 50], [FAILED, SUCCESS], chain=[0, 1])
     assert frontier(mixed, SETTINGS).tolist() == pytest.approx([-INF, 1 - (0.5 - np.exp(-1.25))])
     assert retention("frontier", mixed) == [0.0, 4.0]
-
-
-def test_the_critic_enters_the_frontier_only_with_its_gate() -> None:
-    given = columns([25, 50, 75], [SUCCESS] * 3, value=[0.4, 0.5, 0.6])
-    assert np.isfinite(frontier(given, SETTINGS)).tolist() == [False, False, True]
-    assert np.isfinite(frontier(given, RankSettings(0.3, gate=1.0))).tolist() == [True, False, False]  # 0.4 >= 0.3
 
 
 def test_posterior_prefers_the_learnable_retires_and_quarantines() -> None:
@@ -155,26 +144,21 @@ def test_the_bound_of_quarantine_is_within_reach_of_decayed_losses() -> None:
 
 @pytest.mark.parametrize(("continuations", "survived", "dead"), [(1, 19, 21), (4, 3, 4)])
 def test_a_state_that_only_loses_is_quarantined_and_comes_back(continuations: int, survived: int, dead: int) -> None:
-    """Decay 0.95, one touch per version, all continuations wrong: 4 (1 + 0.95 + 0.95^2) = 11.4 < 12.83 < 14.84 losses."""
+    """Decay 0.95, one visit per version, all continuations wrong: 4 (1 + 0.95 + 0.95^2) = 11.4 < 12.83 < 14.84 losses."""
     shard = Shard(ReplayConfig(ranking="posterior", decay=0.95), 10)
     tokens, one, value = np.arange(8, dtype=np.int32), np.array([4], np.int32), np.array([0.5], np.float32)
     shard.apply(pack_candidates([Candidate("p", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0)], 10))
     found = []
     key = int(shard.states["key"][0])
     for version in range(1, dead + 1):
-        shard.apply(pack_outcomes([Outcome(key, "p", False, version)] * continuations, gate=0.0))
+        shard.apply(pack_outcomes([Outcome(key, "p", False, version)] * continuations, SuccessModel()))
         found.append(float(shard.states["priority"][0]))
     assert min(found[:survived]) > 0
     assert found[-1] == -1.0
-    again = Candidate("p", tokens[::-1].copy(), one, value, Provenance.OWN_FAILED, 0.0, dead + 20)
-    shard.apply(pack_candidates([again], 10))  # 20 versions later: 0.95^20 of the losses are left, 0.36
+    for visit in range(20):  # 0.95^20 of the losses are left, 0.36
+        again = Candidate("p", tokens[::-1].copy(), one, value, Provenance.OWN_FAILED, 0.0, dead + 1 + visit)
+        shard.apply(pack_candidates([again], 10))
     assert shard.states["priority"][shard.states["key"] == key] > 0
-
-
-def test_belief_takes_the_critic_as_two_outcomes_at_full_trust() -> None:
-    wins, losses, values = (np.array([x], np.float32) for x in (1.0, 0.0, 0.75))
-    a, b = belief(wins, losses, values, gate=0.5)  # 1 + 1 + 2 * 0.5 * 0.75, 1 + 0 + 2 * 0.5 * 0.25
-    assert (a[0], b[0]) == (2.75, 1.25)
 
 
 def test_thompson_belongs_to_seed_and_state() -> None:
@@ -201,56 +185,6 @@ def test_what_is_known_of_settled_states_is_kept_for_as_many_other_states() -> N
     # all settled: nothing to keep them for; one new state keeps the one that was tried most
     assert settled([200, 100], [0, 0]) == [-1.0, -1.0]
     assert settled([100, 200, 0], [0, 0, 0]) == [-1.0, 0.6667, 0.6667]
-
-
-def test_the_gate_opens_for_a_critic_that_orders_within_problems() -> None:
-    rng = np.random.default_rng(0)
-    problems = np.repeat(np.arange(50), 20)
-    chance = rng.random(1000)
-    correct = rng.random(1000) < chance
-    assert critic_gate(chance, correct, problems) >= 0.5
-    assert critic_gate(rng.random(1000), correct, problems) == 0.0
-    # knowing only which problems are easy is no knowledge: all pairs within a problem tie
-    easy = (problems % 2).astype(float)
-    assert critic_gate(easy, easy > 0, problems) == 0.0
-    # three problems in which it is always right are too few to say so
-    few = np.repeat(np.arange(3), 20)
-    assert critic_gate(np.tile([0.1, 0.9], 30), np.tile([False, True], 30), few) == 0.0
-
-
-def test_auc_within_problems_by_hand() -> None:
-    values = np.array([0.2, 0.1, 0.1, 0.5, 0.4, 0.9])
-    correct, groups = np.array([True, True, False, False, True, True]), np.array([7, 7, 7, 2, 2, 9])
-    # Problem 7: pairs (0.2, 0.1) right and (0.1, 0.1) half: 0.75, weight 2 * 1 / 4 = 0.5. Problem 2: (0.4, 0.5) wrong: 0, weight
-    # 1 / 3. Problem 9 has no wrong outcome. Mean (0.375 + 0) / (5 / 6) = 0.45; k = (25 / 36) / (13 / 36) = 25 / 13.
-    # Scatter (0.5 * 0.3)^2 + (0.45 / 3)^2 = 0.045, times k / (k - 1) = 25 / 12: error sqrt(0.09375) / (5 / 6) = 0.367
-    found = within_auc(values, correct, groups)
-    assert found == pytest.approx((0.45, 0.09375**0.5 * 1.2, 12 / 13))
-
-
-def opened(windows: int, problems: int, states: int, repeats: int, skill: float) -> float:
-    """Share of made-up windows that open the gate. States of a problem differ in success; the critic knows the problem's
-    mean well, and the state's own share by `skill`."""
-    rng = np.random.default_rng(1)
-    share = 0
-    for _ in range(windows):
-        ease, own = np.repeat(rng.normal(0, 1.5, problems), states), rng.normal(0, 1.5, problems * states)
-        chance = 1 / (1 + np.exp(-ease - own))
-        noise = rng.normal(0, 1, problems * states)
-        values = np.repeat(1 / (1 + np.exp(-ease - skill * own - 0.4 * noise)), repeats)
-        correct = rng.random(len(values)) < np.repeat(chance, repeats)
-        share += critic_gate(values, correct, np.repeat(np.arange(problems), states * repeats)) > 0
-    return share / windows
-
-
-@pytest.mark.parametrize("shape", [(10, 2, 4), (10, 8, 4), (30, 2, 4), (30, 8, 1), (100, 2, 4)])
-def test_a_critic_that_only_knows_which_problems_are_easy_is_not_trusted(shape: tuple[int, int, int]) -> None:
-    assert opened(300, *shape, skill=0.0) <= 0.03
-
-
-@pytest.mark.parametrize("shape", [(30, 8, 1), (50, 2, 4), (20, 5, 4)])
-def test_a_critic_that_knows_the_states_is_trusted_after_a_few_hundred_outcomes(shape: tuple[int, int, int]) -> None:
-    assert opened(100, *shape, skill=1.0) >= 0.9
 
 
 def test_success_prefix_takes_own_successes_of_hard_problems() -> None:
@@ -292,5 +226,6 @@ def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
     parts = [problem(i) for i in range(3)]
     names = StateColumns.__dataclass_fields__
     joined = StateColumns(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
-    apart = np.concatenate([RANKINGS[name].priority(p, SETTINGS) for p in parts])
-    np.testing.assert_array_equal(RANKINGS[name].priority(joined, SETTINGS), apart)
+    settings = RankSettings(0.3, model=SuccessModel((1.0, -3.0, -1.0, 0.3, 0.2, 0.7, 0.4), 2.0, 2.5, 1.5))
+    apart = np.concatenate([RANKINGS[name].priority(p, settings) for p in parts])
+    np.testing.assert_array_equal(RANKINGS[name].priority(joined, settings), apart)

@@ -108,6 +108,7 @@ REASONS = {
     "colliding answer": _COMPARED,
     "segmentation fault": "killed by signal 11",
     "abort": "killed by signal 6",
+    "the init killed": r"PermissionError: \[Errno 1\] Operation not permitted",
     "everything closed and gone": "ended itself with status 0",
     "nested source": "does not compile: SyntaxError: too many nested parentheses",
     "source of many tokens": "does not compile: (MemoryError|RecursionError)",
@@ -115,5 +116,5 @@ REASONS = {
     "half a character": "does not compile: UnicodeEncodeError",
 }
 """Name -> what the verdict says, given time: which of the limits it is that ends it."""
-STOPPED = r"stopped after \S+ s$|used up its processor time or memory|MemoryError"
+STOPPED = r"stopped after \S+ s( of processor time| without doing anything|$)|used up its processor time or memory|MemoryError"
 """What it says of all others."""

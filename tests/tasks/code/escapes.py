@@ -53,10 +53,16 @@ ESCAPES = {
     "posix_spawn": (
         "import os\ndef attack(): return os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)[1] == 0"
     ),
+    "lock on a file of the host": (
+        "import fcntl\ndef attack():\n    fcntl.flock(open('/usr/bin/env'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n    return True"
+    ),
+    "record lock on a file of the host": (
+        "import fcntl\ndef attack():\n    fcntl.lockf(open('/usr/bin/env'), fcntl.LOCK_SH | fcntl.LOCK_NB)\n    return True"
+    ),
     "trace": "import ctypes\ndef attack(): return ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
     "new user namespace": "import ctypes\ndef attack(): return ctypes.CDLL(None).unshare(0x10000000) == 0",
     "name of the machine": "import os\ndef attack(): return os.uname().nodename == '@HOST@'",
-    "devices": "import os\ndef attack(): return len(os.listdir('/dev')) > 3",
+    "devices": "import os\ndef attack(): return len(os.listdir('/dev')) > 4",
     "kernel settings": "def attack(): return bool(open('/proc/sys/kernel/core_pattern').read())",
     "kernel objects": "import os\ndef attack(): return bool(os.listdir('/sys'))",
     "list the root": "import os\ndef attack(): return 'proc' in os.listdir('/')",

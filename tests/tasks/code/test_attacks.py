@@ -20,7 +20,9 @@ import tasks.code.programs
 from core.config import CodeConfig
 from core.errors import DataError
 from core.records import Verdict
-from tasks.code.programs import CodeJudge, read_mbpp
+from tasks.code.formats import read_mbpp
+from tasks.code.outcomes import Boxes
+from tasks.code.programs import CodeJudge
 from tasks.code.sandbox import Limits, Sandbox
 from tests.tasks.code.bombs import BOMBS, REASONS, STOPPED
 from tests.tasks.code.escapes import ESCAPES
@@ -32,7 +34,7 @@ SHORT = Limits(seconds=0.4, memory_mib=256)  # for what uses its time up: 1.2 s 
 
 
 def judge_in(sandbox: Sandbox, program: str, *tests: str, setup: str = "") -> Verdict:
-    return CodeJudge(sandbox, CodeConfig())(json.dumps({"setup": setup, "tests": tests}), program)
+    return CodeJudge(Boxes(sandbox, sandbox))(json.dumps({"setup": setup, "tests": tests}), program)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +178,8 @@ def test_what_is_inside(confined: Sandbox) -> None:
     """Who and where a program is: nobody, without capabilities to gain, in an almost empty environment and file system."""
     program = """
 import os, ctypes
-def inside(): return (os.getuid(), os.getgid(), os.getcwd(), dict(os.environ))
+def inside(): return (os.getcwd(), dict(os.environ))
+def nobody(): return min(os.getresuid() + os.getresgid()) > 60000 and os.getgroups() in ([], [65534])
 def root(): return set(os.listdir("/")) - {"bin", "lib", "lib32", "lib64", "@TOP@"}
 def no_new_privileges(): return ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)
 def capabilities(): return sum(ctypes.CDLL(None).prctl(23, i, 0, 0, 0) == 1 for i in range(40))
@@ -194,9 +197,10 @@ def descriptors():
     verdict = judge_in(
         confined,
         program.replace("@TOP@", Path(sys.base_prefix).resolve().parts[1]),
-        "assert inside() == (65534, 65534, '/tmp', {'PWD': '/tmp', 'PYTHONHASHSEED': '0', 'LC_CTYPE': 'C.UTF-8'})",
-        "assert root() == {'usr', 'tmp', 'dev', 'driver.py'}",
-        f"assert limits() == [(60, 61), ({512 << 20}, {512 << 20}), ({16 << 20}, {16 << 20}), (64, 64), (64, 64), (0, 0)]",
+        "assert inside() == ('/tmp', {'PWD': '/tmp', 'PYTHONHASHSEED': '0', 'OPENBLAS_NUM_THREADS': '1', 'LC_CTYPE': 'C.UTF-8'})",
+        "assert nobody() == True",
+        "assert root() == {'usr', 'tmp', 'dev', 'driver.py', 'sandbox_values.py'}",
+        f"assert limits() == [(60, 61), ({512 << 20}, {512 << 20}), (0, 0), (64, 64), (64, 64), (0, 0)]",
         "assert no_new_privileges() == 1",
         "assert capabilities() == 0",  # not even in the bounding set
         "assert descriptors() == 4",  # /dev/null three times and the output
@@ -243,9 +247,35 @@ def sandboxes(mebibytes: int) -> list[int]:
             line = process.cmdline()
         except psutil.Error:  # it is just ending
             continue
-        if "/driver.py" in line and str(mebibytes) in line:
+        if "/driver.py" in line and f'"mebibytes": {mebibytes},' in line[-1]:
             found.append(process.pid)
     return found
+
+
+THREADS = """
+import threading, time
+threading.stack_size(65536)
+def started():
+    for number in range(5000):
+        try: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        except RuntimeError: return number
+"""
+
+
+def test_a_program_has_few_threads_also_when_root_starts_it(confined: Sandbox) -> None:
+    assert judge_in(confined, THREADS, "assert 50 < started() < 64").correct
+
+
+def test_a_control_group_bounds_the_tasks_where_there_is_one() -> None:
+    """In a process of its own, because the group belongs to the judging process."""
+    code = (
+        "import tasks.code.sandbox as s\nfrom tasks.code.confinement import task_group\ns.TASKS = 1000\n"
+        f"program = s.Program({THREADS!r})\nsandbox = s.Sandbox('bubblewrap', s.Limits(60.0, 512))\n"
+        "with sandbox.session(program) as session: found = session.evaluate(['started()'])[0].values[0]\n"
+        "sandbox.close()\nprint(task_group() is not None, found < 256)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "False" or done.stdout == "True True\n"
 
 
 def test_nothing_outlives_its_verdict() -> None:
@@ -268,7 +298,8 @@ def test_nothing_outlives_its_verdict() -> None:
 def test_a_judge_that_is_killed_takes_its_sandbox_along() -> None:
     code = (
         "import sys\nfrom tasks.code.sandbox import *\nsandbox = Sandbox('bubblewrap', Limits(300.0, 258))\n"
-        "print('begun', flush=True)\nsandbox.run(ProgramJob('import time\\ntime.sleep(10000)', ['1']))"
+        "with sandbox.session(Program('import time\\ntime.sleep(10000)')) as session:\n"
+        "    print('begun', flush=True)\n    session.evaluate(['1'])"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as judge:
         assert judge.stdout

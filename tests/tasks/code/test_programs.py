@@ -1,22 +1,22 @@
 """Programs judged by unit tests: MBPP's own solutions, what a test may be, what equals what, what is earned."""
 
 import json
+import re
 from collections.abc import Iterator
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code.programs import CodeJudge, _Asked, equal, is_plain, limits_of, parse_reference, program_of, read_mbpp
-from tasks.code.sandbox import DRIVER, Limits, Sandbox, SandboxError, check_sandbox
-from tasks.code.sandbox_driver import decode_value, encode_value
+from tasks.code.asserts import AssertTests, _Asked, ask
+from tasks.code.confinement import SandboxError
+from tasks.code.formats import read_mbpp
+from tasks.code.outcomes import Boxes
+from tasks.code.programs import CodeJudge, limits_of, parse_reference, program_of
+from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
 from tasks.judge import JudgePool
 from tasks.judging import check_judges, start_judges
@@ -30,13 +30,8 @@ REWARDS = CodeConfig()
 @pytest.fixture(scope="module")
 def judge() -> Iterator[CodeJudge]:
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
-    yield CodeJudge(sandbox, REWARDS)
+    yield CodeJudge(Boxes(sandbox, sandbox))
     sandbox.close()
-
-
-class Pair(NamedTuple):
-    x: int
-    y: int
 
 
 def reference(*tests: str, setup: str = "") -> str:
@@ -69,15 +64,21 @@ def beside(value: Any) -> Any:
     return 0
 
 
+def asserts(text: str) -> AssertTests:
+    tests = parse_reference(text).tests
+    assert isinstance(tests, AssertTests)
+    return tests
+
+
 def with_wrong_values(item: Item) -> str:
     """The reference of an item with every expected value off by a little."""
-    tests = parse_reference(item.reference).tests
+    tests = asserts(item.reference).tests
     return reference(*(f"assert {test.holes[0]} == {beside(test.literal[0])!r}" for test in tests if test.literal))
 
 
 def is_usual(item: Item) -> bool:
     """Whether its tests compare with a literal, and need nothing else."""
-    asked = parse_reference(item.reference)
+    asked = asserts(item.reference)
     return not asked.setup and all(test.literal for test in asked.tests)
 
 
@@ -97,92 +98,15 @@ def test_every_canonical_solution_of_mbpp_passes(shared_data: Path, whole_data: 
     assert {verdict.reward for verdict in wrong} == {REWARDS.failed}  # they ran, and passed none
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None, True, False, 0, -7, 2**53, -(10**4000), 0.1, -0.0, float("inf"), 1 + 2j, "", "\ud800é\n", b"\x00\xff", [], (),
-        [1, (2, [3])], {1, "a"}, frozenset({(1, 2)}), {1: "a", (2,): [None]}, {"k": {"k": {}}}, [[]], [()], {1.5: {2}},
-        Decimal("0.5"), Decimal("-1E+10"), Decimal("Infinity"), Fraction(3), Fraction(-1, 3),
-    ],
-)  # fmt: skip
-def test_plain_values_survive_the_way_out_and_equal_themselves_only(value: object) -> None:
-    found = json.loads(json.dumps(encode_value(value)))
-    assert decode_value(found) == value
-    assert type(decode_value(found)) is type(value)
-    assert isinstance(value, Decimal | Fraction) or equal(value, found)  # these are no literals
-    assert is_plain(found)
-    assert not equal([value], found)
-    assert not equal((value,), found)
-    assert not equal({"other": value}, found)
-    assert not equal("other", found)
-
-
-def test_equality_is_that_of_python() -> None:
-    from collections import Counter, OrderedDict
-
-    same = [(1, True), (1.0, 1), ({1: 2}, Counter({1: 2})), ({"a": 1}, OrderedDict(a=1)), ({1, 2}, frozenset({1, 2}))]
-    same += [((1, 2), Pair(1, 2)), (2**60, float(2**60)), ({1}, {1: 2}.keys())]
-    same += [(3, Fraction(3)), (0.5, Fraction(1, 2)), (0.5, Decimal("0.50")), (2, Decimal(2)), (True, Fraction(1))]
-    assert [equal(expected, json.loads(json.dumps(encode_value(found)))) for expected, found in same] == [True] * len(
-        same
-    )
-    different = [([1], (1,)), (1, "1"), (None, 0), ("", None), ({1}, [1]), ({}, []), (0.3, 0.1 + 0.2), ("a", b"a")]
-    different += [([1], object()), ([1], [object()]), ({1: 2}, {1: 2, 3: 4}), ({1, 2}, {1, 3}), ([0], range(1))]
-    different += [(0.1, Decimal("0.1")), (0.1, Fraction(1, 10)), (float("inf"), Fraction(1)), ("1", Fraction(1))]
-    assert [equal(expected, json.loads(json.dumps(encode_value(found)))) for expected, found in different] == [
-        False
-    ] * len(different)
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        ["l"],
-        ["x", 1],
-        [],
-        ["s", 1, 1],
-        ["q", "0x1", "0x0"],
-        ["q", "0x1"],
-        ["m", "sNaN"],
-        ["m", "1" * 10**6],
-        ["d", [1]],
-        ["d", 1],
-        ["i", "zz"],
-        {"a": 1},
-        ["o"],
-    ],
-)
-def test_malformed_encodings_equal_nothing(found: object) -> None:
-    for expected in ([1], {1}, {1: 2}, 1, "x", (), None):
-        assert not equal(expected, found)
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=3)
-    | st.sampled_from([*"ltsdicbo", "0xf"]),
-    lambda inner: st.lists(inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(deadline=None)  # the machine may be busy
-@given(JSON)
-def test_whatever_a_sandbox_says_is_compared_without_raising(found: object) -> None:
-    for expected in ([1], (), {1, (2,)}, {1: [2]}, 1, 1j, 0.5, "l", b"0", None):
-        assert equal(expected, found) in (True, False)
-    assert is_plain(found) in (True, False)
-
-
 def test_rewards_are_graded(judge: CodeJudge) -> None:
     tests = reference("assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9")
     graded = {
         "def f(x) return x": (-1.0, "does not compile: SyntaxError: expected ':' (<program>, line 1)"),
         "def f(x): return y": (-0.6, "run-time error: NameError: name 'y' is not defined"),
-        "def f(x): return [x, 4, 9][x - 1] if x < 3 else 1 / 0": (-0.6, "run-time error: ZeroDivisionError"),
+        "def f(x): return x * x if x < 3 else 1 / 0": (
+            -0.3 + 1.3 * 2 / 3,
+            "passed 2 of 3 tests; error in ZeroDivisionError",
+        ),
         "1 / 0": (-0.6, "run-time error: ZeroDivisionError: division by zero"),
         "": (-0.6, "run-time error: NameError: name 'f' is not defined"),
         "def f(x): return 0": (-0.3, "passed 0 of 3 tests; failed assert f(1) == 1"),
@@ -199,7 +123,8 @@ def test_rewards_are_graded(judge: CodeJudge) -> None:
 
 def test_every_value_of_the_reward_is_a_setting() -> None:
     rewards = CodeConfig(compile_error=-9, runtime_error=-8, failed=-4, passed=4, fraction=0.5)
-    judge = CodeJudge(Sandbox("bubblewrap", Limits(60.0, 512)), rewards)
+    sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
+    judge = CodeJudge(Boxes(sandbox, sandbox, rewards))
     tests = reference("assert f(1) == 1", "assert f(2) == 4")
     programs = ("def f(x)", "def f(x): 1 / 0", "def f(x): return 0", "def f(x): return 1", "def f(x): return x * x")
     assert [judge(tests, program).reward for program in programs] == [-9, -8, -4, -4 + 0.5 * 0.5 * 8, 4]
@@ -244,20 +169,14 @@ def test_what_python_leaves_out_need_not_have_a_value(judge: CodeJudge) -> None:
 
 
 def test_no_opinion_where_the_questions_themselves_fail(judge: CodeJudge) -> None:
+    sandbox = judge._boxes.own
     verdict = judge(reference("assert f(1) == 2 and f(1) == 2", setup="from math import nothing"), "def f(x): return 2")
     assert verdict.detail.startswith("run-time error: ImportError")  # beside the program, where it is found first
     asked = split_test("assert f(1) == 2 and f(1) == 2")
     with pytest.raises(SandboxError, match="the values could not be compared: ImportError"):
-        judge._ask([_Asked(0, asked, {0: 2, 1: 2})], "from math import nothing")
+        ask([_Asked(0, asked, {0: 2, 1: 2})], "from math import nothing", sandbox)
     forged = [_Asked(0, asked, {0: ["i", "forged"], 1: 2}), _Asked(1, asked, {0: 2, 1: 2})]
-    assert judge._ask(forged, "") == {0: False, 1: True}  # what cannot be decoded spoils no other answer
-
-
-def test_nesting_that_no_driver_writes_is_not_plain() -> None:
-    deep: list[object] = ["l"]
-    for _ in range(5000):
-        deep = ["l", deep]
-    assert not is_plain(deep)
+    assert ask(forged, "", sandbox) == {0: False, 1: True}  # what cannot be decoded spoils no other answer
 
 
 def test_a_program_has_no_future_but_its_own(judge: CodeJudge) -> None:
@@ -325,7 +244,7 @@ def test_rows_become_items() -> None:
     item = read_mbpp(row, Columns(prompt="text", tests="tests", solution="code"), "row 1")
     assert item.prompt == "Add.\nFor example: assert f(1) == 2"  # the second test is hidden
     assert item.solution == "def f(x):\n  return x + 1"
-    assert [test.text for test in parse_reference(item.reference).tests] == ["assert f(1) == 2", "assert f(2) == 3"]
+    assert [test.text for test in asserts(item.reference).tests] == ["assert f(1) == 2", "assert f(2) == 3"]
 
 
 def test_the_sandbox_fails_closed(
@@ -343,7 +262,8 @@ def test_the_sandbox_fails_closed(
     broken.chmod(0o755)
     with pytest.raises(ConfigError, match=r"bwrap: No permissions to create new namespace; install it"):
         check_sandbox("bubblewrap", limits)
-    judged = CodeJudge(Sandbox("bubblewrap", limits), REWARDS)(reference("assert f(1) == 1"), "def f(x): return 1")
+    sandbox = Sandbox("bubblewrap", limits)
+    judged = CodeJudge(Boxes(sandbox, sandbox))(reference("assert f(1) == 1"), "def f(x): return 1")
     assert judged == Verdict(-1.0, False, "no sandbox: bwrap: No permissions to create new namespace", True)
     config = TaskConfig(name="mbpp", path="unused", columns=MBPP)
     with pytest.raises(ConfigError, match=r"task\.sandbox"):
@@ -365,16 +285,17 @@ def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
 
 def test_without_judging_processes_programs_are_still_confined() -> None:
     judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=MBPP, judge_workers=0, judge_timeout=30.0))
-    program = "import os\ndef f(x): return os.getuid()"
-    verdicts = judges.judge([(reference("assert f(1) == 65534"), program), (reference("assert f(1) == 1"), program)])
+    program = "import os\ndef f(x): return os.listdir('/etc')"
+    wrong = "def f(x): return 2"
+    verdicts = judges.judge([(reference("assert f(1) == 1"), program), (reference("assert f(1) == 1"), wrong)])
     judges.close()
-    assert [verdict.reward for verdict in verdicts] == [1.0, -0.3]
+    assert [verdict.reward for verdict in verdicts] == [-0.6, -0.3]
 
 
 def test_the_driver_stands_alone() -> None:
     """It runs where nothing of the project is."""
-    assert "from tasks" not in DRIVER.read_text()
-    assert "from core" not in DRIVER.read_text()
+    for file in (DRIVER, DRIVER.with_name("sandbox_values.py")):
+        assert set(re.findall(r"from ((?:tasks|core)\S*)", file.read_text())) <= {"tasks.code.sandbox_values"}
 
 
 def test_the_task_is_built_and_judged(shared_data: Path) -> None:

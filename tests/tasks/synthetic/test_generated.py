@@ -4,6 +4,7 @@ The brute force knows the rules only through `verify`: it writes every response 
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,12 +16,13 @@ from core.config import StarterConfig
 from core.errors import ConfigError, DataError
 from tasks.judge_worker import load_verifier
 from tasks.kinds import KINDS
-from tasks.synthetic import countdown, lock, rule
+from tasks.synthetic import countdown, lock, rule, stories
 from tasks.synthetic.arithmetic import ARITHMETIC
 from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items, shown
 from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
+from tasks.synthetic.stories import STORIES
 
 
 def right_locks(text: str) -> Iterator[str]:
@@ -66,7 +68,19 @@ def right_rules(text: str) -> Iterator[str]:
             yield written
 
 
-PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE)
+def right_stories(text: str) -> Iterator[str]:
+    """All responses that understand a story: every reading of every sentence, with the answer."""
+    begun, sentences = stories.read_story(text)
+    for signs in itertools.product(stories.SIGNS, repeat=len(sentences)):
+        number, lines = begun, []
+        for sign, (_, change) in zip(signs, sentences, strict=True):
+            written, number = stories.line(sign, change, number)
+            lines.append(written)
+        if stories.verify_stories(text, found := "\n".join([*lines, f"#{number}"])).correct:
+            yield found
+
+
+PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE, STORIES)
 Right = Callable[[str], Iterator[str]]
 
 
@@ -76,8 +90,9 @@ Right = Callable[[str], Iterator[str]]
         (LOCK, right_locks, 5),
         (COUNTDOWN, right_countdowns, 3),
         (RULE, right_rules, 6),
+        (STORIES, right_stories, 5),
     ],
-    ids=["lock", "countdown", "rule"],
+    ids=["lock", "countdown", "rule", "stories"],
 )
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), data=st.data())
@@ -101,7 +116,9 @@ def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -
     for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
         assert verify(item.reference, item.solution).correct
-        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0}[puzzle.name]  # the answer line, `open`
+        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0, "stories": 1}[
+            puzzle.name
+        ]  # the answer line, `open`
         assert item.level.startswith(f"{item.solution.count(chr(10)) + 1 - extra} ")
         assert set(item.prompt + item.solution) <= set(puzzle.alphabet)
 
@@ -159,6 +176,36 @@ def test_a_rule_by_hand() -> None:
         "": "line 1: '' is no choice for k",
     }.items():
         assert rule.verify_rule("kbk", response).detail == why
+
+
+def test_a_story_by_hand() -> None:
+    # 12 pens, buys 5: 17, counts them: 17, loses 4: 13
+    text = "Ann has 12 pens. She buys 5. She counts 3. She loses 4."
+    assert stories.verify_stories(text, "+5=17\n=17\n-4=13\n#13\n").correct
+    for response, why in {
+        "-5=7\n=7\n-4=3\n#3": "line 1: '-5=7', expected +5=17",
+        "+5=18\n=18\n-4=14\n#14": "line 1: '+5=18', expected +5=17",
+        "+5=17\n=17\n-4=13": "3 lines, expected 4",
+        "+5=17\n=17\n-4=13\n#13\n\n#13": "6 lines, expected 4",
+        "#13": "line 1: '#13', expected +5=17",
+    }.items():
+        assert stories.verify_stories(text, response).detail == why
+
+
+@pytest.mark.parametrize("puzzle", [LOCK, COUNTDOWN, RULE, STORIES], ids=lambda puzzle: puzzle.name)
+def test_guesses_have_the_right_form_and_are_seldom_right(puzzle: Puzzle) -> None:
+    rng = np.random.default_rng(0)
+    assert puzzle.guess is not None
+    verify, right = load_verifier(KINDS[puzzle.name].verifier), 0
+    for _ in range(200):
+        text = puzzle.draw(rng, 3)
+        guess = puzzle.guess(text, rng)
+        assert set(guess) <= set(puzzle.alphabet)
+        verdict = verify(text, guess)
+        right += verdict.correct
+        assert verdict.correct == puzzle.prefix_correct(text, guess + "\n")
+        assert not re.search(r"is no |is not right|leads to|not among", verdict.detail) or puzzle is RULE
+    assert 0 < right < 40  # of 200: about 3 with the lock, 6 with Countdown, 7 with the others (200 / 27)
 
 
 def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:

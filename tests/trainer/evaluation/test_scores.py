@@ -24,7 +24,7 @@ from tasks.kinds import KINDS
 from tasks.task import Task
 from tests.trainer.test_model_files import save_model, save_tokenizer
 from trainer import build
-from trainer.evaluation_files import (
+from trainer.evaluation.files import (
     append_evaluation,
     check_responses_path,
     drop_evaluations,
@@ -32,7 +32,7 @@ from trainer.evaluation_files import (
     response_rows,
     write_responses,
 )
-from trainer.held_out_scores import (
+from trainer.evaluation.scores import (
     Evaluation,
     EvaluationPlan,
     describe_evaluation,
@@ -68,7 +68,7 @@ def judged(rewards: list[list[float]]) -> list[Judged]:
 def result() -> Evaluation:
     # easy: greedy right, 1 of 4 samples right; hard: greedy wrong, 2 of 4 samples right
     sampled = judged([[1, 0, 0, 0], [1, 1, 0, 0]])
-    answers = ["3", "5", "5", "6", "4", "4", "7", None]
+    answers: dict[str, list[str | None]] = {"a": ["3", "5", "5", "6"], "b": ["4", "4", "7", None]}
     return score_responses(PROBLEMS, judged([[1], [0]]), sampled, answers, seed=0)
 
 
@@ -92,15 +92,15 @@ def test_greedy_success_pass_at_k_and_majority(result: Evaluation) -> None:
 
 
 def test_without_samples_there_is_greedy_accuracy_alone() -> None:
-    result = score_responses(PROBLEMS, judged([[1], [0]]), [], [], seed=0)
+    result = score_responses(PROBLEMS, judged([[1], [0]]), [], {}, seed=0)
     assert (result.samples, result.overall.passes, result.overall.majority) == (0, (), None)
-    assert score_responses(PROBLEMS, judged([[1], [0]]), judged([[1], [1]]), None, seed=0).overall.majority is None
+    assert score_responses(PROBLEMS, judged([[1], [0]]), judged([[1], [1]]), {}, seed=0).overall.majority is None
     assert [powers(n) for n in (0, 1, 3, 8)] == [[], [1], [1, 2, 3], [1, 2, 4, 8]]
 
 
 def test_a_win_is_a_higher_reward_and_a_tie_half_of_one() -> None:
-    first = score_responses(PROBLEMS, judged([[1.0], [0.5]]), [], None, seed=0)
-    second = score_responses(PROBLEMS, judged([[0.25], [0.5]]), [], None, seed=0)
+    first = score_responses(PROBLEMS, judged([[1.0], [0.5]]), [], {}, seed=0)
+    second = score_responses(PROBLEMS, judged([[0.25], [0.5]]), [], {}, seed=0)
     found = compare(first, second, seed=0)
     assert (found.win_rate.mean, found.ties) == (0.75, 0.5)  # (1 + 1/2) / 2
     assert found.success.mean == 0.5  # one of two problems more
@@ -133,7 +133,7 @@ def task_of(rewards: dict[str, float]) -> Task:
         found = [(item, rewards[item.start.problem_id]) for item in trajectories]
         return [Judged(item, Verdict(reward, reward == 1)) for item, reward in found]
 
-    return cast(Task, SimpleNamespace(judge=judge, answer=None, evaluation=PROBLEMS, decode=str))
+    return cast(Task, SimpleNamespace(judge=judge, votes=lambda _: {}, evaluation=PROBLEMS, decode=str))
 
 
 def test_what_was_left_out_and_what_no_judge_could_judge_is_counted() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from core.errors import ConfigError
 from core.records import Judged, Problem
 from core.run_directory import read_jsonl, write_atomically
-from trainer.held_out_scores import Evaluation, Scores
+from trainer.evaluation.scores import Evaluation, Scores
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -51,6 +51,7 @@ def _row(item: Judged, problem: Problem, task: Task) -> dict[str, object]:
     return {
         "problem": problem.id,
         "level": problem.level,
+        **({"source": problem.source} if problem.source else {}),
         "prompt": task.decode(problem.prompt_ids),
         "reference": problem.reference,
         "sample": item.trajectory.sample,
@@ -91,8 +92,9 @@ def _encodable(value: object) -> object:
 def evaluation_record(result: Evaluation) -> dict[str, object]:
     """The numbers as plain data, for JSON."""
     levels = [{"level": level} | _plain(scores) for level, scores in result.levels.items()]
+    sources = [{"source": label} | _plain(scores) for label, scores in result.sources.items()]
     counts = {name: getattr(result, name) for name in ("truncated", "left_out", "judge_failures")}
-    return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels}
+    return {"samples": result.samples, **_plain(result.overall), **counts, "levels": levels, "sources": sources}
 
 
 def _plain(scores: Scores) -> dict[str, object]:

@@ -7,8 +7,9 @@ and its interval takes problems, not responses, to be independent.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ class Evaluation:
     samples: int  # sampled responses per problem
     overall: Scores
     levels: dict[str, Scores]  # by difficulty
+    sources: dict[str, Scores]  # by data set of a mixture; empty for a task of one data set
     truncated: float  # share of greedy responses that used up their token budget
     left_out: int  # problems that no engine could generate; every other field leaves them out
     judge_failures: int  # responses, greedy and sampled, on which the judge failed; they count as wrong
@@ -71,6 +73,10 @@ class Evaluation:
     def success(self) -> float:
         """Greedy accuracy."""
         return self.overall.success.mean
+
+    def source_success(self, label: str) -> float:
+        """Greedy accuracy on one data set of a mixture; NaN if none of its problems was answered."""
+        return self.sources[label].success.mean if label in self.sources else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evalu
         )
     kept = [[item for item in part if item.start.problem_id in answered] for part in (greedy, sampled)]
     judged, judged_samples = (task.judge(part) if part else [] for part in kept)
-    answers = task.votes(judged_samples) if task.answer else None
+    answers = task.votes(judged_samples)
     kept_problems = [problem for problem in problems if problem.id in answered]
     left_out = len(problems) - len(kept_problems)
     return score_responses(kept_problems, judged, judged_samples, answers, plan.seed, left_out=left_out)
@@ -112,36 +118,41 @@ def score_responses(
     problems: Sequence[Problem],
     greedy: list[Judged],
     sampled: list[Judged],
-    answers: Sequence[str | None] | None,
+    answers: Mapping[str, Sequence[str | None]],
     seed: int,
     *,
     left_out: int = 0,
 ) -> Evaluation:
-    """Estimates over all problems and by level.
+    """Estimates over all problems, by level and by data set.
 
     Args:
         problems: the held-out problems that were answered.
         greedy: one judged response per problem.
         sampled: the same number for every problem, those of problem 0 first; may be empty.
-        answers: the final answer of every sampled response, equal answers as equal texts (`Task.votes`); None if the task has no
-            short answers.
+        answers: by problem id the final answers of its sampled responses, equal answers as equal texts (`Task.votes`); without
+            problems that have no short answers.
         seed: of the bootstrap.
         left_out: held-out problems that were not answered.
     """
     samples = len(sampled) // len(problems)
     rows = []
-    for i, item in enumerate(greedy):
-        part = slice(i * samples, (i + 1) * samples)
-        correct = [one.verdict.correct for one in sampled[part]]
-        vote = majority(answers[part], correct) if answers is not None and samples else None
+    for i, (problem, item) in enumerate(zip(problems, greedy, strict=True)):
+        correct = [one.verdict.correct for one in sampled[i * samples : (i + 1) * samples]]
+        vote = majority(answers[problem.id], correct) if problem.id in answers and samples else None
         rows.append(_Row(float(item.verdict.correct), item.verdict.reward, sum(correct), vote))
-    by_level: defaultdict[str, list[_Row]] = defaultdict(list)
-    for problem, row in zip(problems, rows, strict=True):
-        by_level[problem.level].append(row)
+
+    def _grouped(name: Callable[[Problem], str]) -> dict[str, Scores]:
+        groups: defaultdict[str, list[_Row]] = defaultdict(list)
+        for problem, row in zip(problems, rows, strict=True):
+            groups[name(problem)].append(row)
+        return {group: _scores(groups[group], samples, generator(seed, group)) for group in sorted(groups)}
+
+    by_source = _grouped(lambda problem: problem.source)
     return Evaluation(
         samples=samples,
         overall=_scores(rows, samples, generator(seed, "bootstrap")),
-        levels={level: _scores(by_level[level], samples, generator(seed, level)) for level in sorted(by_level)},
+        levels=_grouped(lambda problem: problem.level),
+        sources={label: scores for label, scores in by_source.items() if label},
         truncated=float(np.mean([item.trajectory.finish.truncated for item in greedy])),
         left_out=left_out,
         judge_failures=sum(item.verdict.judge_failed for item in (*greedy, *sampled)),
@@ -180,6 +191,7 @@ def describe_evaluation(result: Evaluation) -> str:
     parts = [f"pass@{one.k} {100 * one.estimate.mean:.1f} %" for one in result.overall.passes]
     if result.overall.majority is not None:
         parts.append(f"maj@{result.samples} {100 * result.overall.majority.mean:.1f} %")
+    parts += [f"{label} {100 * scores.success.mean:.1f} %" for label, scores in result.sources.items()]
     if result.left_out:
         parts.append(f"{result.left_out} problems left out: no engine could generate them")
     if result.judge_failures:

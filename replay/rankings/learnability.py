@@ -1,0 +1,85 @@
+"""The ranking `learnability`: replay what teaches most per generated token, and only problems that the root does not solve yet.
+
+Invariant: the priority of a state depends only on its problem's columns and on the success model.
+
+Formula. p is the chance that a continuation succeeds (`replay/success.py`), and t the tokens that it will take: the rest of the
+state's trajectory. A group of continuations teaches only if some succeed and some fail, so
+
+    worth    = 4 p (1 - p) / t
+    priority = log worth - log(sum of worth over the problem's states) + log(largest worth of the problem)
+
+At temperature 1 a problem is drawn in proportion to its best worth, whatever the number of its states, and a state in proportion to
+its worth within the problem. -inf, so never drawn, are
+
+    states of solved problems      root success (W + 1) / (W + L + 2) above 1/2: from there on the root itself teaches more
+    hopeless states                p < 0.05
+
+Each of the aims follows from p. A chain is trained from its end: there p is high and t small. As the end is mastered, 4 p (1 - p)
+falls there and p rises before it, by the problem's own outcomes, so the start moves back towards the root. A lucky success proves
+nothing: continuations of its chain fail, which lowers p of these states, of their problem, and of all chains that come from one
+success. States of own failures begin below 0.05; a critic that has predicted outcomes elsewhere can lift them.
+
+Worked example: default model, one canonical chain of 100 tokens with states at 25, 50, 75, no outcomes (x = 0.75, 0.5, 0.25):
+
+    log odds 2 - 5 x = -1.75, -0.5, 0.75        p = 0.148, 0.378, 0.679
+    worth = 0.0067, 0.0188, 0.0349              the last quarter is drawn with 0.0349 / 0.0604 = 58 %
+"""
+
+import numpy as np
+
+from core.records import FloatArray, Provenance
+from replay.keys import Reals
+from replay.rankings.base import Flags, Ranking, RankSettings, StateColumns
+from replay.rankings.chains import chains_of, retention_order
+from replay.success import chances, features_of
+
+HOPELESS = 0.05
+"""Chance of success below which no start is replayed: of 4 continuations at 5 %, four groups in five have no success at all."""
+SOLVED = 0.5
+"""Root success above which a problem is not replayed: 4 p (1 - p) of the root only falls from there on."""
+
+
+def learnability(columns: StateColumns, settings: RankSettings) -> FloatArray:
+    """Priority [S] by the formula of this module."""
+    if not len(columns.value):
+        return columns.value
+    success = state_chances(columns, settings)
+    tokens = np.maximum(columns.total - columns.length, 1)
+    worth = np.where(replayable(columns, success), 4.0 * success * (1.0 - success) / tokens, 0.0)
+    whole = np.bincount(columns.problem, worth)[columns.problem]
+    best = np.zeros(int(columns.problem[-1]) + 1)
+    np.maximum.at(best, columns.problem, worth)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        priority = np.log(worth) - np.log(whole) + np.log(best[columns.problem])
+    return np.where(worth > 0.0, priority, -np.inf).astype(np.float32)
+
+
+def state_chances(columns: StateColumns, settings: RankSettings) -> Reals:
+    """[S] p: the chance of success of each state, its own outcomes included."""
+    model = settings.model
+    before = chances(columns, features_of(columns, model), model)
+    tried = (columns.wins + columns.losses).astype(np.float64)
+    return (model.strength * before + columns.wins) / (model.strength + tried)
+
+
+def replayable(columns: StateColumns, success: Reals) -> Flags:
+    """[S] whether a state is neither hopeless nor of a solved problem; `success` [S]."""
+    root = (columns.root_wins + 1.0) / (columns.root_wins + columns.root_losses + 2.0)
+    return np.asarray((root <= SOLVED) & (success >= HOPELESS))
+
+
+def proven_first(columns: StateColumns, priority: FloatArray) -> FloatArray:
+    """Retention [S]: 1 + 1 / (1 + order) of proven states by chain (`replay/rankings/chains.py`), 1 / (1 + e^-priority) of failures.
+
+    So the shallow states of a chain stay until the start has moved back to them. A solved problem keeps nothing before others.
+    """
+    retention = np.zeros(len(priority), np.float32)
+    open_ = ~np.isneginf(priority)
+    retention[open_] = 1.0 / (1.0 + np.exp(-priority[open_]))
+    root = (columns.root_wins + 1.0) / (columns.root_wins + columns.root_losses + 2.0)
+    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & (root <= SOLVED))
+    retention[found.order] = 1.0 + 1.0 / (1.0 + retention_order(columns, found, open_))
+    return retention
+
+
+RANKING = Ranking(learnability, proven_first, needs_values=True, values_optional=True, uses_model=True, temperature=1.0)

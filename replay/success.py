@@ -1,0 +1,142 @@
+"""The pooled success model: the chance that a continuation of a state succeeds, learnt from all problems together.
+
+A data set's problems are visited a handful of times, so the records of single states and problems say little. This model is a
+logistic regression on all outcomes, of replayed states and of rollouts from the root. The store refits it with every `record`;
+the rankings read it. Invariants: a fit depends only on its evidence, which the driver collects, so the number of shards changes
+nothing. Chances of a problem's states depend only on that problem's columns and the model.
+
+Formula. A state with the share x of its trajectory still to come (1 at the root) has
+
+    log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + d
+
+v is the critic's value and m its mean over the problem's states, both in deviations of all values. So the critic is trusted as far
+as it predicts, between problems (b5) and within them (b6) apart. d belongs to the problem: N(0, D^2), its most probable value given
+the problem's own outcomes, from the root and from its proven states. A state's own w wins and l losses come on top:
+
+    p = (n c + w) / (n + w + l)          c = the chance above, n = what it counts as, in outcomes
+
+n is measured: two continuations of a state differ with chance 2 c (1 - c) n / (n + 1) if states with the same c have a
+Beta(n c, n (1 - c)) distribution. States that are right or wrong for good give a small n: then their own outcomes decide.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from core.records import Provenance
+from replay.keys import Reals
+from replay.rankings.base import StateColumns, SuccessModel
+
+PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0])
+"""1 / variance of the weights' prior around `SuccessModel.weights`. Ten to fifty outcomes outweigh it."""
+PROBLEM_PRECISION = 0.25
+"""1 / D^2: problems of one data set differ by D = 2 in log odds, which is success between 12 and 88 % around an even chance."""
+SAME, PAIRS = 16.0, 20.0
+"""Evidence for n = SAME / (PAIRS - SAME) = 4 before there is any, worth 20 pairs of continuations that differ."""
+LEAST_N, MOST_N = 0.25, 20.0
+"""Bounds of n: below, one outcome decides almost alone; above, a state that has become wrong is replayed for too long."""
+NEWEST = 2048
+"""Rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Decayed outcomes of replayed states and of roots."""
+
+    rows: Reals  # [N, 9] the seven features, wins, losses
+    expected: float = 0.0  # pairs of continuations of one state that would differ if states of equal chance were alike
+    differing: float = 0.0  # pairs that differ
+
+    def joined(self, chances: Reals, rows: Reals, decay: float) -> "Evidence":
+        """With new rows [M, 9] of states that had the `chances` [M]; earlier ones are decayed."""
+        old = self.rows * np.array([1.0] * 7 + [decay] * 2)
+        wins, losses = rows[:, 7], rows[:, 8]
+        pairs = (wins + losses) * (wins + losses - 1.0) / 2.0
+        return Evidence(
+            np.concatenate([old, rows])[-NEWEST:],
+            decay * self.expected + float((2.0 * chances * (1.0 - chances) * pairs).sum()),
+            decay * self.differing + float((wins * losses).sum()),
+        )
+
+    def with_roots(self, wins: int, losses: int) -> "Evidence":
+        """With rollouts from roots as one row: all is still to come, and the critic is taken at its mean."""
+        if not wins + losses:
+            return self
+        row = [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, wins, losses]]
+        return Evidence(np.concatenate([self.rows, row])[-NEWEST:], self.expected, self.differing)
+
+
+NOTHING = Evidence(np.zeros((0, 9)))
+
+
+def fit(evidence: Evidence, centre: float, spread: float) -> SuccessModel:
+    """The most probable model; `centre` and `spread` of the critic's values. Newton's method, each step at most 1 long."""
+    prior = SuccessModel()
+    mean = np.array(prior.weights)
+    weights, features = mean.copy(), evidence.rows[:, :7]
+    wins, tried = evidence.rows[:, 7], evidence.rows[:, 7] + evidence.rows[:, 8]
+    for _ in range(40):
+        chance = sigmoid(features @ weights)
+        slope = features.T @ (wins - tried * chance) - PRECISION * (weights - mean)
+        curvature = (features * (tried * chance * (1.0 - chance))[:, None]).T @ features + np.diag(PRECISION)
+        step = np.linalg.solve(curvature, slope)
+        weights = weights + step / max(1.0, float(np.abs(step).max()))
+    alike = min((evidence.differing + SAME) / (evidence.expected + PAIRS), MOST_N / (MOST_N + 1.0))
+    strength = max(alike / (1.0 - alike), LEAST_N)
+    return SuccessModel(tuple(weights.tolist()), strength, centre, spread)
+
+
+def features_of(columns: StateColumns, model: SuccessModel) -> Reals:
+    """[S, 7] the features of the states."""
+    left = 1.0 - columns.length / columns.total
+    value = (columns.value.astype(np.float64) - model.centre) / model.spread
+    total = np.bincount(columns.problem, value)
+    mean = (total / np.maximum(np.bincount(columns.problem), 1))[columns.problem]
+    failed = (columns.provenance == Provenance.OWN_FAILED).astype(np.float64)
+    canonical = (columns.provenance == Provenance.CANONICAL).astype(np.float64)
+    return np.stack([np.ones(len(left)), left, failed, failed * left, canonical, mean, value - mean], axis=1)
+
+
+def chances(columns: StateColumns, features: Reals, model: SuccessModel) -> Reals:
+    """[S] c: the chance of each state before its own outcomes count, from `features` [S, 7].
+
+    Sums are written out, because a matrix product rounds differently in another batch, and other problems must change nothing.
+    """
+    odds = sum((weight * features[:, at] for at, weight in enumerate(model.weights)), np.zeros(len(features)))
+    if not len(odds):
+        return odds
+    first = np.searchsorted(columns.problem, np.arange(int(columns.problem[-1]) + 1))
+    first = np.minimum(first, len(odds) - 1)
+    root = model.weights[0] + model.weights[1] + model.weights[5] * features[first, 5]
+    root_wins, root_tried = columns.root_wins[first].astype(np.float64), columns.root_losses[first].astype(np.float64)
+    root_tried = root_tried + root_wins
+    tried = (columns.wins + columns.losses).astype(np.float64)
+    rows = np.flatnonzero((tried > 0) & (columns.provenance != Provenance.OWN_FAILED))
+    owner, own, wins, tried = columns.problem[rows], odds[rows], columns.wins[rows].astype(np.float64), tried[rows]
+    offset = np.zeros(len(first))
+    for _ in range(10):  # Newton, each step at most 1 long
+        at_root, here = sigmoid(root + offset), sigmoid(own + offset[owner])
+        slope = root_wins - root_tried * at_root - PROBLEM_PRECISION * offset
+        slope += np.bincount(owner, wins - tried * here, minlength=len(first))
+        curvature = root_tried * at_root * (1.0 - at_root) + PROBLEM_PRECISION
+        curvature += np.bincount(owner, tried * here * (1.0 - here), minlength=len(first))
+        offset += np.clip(slope / curvature, -1.0, 1.0)
+    return sigmoid(odds + offset[columns.problem])
+
+
+def sigmoid(odds: Reals) -> Reals:
+    """1 / (1 + exp(-odds)), without overflow."""
+    found: Reals = 1.0 / (1.0 + np.exp(-np.clip(odds, -30.0, 30.0)))
+    return found
+
+
+def to_text(model: SuccessModel) -> str:
+    """The model as JSON, for writes and snapshots."""
+    return json.dumps(asdict(model))
+
+
+def from_text(text: str) -> SuccessModel:
+    """What `to_text` wrote, bit for bit."""
+    data = json.loads(text)
+    return SuccessModel(**data | {"weights": tuple(data["weights"])})

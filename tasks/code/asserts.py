@@ -1,0 +1,112 @@
+"""Programs judged by assert statements.
+
+Called by `tasks/code/programs.py`. To judge a test, `tasks/code/unit_tests.py` splits it, a sandbox evaluates the program's side, and
+the resulting values are compared here, or in a sandbox in which the program has never run.
+Invariants: the process that runs the program never has an expected value. Its results are compared with Python's == as plain data of
+builtin types. The only tolerance is what the test itself writes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.code.compare import equal, is_plain
+from tasks.code.confinement import SandboxError
+from tasks.code.outcomes import Boxes, Outcome, outcome_of_each
+from tasks.code.sandbox import Program, Sandbox
+from tasks.code.unit_tests import UnitTest, read_setup, split_test
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The question of test `number`, and the values of its holes by their index in the test."""
+
+    number: int
+    test: UnitTest
+    values: Mapping[int, Any]
+
+
+class AssertTests:
+    """The tests of one problem."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        setup = read_setup(record["setup"])
+        self.setup: str = record["setup"]
+        self.tests = tuple(split_test(test, setup) for test in record["tests"])
+        self._imports = "\n".join(setup.imports)  # questions need them, too
+        self._solution: str = record.get("solution") or ""
+        self._inner: dict[str, Any] | None = None
+
+    def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
+        """The outcome of every test. Raises SandboxError."""
+        inner = self._inner_values(boxes)
+        asked: list[_Asked] = []  # the tests that are more than `hole == literal`
+        program = self._program(source, boxes)
+
+        def _run(numbered: tuple[int, UnitTest]) -> tuple[Outcome, float]:
+            number, test = numbered
+            values = {f"_inner{i}": inner[call] for i, call in enumerate(test.inner)}
+            report, ending = session.evaluate(test.holes, values)
+            missing = (why for i, why in report.raised.items() if i not in test.skippable)
+            problem = report.syntax or report.failed or next(missing, "") or ending.why
+            if not problem and len(report.values) + len(report.raised) < len(test.holes):
+                problem = f"ended itself with status {ending.status}"
+            if problem:
+                return Outcome(False, problem, raised=True, syntax=bool(report.syntax)), ending.seconds
+            if test.literal is not None:
+                return self._outcome(test, equal(test.literal[0], report.values[0])), ending.seconds
+            if plain := all(map(is_plain, report.values.values())):
+                asked.append(_Asked(number, test, report.values))
+            return self._outcome(test, plain), ending.seconds
+
+        with boxes.program.session(program) as session:
+            outcomes = outcome_of_each(enumerate(self.tests), _run, boxes.config.program_seconds)
+        for number, answer in ask(asked, self._imports, boxes.own).items():
+            outcomes[number] = self._outcome(self.tests[number], answer)
+        return outcomes
+
+    def _program(self, source: str, boxes: Boxes) -> Program:
+        first = boxes.config.setup == "before"
+        return Program(source, before=self.setup if first else "", after="" if first else self.setup)
+
+    @staticmethod
+    def _outcome(test: UnitTest, passed: bool) -> Outcome:
+        return Outcome(passed, "" if passed else test.text[:120])
+
+    def _inner_values(self, boxes: Boxes) -> dict[str, Any]:
+        """What the canonical solution gives for the calls inside arguments, encoded. Raises SandboxError."""
+        if self._inner is None:
+            calls = list({call: None for test in self.tests for call in test.inner})
+            self._inner = {}
+            if calls:
+                with boxes.own.session(self._program(self._solution, boxes)) as session:
+                    report, ending = session.evaluate(calls)
+                bad = [call for i, call in enumerate(calls) if not is_plain(report.values.get(i, ["o"]))]
+                if bad:
+                    why = report.syntax or report.failed or next(iter(report.raised.values()), "") or ending.why
+                    raise SandboxError(
+                        f"the canonical solution gives no plain value for {bad[0]} ({why or 'an object'})"
+                    )
+                self._inner = {call: report.values[i] for i, call in enumerate(calls)}
+        return self._inner
+
+
+def ask(asked: list[_Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool]:
+    """Evaluate questions over plain values in a new sandbox, in which the program has never run.
+
+    Raises SandboxError when that sandbox ends early: neither the program nor its answers can cause this.
+    """
+    if not asked:
+        return {}
+    values = {f"t{one.number}_{i}": value for one in asked for i, value in one.values.items()}
+    # a hole that raised is not passed: a question that reads it raises, too
+    questions = [
+        f"bool((lambda {', '.join(f'h{i}=t{one.number}_{i}' for i in one.values)}: {one.test.question})())"
+        for one in asked
+    ]
+    modules = sorted({f"import {name}" for one in asked for name in one.test.modules})
+    with sandbox.session(Program("\n".join([imports, *modules]))) as session:
+        report, ending = session.evaluate(questions, values)
+    if stopped := report.syntax or report.failed or ending.why:
+        raise SandboxError(f"the values could not be compared: {stopped}")
+    return {one.number: report.values.get(i) is True for i, one in enumerate(asked)}

@@ -1,0 +1,151 @@
+"""Compares what a program gives with what is expected: values, as == does, and printed text, as the benchmarks do.
+
+Called by the formats in the judging processes. Invariants: no code of the program or of the data set runs here. An object of a class
+of the program equals nothing. Whatever a sandbox says is compared without raising, in time bounded by its length.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Any
+
+from tasks.code.sandbox_values import DEEPEST
+
+_DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d+)?|Infinity|NaN)")
+_MOST_DIGITS = 5000
+"""Bound on an encoded Decimal: parsing one takes time quadratic in its length."""
+_HEX = re.compile(r"-?0x[0-9a-f]+")
+_SCALARS = (bool, int, float, str)
+_NUMBER = re.compile(r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})([eE][+-]?\d{1,3})?")
+
+
+def same_output(expected: str, found: str, tolerance: float = 0.0) -> bool:
+    """Whether two printed texts are the same: line by line and word by word, without empty lines and white space at the ends.
+
+    Numbers are equal as numbers (`1.0` and `1.00`), or within a tolerance, absolute or relative.
+    """
+    lines = [[line.split() for line in text.splitlines() if line.strip()] for text in (expected, found)]
+    return [len(words) for words in lines[0]] == [len(words) for words in lines[1]] and all(
+        left == right or _same_number(left, right, tolerance)
+        for one, other in zip(*lines, strict=True)
+        for left, right in zip(one, other, strict=True)
+    )
+
+
+def _same_number(left: str, right: str, tolerance: float) -> bool:
+    if not _NUMBER.fullmatch(left) or not _NUMBER.fullmatch(right):
+        return False
+    if Decimal(left) == Decimal(right):
+        return True
+    return tolerance > 0 and math.isclose(float(left), float(right), rel_tol=tolerance, abs_tol=tolerance)
+
+
+def same_value(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
+    """Whether an encoded value equals one from JSON, as the benchmarks compare them.
+
+    JSON has no tuples and no numbers as keys: a tuple equals a list, and the key 1 equals the key "1".
+    """
+    match found:
+        case ["l" | "t", *items]:
+            return (
+                isinstance(expected, list)
+                and len(expected) == len(items)
+                and all(same_value(one, other, tolerance) for one, other in zip(expected, items, strict=True))
+            )
+        case ["d", *pairs]:
+            return isinstance(expected, dict) and _pair_up(
+                expected.items(), pairs, lambda one, other: _same_entry(one, other, tolerance)
+            )
+    if equal(expected, found):
+        return True
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (expected, found))
+    return numbers and tolerance > 0 and math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _same_entry(expected: tuple[str, Any], found: Any, tolerance: float) -> bool:
+    match found:
+        case [key, value]:
+            return str(key) == expected[0] and same_value(expected[1], value, tolerance)
+    return False
+
+
+def equal(expected: object, found: Any) -> bool:
+    """Whether an encoded value (`tasks/code/sandbox_driver.py`) equals a literal, as == decides for the decoded values.
+
+    No value larger than the literal is built from the program's output. A malformed encoding equals nothing.
+    """
+    if found is None or isinstance(found, _SCALARS):
+        return isinstance(expected, (*_SCALARS, complex, type(None))) and bool(expected == found)
+    match found:
+        case ["i", str(digits)] if _HEX.fullmatch(digits):
+            return isinstance(expected, int | float | complex) and expected == int(digits, 16)
+        case ["c", float() as real, float() as imaginary]:
+            return isinstance(expected, int | float | complex) and expected == complex(real, imaginary)
+        case ["b", str(digits)]:
+            return isinstance(expected, bytes) and expected.hex() == digits
+        case ["l" | "t" as kind, *items]:
+            return (
+                isinstance(expected, list if kind == "l" else tuple)
+                and len(expected) == len(items)
+                and all(map(equal, expected, items))
+            )
+        case ["m", str(decimal)] if len(decimal) < _MOST_DIGITS and _DECIMAL.fullmatch(decimal):
+            return isinstance(expected, int | float | complex) and expected == Decimal(decimal)
+        case ["q", str(above), str(below)] if _HEX.fullmatch(above) and _HEX.fullmatch(below):
+            return isinstance(expected, int | float) and _is_ratio(expected, int(above, 16), int(below, 16))
+        case ["s" | "z", *items]:
+            return isinstance(expected, set | frozenset) and _pair_up(expected, items, equal)
+        case ["d", *pairs]:
+            return isinstance(expected, dict) and _pair_up(expected.items(), pairs, _same_pair)
+    return False
+
+
+def _is_ratio(expected: float, above: int, below: int) -> bool:
+    """Whether `expected` is exactly above / below. Fraction's == says the same, but computes a common divisor first, slowly."""
+    if below <= 0 or not math.isfinite(expected):
+        return False
+    mine, whole = expected.as_integer_ratio()
+    return mine * below == above * whole
+
+
+def _pair_up(expected: Iterable[Any], found: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Whether the two can be paired off: each expected item with the same found one, and none left."""
+    left = list(expected)
+    if len(left) != len(found):
+        return False
+    for item in found:
+        at = next((i for i, member in enumerate(left) if same(member, item)), None)
+        if at is None:
+            return False
+        del left[at]
+    return True
+
+
+def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(map(equal, expected, found))
+
+
+def is_plain(found: Any, depth: int = 0) -> bool:
+    """Whether an encoding has only values of builtin types, at every level, and is nested no deeper than the driver writes."""
+    if not isinstance(found, list):
+        return True
+    if depth > DEEPEST:
+        return False
+    match found:
+        case ["l" | "t" | "s" | "z", *items]:
+            return all(is_plain(item, depth + 1) for item in items)
+        case ["d", *pairs]:
+            return all(
+                isinstance(pair, list) and len(pair) == 2 and all(is_plain(part, depth + 1) for part in pair)
+                for pair in pairs
+            )
+        case ["q", str(above), str(below)]:
+            return bool(_HEX.fullmatch(above) and _HEX.fullmatch(below))
+        case ["m", str(decimal)]:
+            return len(decimal) < _MOST_DIGITS and bool(_DECIMAL.fullmatch(decimal))
+        case ["i", str(digits)]:
+            return bool(_HEX.fullmatch(digits))
+        case ["b", str()] | ["c", float(), float()]:
+            return True
+    return False

@@ -1,0 +1,165 @@
+"""What confines a sandbox from outside: the bubblewrap command, an unprivileged user, a control group.
+
+Called by `tasks/code/sandbox.py`. The kernel does not limit the processes of root, also not of root inside a user namespace that root
+made. So a judge that runs as root lets bubblewrap make the namespaces as root, and the driver becomes a user without any rights
+before it reads a program. Where that is not allowed, or in addition, a control group bounds the number of tasks.
+`tasks/code/sandbox.py` tries out which of them works, and refuses programs if neither does.
+"""
+
+import atexit
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from core.errors import ConfigError
+from tasks.code.seccomp import sandbox_filter
+
+PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a virtual environment's link to it
+FLAGS = ("-s", "-S", "-P", "-B")  # no user packages, no site, no modules from the script's folder, no byte code
+PACKAGES = "/packages"
+"""Where a sandbox has the packages that the user allows."""
+FOLDER_BYTES = 256 << 20
+"""Bound on the files that the driver writes for a test: its input, a source, a compiled program."""
+MOST_TASKS = 256
+"""Processes and threads in the control group of a judge: two sandboxes, of which each program may have 64."""
+_GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+_FIRST_USER = 1 << 30
+"""The first of the user ids without an account that programs run as. Each judge has its own."""
+_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+
+
+class SandboxError(Exception):
+    """The sandbox itself failed: no program ran."""
+
+
+def bubblewrap() -> str:
+    """The path of bubblewrap. Raises SandboxError without it."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxError("bubblewrap (bwrap) is not installed")
+    return found
+
+
+def program_user() -> int:
+    """The user that the driver becomes, as a number; 0 if it already has no rights, or cannot change them."""
+    return _FIRST_USER + os.getpid() if os.geteuid() == 0 and _root_can_drop(bubblewrap()) else 0
+
+
+@cache
+def _root_can_drop(bwrap: str) -> bool:
+    """Whether root can make namespaces without a user namespace, and become another user in them."""
+    command = [
+        bwrap,
+        *_as_root(),
+        "--ro-bind",
+        "/",
+        "/",
+        "--",
+        PYTHON,
+        *FLAGS,
+        "-c",
+        f"import os; os.setuid({_FIRST_USER})",
+    ]
+    return subprocess.run(command, env={}, capture_output=True, check=False).returncode == 0
+
+
+def _as_root() -> list[str]:
+    capabilities = [option for name in ("SETUID", "SETGID", "SETPCAP") for option in ("--cap-add", f"CAP_{name}")]
+    return [*_NAMESPACES, "--cap-drop", "ALL", *capabilities]
+
+
+def bubblewrap_command(seccomp: int, driver: Path, packages: Sequence[str]) -> list[str]:
+    """`bwrap ... python driver`, to be followed by the driver's argument. Raises SandboxError without bubblewrap.
+
+    `seccomp`: descriptor of the filter. `packages`: installed ones that programs may import.
+    """
+    options = _as_root() if program_user() else [
+        *_NAMESPACES, "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"
+    ]  # fmt: skip
+    options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--clearenv"]
+    options += ["--setenv", "PYTHONHASHSEED", "0"]  # a program's result may depend on the order of a set
+    options += ["--setenv", "OPENBLAS_NUM_THREADS", "1", "--ro-bind", "/usr", "/usr"]
+    for place in ("/bin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(place):
+            options += ["--symlink", os.readlink(place), place]
+        elif os.path.isdir(place):
+            options += ["--ro-bind", place, place]
+    prefix = os.path.realpath(sys.base_prefix)
+    if not prefix.startswith("/usr"):
+        for parent in reversed(Path(prefix).parents[:-1]):
+            options += ["--dir", str(parent)]  # readable by everybody, unlike a parent that bubblewrap makes by itself
+        options += ["--ro-bind", prefix, prefix]
+    for folder in ("site-packages", "dist-packages"):
+        path = f"{prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/{folder}"
+        if os.path.isdir(path):
+            options += ["--tmpfs", path, "--remount-ro", path]
+    options += ["--dir", "/dev"]
+    for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
+        options += ["--dev-bind", device, device]
+    options += ["--dir", PACKAGES] if packages else []
+    for package in package_paths(packages):
+        options += ["--ro-bind", str(package), f"{PACKAGES}/{package.name}"]
+    options += ["--ro-bind", str(driver), "/driver.py"]
+    options += ["--ro-bind", str(driver.with_name("sandbox_values.py")), "/sandbox_values.py"]
+    options += ["--symlink", "/tmp/stdin", "/dev/stdin"]
+    options += ["--perms", "0777", "--size", str(FOLDER_BYTES), "--tmpfs", "/tmp"]
+    options += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp)]
+    return [bubblewrap(), *options, "--", PYTHON, *FLAGS, "/driver.py"]
+
+
+def package_paths(packages: Sequence[str]) -> list[Path]:
+    """The files and folders of installed packages, with the libraries that wheels keep beside them. Raises ConfigError."""
+    found = []
+    for name in packages:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        if spec is None or spec.origin is None:
+            raise ConfigError(f"task.code.packages: {name!r} is not installed; install it or leave it out")
+        place = Path(spec.origin)
+        place = place.parent if spec.submodule_search_locations else place
+        found += [place, *place.parent.glob(f"{name}.libs")]
+    return found
+
+
+@contextmanager
+def filter_pipe() -> Iterator[int]:
+    """The sandbox's seccomp filter in a pipe, as bubblewrap reads it. Raises SandboxError on an unknown processor."""
+    program = sandbox_filter()
+    if program is None:
+        raise SandboxError("no list of system calls for this processor")
+    read, write = os.pipe()
+    os.write(write, program)  # smaller than a pipe's buffer
+    os.close(write)
+    try:
+        yield read
+    finally:
+        os.close(read)
+
+
+@cache
+def task_group(process: int = os.getpid()) -> int | None:
+    """The descriptor through which a process joins this judge's control group; None where none can be made.
+
+    The group is removed when the judge ends; one that a killed judge left behind is removed by the next.
+    """
+    for parent in _GROUPS:
+        with suppress(OSError):
+            for old in parent.glob("retrospect-*"):
+                if not Path(f"/proc/{old.name.partition('-')[2]}").exists():
+                    old.rmdir()
+            group = parent / f"retrospect-{process}"
+            group.mkdir(exist_ok=True)
+            atexit.register(_remove, group)
+            (group / "pids.max").write_text(str(MOST_TASKS))
+            return os.open(group / "cgroup.procs", os.O_WRONLY)
+    return None
+
+
+def _remove(group: Path) -> None:
+    with suppress(OSError):
+        group.rmdir()

@@ -1,0 +1,74 @@
+"""What comes of each test of a program, and the reward for all of them.
+
+Called by the formats (`asserts`, `checks`, `scripts`), which make outcomes, and by `tasks/code/programs.py`, which grades them.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from core.config import CodeConfig
+from core.records import Verdict
+from tasks.code.sandbox import Sandbox
+
+Test = TypeVar("Test")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one test."""
+
+    passed: bool
+    why: str = ""  # it has not passed
+    raised: bool = False  # the program raised, ended, or used too much, so that there is no answer
+    syntax: bool = False  # the program does not compile
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Where programs run: the model's, with what the user lets them have; and the data set's own (questions, checkers)."""
+
+    program: Sandbox
+    own: Sandbox
+    config: CodeConfig = field(default_factory=CodeConfig)
+
+
+def outcome_of_each(
+    tests: Iterable[Test], run: Callable[[Test], tuple[Outcome, float]], seconds: float
+) -> list[Outcome]:
+    """Run the tests in order, until they have used up their seconds together, or the program does not compile.
+
+    `run` returns the outcome, and the seconds of processor time and of doing nothing that it took.
+    """
+    outcomes: list[Outcome] = []
+    for test in tests:
+        if outcomes and outcomes[0].syntax:
+            outcomes.append(outcomes[0])
+        elif seconds <= 0:
+            outcomes.append(
+                Outcome(False, "not run: the tests before it used up task.code.program_seconds", raised=True)
+            )
+        else:
+            outcome, used = run(test)
+            outcomes.append(outcome)
+            seconds -= used
+    return outcomes
+
+
+def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -> Verdict:
+    """The verdict over all tests. `shown`: indices of the tests that the prompt shows; they count as `config.visible_share` each."""
+    first = next(((i, one) for i, one in enumerate(outcomes) if not one.passed), None)
+    if first is None:
+        return Verdict(config.passed, True)
+    if first[1].syntax:
+        return Verdict(config.compile_error, False, f"does not compile: {first[1].why}")
+    raised = [one for one in outcomes if one.raised]
+    if raised and (config.any_error_fails or len(raised) == len(outcomes)):
+        return Verdict(config.runtime_error, False, f"run-time error: {raised[0].why}")
+    weights = [config.visible_share if i in shown else 1.0 for i in range(len(outcomes))]
+    if not any(weights):
+        weights = [1.0] * len(outcomes)
+    share = sum(weight for weight, one in zip(weights, outcomes, strict=True) if one.passed) / sum(weights)
+    passed = sum(one.passed for one in outcomes)
+    why = f"passed {passed} of {len(outcomes)} tests; {'error in' if first[1].raised else 'failed'} {first[1].why}"
+    return Verdict(config.failed + config.fraction * share * (config.passed - config.failed), False, why)

@@ -1,0 +1,115 @@
+"""Programs judged by inputs and outputs: read from standard input and printed, or passed to a function and returned.
+
+Called by `tasks/code/programs.py` for APPS, APPS+, TACO and LiveCodeBench. Invariant: a program's sandbox sees the inputs; outputs are
+compared here, or by the problem's checker in a sandbox of its own, after the program has ended.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.code.compare import same_output, same_value
+from tasks.code.languages import find_language
+from tasks.code.outcomes import Boxes, Outcome, outcome_of_each
+from tasks.code.sandbox import Ending, Program, Session
+from tasks.code.sandbox_values import encode_value
+
+ACCEPTED = ("1", "1.0", "ok", "yes", "true", "accepted")
+"""First words of a checker's output that accept an answer."""
+Test = tuple[Any, Any]
+"""Input and output: two texts; or the arguments of a call and its value."""
+
+
+class ScriptTests:
+    """Programs that read standard input and print."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._tests: list[Test] = list(zip(record["inputs"], record["outputs"], strict=True))
+        self._tolerance: float | None = record.get("tolerance")
+        self._checker: str = record.get("checker") or ""
+        self._language = find_language(record.get("language") or "python")
+        self._setup: str = record.get("setup") or ""
+
+    def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
+        """The outcome of every test. Raises SandboxError."""
+        program = Program(source, before=self._setup, language=self._language)
+        tolerance = boxes.config.tolerance if self._tolerance is None else self._tolerance
+        printed: list[tuple[int, Test, str]] = []  # what a checker judges
+
+        def _run(numbered: tuple[int, Test]) -> tuple[Outcome, float]:
+            number, (given, expected) = numbered
+            ending = session.run({"input": given})
+            if problem := _problem(ending):
+                return Outcome(False, problem, raised=True, syntax=ending.not_compiled), ending.seconds
+            found = ending.output.decode(errors="replace")
+            if self._checker:
+                printed.append((number, (given, expected), found))
+                return Outcome(True), ending.seconds
+            same = same_output(expected, found, tolerance)
+            return Outcome(same, "" if same else _difference(number, expected, found)), ending.seconds
+
+        with boxes.program.session(program) as session:
+            if self._language and self._language.compile:
+                compiled = session.compile()
+                if problem := _problem(compiled):
+                    return [Outcome(False, problem, raised=True, syntax=True)] * len(self._tests)
+            outcomes = outcome_of_each(enumerate(self._tests), _run, boxes.config.program_seconds)
+        if printed:
+            with boxes.own.session(Program(self._checker)) as checker:
+                checked = outcome_of_each(printed, lambda one: _checked(checker, *one), boxes.config.program_seconds)
+            for (number, _, _), outcome in zip(printed, checked, strict=True):
+                outcomes[number] = outcome
+        return outcomes
+
+
+class CallTests:
+    """Functions that are called with arguments and return a value: `name(...)`, or `Solution().name(...)` where there is such a class."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._tests: list[Test] = list(zip(record["inputs"], record["outputs"], strict=True))
+        self._tolerance: float | None = record.get("tolerance")
+        self._setup: str = record.get("setup") or ""
+        self._call = (
+            f"(Solution().{record['fn_name']} if 'Solution' in globals() else {record['fn_name']})(*_arguments)"
+        )
+
+    def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
+        """The outcome of every test. Raises SandboxError."""
+        tolerance = boxes.config.tolerance if self._tolerance is None else self._tolerance
+
+        def _run(numbered: tuple[int, Test]) -> tuple[Outcome, float]:
+            number, (arguments, expected) = numbered
+            report, ending = session.evaluate([self._call], {"_arguments": encode_value(arguments)})
+            problem = report.syntax or report.failed or report.raised.get(0) or ending.why
+            if problem or not report.values:
+                why = problem or f"ended itself with status {ending.status}"
+                return Outcome(False, why, raised=True, syntax=bool(report.syntax)), ending.seconds
+            accepted = [
+                expected,
+                *(expected if isinstance(expected, list) and len(expected) == 1 else ()),
+            ]  # as APPS has it
+            same = any(same_value(each, report.values[0], tolerance) for each in accepted)
+            return Outcome(same, "" if same else f"test {number + 1}: expected {str(expected)[:60]!r}"), ending.seconds
+
+        with boxes.program.session(Program(source, before=self._setup)) as session:
+            return outcome_of_each(enumerate(self._tests), _run, boxes.config.program_seconds)
+
+
+def _problem(ending: Ending) -> str:
+    if ending.why or not ending.status:
+        return ending.why
+    return ending.errors or f"ended itself with status {ending.status}"
+
+
+def _difference(number: int, expected: str, found: str) -> str:
+    return f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
+
+
+def _checked(checker: Session, number: int, test: Test, found: str) -> tuple[Outcome, float]:
+    """Run a checker on the files input, expected, output: it accepts by printing 1 or `ok` first, or by exiting with 0 in silence."""
+    files = {"input": test[0], "expected": test[1], "output": found}
+    ending = checker.run({"input": "", "files": files, "arguments": list(files)})
+    said = ending.output.decode(errors="replace").split()
+    passed = not ending.why and not ending.status and (not said or said[0].lower() in ACCEPTED)
+    why = f"refused by the checker ({ending.why or ending.errors or ' '.join(said[:20])})"
+    why = "" if passed else f"test {number + 1}: {why}, printed {found.strip()[:60]!r}"
+    return Outcome(passed, why), ending.seconds

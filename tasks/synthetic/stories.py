@@ -1,0 +1,116 @@
+"""Word problems: a synthetic task of reading. Sentences tell how a number of things changes, and verbs must be understood.
+
+    Ann has 12 pens. She buys 5. She counts 3. She loses 4.
+
+The response writes one line per sentence after the first, the change and the new number, then the answer:
+
+    +5=17
+    =17
+    -4=13
+    #13
+
+Four verbs add, four take away and four leave the number alone (`VERBS`). Nothing but the reward tells which does what, if the
+starter has only seen guesses. What one problem teaches about a verb helps in the others. Called by `tasks/kinds.py` (`STORIES`) and
+`tasks/judge_worker.py` (`verify_stories`). Invariant: the prefix check is exact. Every line is judged, so no answer is right by luck.
+"""
+
+import re
+
+import numpy as np
+
+from core.records import Verdict
+from tasks.synthetic.generated import Puzzle, can_follow, wrong
+
+VERBS = {
+    **dict.fromkeys(("buys", "finds", "gets", "wins"), "+"),
+    **dict.fromkeys(("loses", "sells", "eats", "drops"), "-"),
+    **dict.fromkeys(("counts", "sees", "wants", "draws"), "="),
+}
+"""What each verb does to the number: adds, takes away, or nothing."""
+SIGNS = "+-="
+PEOPLE = (("Ann", "She"), ("Ben", "He"), ("Eva", "She"), ("Tom", "He"))
+THINGS = ("pens", "nuts", "eggs", "figs")
+MOST = 5
+"""Largest change of one sentence."""
+
+_FIRST = re.compile(r"has (\d+) ")
+_NEXT = re.compile(r"(?:She|He) (\w+) (\d)\.")
+
+
+def line(sign: str, change: int, number: int) -> tuple[str, int]:
+    """The line that writes one sentence, and the number after it.
+
+    >>> line("+", 5, 12), line("=", 3, 17)
+    (('+5=17', 17), ('=17', 17))
+    """
+    after = number + {"+": change, "-": -change, "=": 0}[sign]
+    return (f"={after}" if sign == "=" else f"{sign}{change}={after}"), after
+
+
+def read_story(text: str) -> tuple[int, list[tuple[str, int]]]:
+    """The number at the beginning, and the verb and number of every further sentence."""
+    first = _FIRST.search(text)
+    assert first, text
+    return int(first[1]), [(verb, int(change)) for verb, change in _NEXT.findall(text)]
+
+
+def _written(text: str, signs: list[str]) -> str:
+    """The response that reads the sentences with these signs."""
+    number, sentences = read_story(text)
+    lines = []
+    for sign, (_, change) in zip(signs, sentences, strict=True):
+        written, number = line(sign, change, number)
+        lines.append(written)
+    return "\n".join([*lines, f"#{number}"])
+
+
+def _solution(text: str) -> str:
+    """Every verb understood."""
+    return _written(text, [VERBS[verb] for verb, _ in read_story(text)[1]])
+
+
+def _guess(text: str, rng: np.random.Generator) -> str:
+    """Every verb guessed, and computed correctly."""
+    return _written(text, [SIGNS[rng.integers(len(SIGNS))] for _ in read_story(text)[1]])
+
+
+def _prefix_correct(text: str, response: str) -> bool:
+    """Whether every line so far is right."""
+    lines = _solution(text).split("\n")
+    return can_follow(response, 0, lambda done: {lines[done]: done + 1} if done < len(lines) else {})
+
+
+def verify_stories(text: str, response: str) -> Verdict:
+    """Reward 1 if every sentence is read and computed correctly and the last line is `#` and the number at the end."""
+    expected, found = _solution(text).split("\n"), response.rstrip("\n").split("\n")
+    for number, (right, written) in enumerate(zip(expected, found, strict=False), 1):
+        if right != written:
+            return wrong(f"line {number}: {written[:20]!r}, expected {right}")
+    if len(found) != len(expected):
+        return wrong(f"{len(found)} lines, expected {len(expected)}")
+    return Verdict(1.0, True)
+
+
+def _draw(rng: np.random.Generator, operations: int) -> str:
+    """A random story of that many sentences after the first. The number at its beginning is large enough for any reading."""
+    name, pronoun = PEOPLE[rng.integers(len(PEOPLE))]
+    things = THINGS[rng.integers(len(THINGS))]
+    verbs = rng.choice(list(VERBS), operations)
+    changes = rng.integers(1, MOST + 1, operations)
+    begun = int(rng.integers(MOST * operations, MOST * operations + 10))
+    rest = "".join(f" {pronoun} {verb} {change}." for verb, change in zip(verbs, changes, strict=True))
+    return f"{name} has {begun} {things}.{rest}"
+
+
+STORIES = Puzzle(
+    "stories",
+    "".join(
+        sorted({*"".join([*VERBS, *THINGS, "has", *(word for pair in PEOPLE for word in pair)]), *"0123456789 .+-=#\n"})
+    ),
+    _draw,
+    _solution,
+    lambda text: len(read_story(text)[1]),
+    _prefix_correct,
+    units=("step", "steps"),
+    guess=_guess,
+)

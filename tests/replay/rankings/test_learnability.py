@@ -1,0 +1,99 @@
+"""The ranking `learnability`: by hand, and in closed loop with a made-up policy."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from replay.rankings.base import RankSettings
+from replay.rankings.learnability import learnability, proven_first, state_chances
+from tests.replay.rankings.test_closed_loop import Loop, made
+from tests.replay.rankings.test_rankings import CANONICAL, FAILED, INF, SUCCESS, columns
+
+__all__ = ["made"]  # a fixture
+SETTINGS = RankSettings(target=0.3)
+CHAIN = [25, 50, 75], [CANONICAL] * 3
+
+
+def weights(lengths: list[int], provenance: list[int], **given: object) -> list[float]:
+    """By which states are drawn at temperature 1, in millionths."""
+    found = np.exp(learnability(columns(lengths, provenance, **given), SETTINGS).astype(np.float64))
+    return [round(1e6 * float(weight)) for weight in found]
+
+
+def test_the_worked_example() -> None:
+    # p = 0.1480, 0.3775, 0.6792; 4 p (1 - p) = 0.5045, 0.9400, 0.8716; per token of 75, 50, 25: 0.006727, 0.018800, 0.034863.
+    # Their sum is 0.060390; the problem is worth 0.034863, of which each gets its share.
+    expected = [0.034863 * worth / 0.060390 for worth in (0.006727, 0.018800, 0.034863)]
+    assert weights(*CHAIN) == pytest.approx([1e6 * weight for weight in expected], abs=2)
+
+
+def test_a_state_counts_its_own_outcomes_on_top_of_the_model() -> None:
+    failed = columns([75, 50], [FAILED, FAILED], wins=[3, 0], losses=[1, 0])
+    before = 1 / (1 + np.exp(3 + 1.25))  # 2 - 5 / 4 - 5 in log odds: 0.0141; a failure tells nothing of its problem
+    # four outcomes of the model, four of its own
+    assert state_chances(failed, SETTINGS)[0] == pytest.approx((4 * before + 3) / 8)
+
+
+def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
+    assert weights([75, 90], [FAILED] * 2) == [0, 0]  # 2 - 0.5 - 5 = -3.5 in log odds: 0.029
+    assert weights(*CHAIN, root_wins=[2] * 3, root_losses=[1] * 3) == [0, 0, 0]  # 3 / 5 > 1/2
+    assert min(weights(*CHAIN, root_wins=[2] * 3, root_losses=[2] * 3)) > 0  # 3 / 6
+
+
+def test_a_problem_is_drawn_by_its_best_state_whatever_their_number() -> None:
+    two = weights([25, 50, 75, 75], [CANONICAL] * 4, problem=[0, 0, 0, 1], chain=[0, 0, 0, 1])
+    assert sum(two[:3]) == pytest.approx(two[3], abs=3)
+
+
+def test_a_mastered_end_moves_the_start_back() -> None:
+    begin, mastered = weights(*CHAIN), weights(*CHAIN, wins=[0, 0, 16])
+    assert np.argmax(begin) == 2
+    assert np.argmax(mastered) == 0
+
+
+def test_a_lucky_chain_is_left_after_a_few_failures() -> None:
+    assert weights(*CHAIN, losses=[0, 0, 4])[0] == 0
+    assert weights(*CHAIN, losses=[0, 0, 8]) == [0, 0, 0]
+
+
+def test_what_is_needed_later_is_kept() -> None:
+    states = columns([25, 50, 75, 60], [SUCCESS] * 3 + [FAILED], chain=[0, 0, 0, 1], root_losses=[60] * 4)
+    priority = learnability(states, SETTINGS)
+    assert (priority[0], priority[3]) == (-INF, -INF)  # hopeless from there, as yet
+    kept = proven_first(states, priority)
+    assert kept[0] > 1
+    assert kept[3] == 0
+
+
+def share_before(length: int, loop: Loop) -> float:
+    """Chance that the next draw is a shorter state."""
+    rows = loop.rows()
+    weight = np.exp(rows["priority"].astype(np.float64))
+    return float(weight[rows["length"] < length].sum() / weight.sum())
+
+
+def test_the_start_moves_back_as_the_end_is_mastered(made: Callable[..., Loop]) -> None:
+    """Of 21 tokens the policy always finishes the last 10; from before it succeeds in 2 of 5, and the root fails."""
+    loop = made(size=21, ranking="learnability")
+    shares = []
+    for _ in range(40):
+        loop.turn(lambda k, _v: 1.0 if k > 10 else 0.4 if k else 0.0, starts=2, roots=1)
+        shares.append(share_before(11, loop))
+    assert shares[0] < 0.3
+    assert np.mean(shares[-10:]) > 0.6
+
+
+def test_a_problem_that_the_root_solves_gets_no_draws(made: Callable[..., Loop]) -> None:
+    """A step is right in 0.7 of all tries at first, always from version 30 on."""
+    loop = made(ranking="learnability")
+    seen = [loop.turn(lambda k, v: min(0.7 + 0.01 * v, 1.0) ** (11 - k), roots=2) for _ in range(50)]
+    assert sum(map(len, seen[1:12])) >= 5
+    assert sum(map(len, seen[40:])) == 0
+
+
+def test_a_problem_that_never_succeeds_again_is_left_alone(made: Callable[..., Loop]) -> None:
+    loop = made(ranking="learnability")
+    seen = [len(loop.turn(lambda _k, _v: 0.0, roots=2)) for _ in range(40)]
+    assert seen[1] == 1  # at first it counts as solved: one of one
+    assert sum(seen) <= 12
