@@ -3,7 +3,7 @@
 `tasks/judge.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`, in a new
 interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier for them. Its first line is
 `ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail,
-judge_failed]` out. What the verifier prints goes to the error stream.
+judge_failed, steps]` out. What the verifier prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
 interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that sleeps ends
@@ -81,11 +81,12 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
             return _failed(
                 f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number"
             )
-        if not math.isfinite(result.reward):
-            return _failed(f"judge returned a reward of {result.reward}")
+        steps = tuple((int(end), float(reward)) for end, reward in result.steps)
+        if not all(map(math.isfinite, (result.reward, *(reward for _, reward in steps)))):
+            return _failed(f"judge returned a reward of {result.reward}" + (f" and steps of {steps}" if steps else ""))
         # the fields of a user's Verdict may be anything, and may raise when they are read
         detail = printable(str(result.detail))
-        return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed))
+        return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed), steps)
     except (Exception, SystemExit) as error:
         return _failed(f"judge raised {said(error)}")
 
@@ -113,7 +114,7 @@ def judge_lines(
             signal.setitimer(signal.ITIMER_PROF, limit)  # processor time of this process, all threads
             signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
             verdict = judge_one(verify, reference, response, failed_reward)
-            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed]
+            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed, verdict.steps]
             sink.write(json.dumps(told) + "\n")
             sink.flush()  # per verdict: the driver must know which item hangs
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -66,7 +66,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         )
     with clock.phase("reward"):
         judged = parts.task.judge(trajectories)
-    judged, dropped, greedy = with_more_rollouts(
+    judged, dropped, extra = with_more_rollouts(
         parts, settings, judged, lambda few, again: choose_starts(parts, few, number, again), clock
     )
     starts = list({item.trajectory.start.id: item.trajectory.start for item in judged}.values())
@@ -99,7 +99,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         report, failure = broadcast(
             parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]
         )
-    return IterationResult(number, starts, scored, stats, report, dropped, greedy, failure)
+    return IterationResult(number, starts, scored, stats, report, dropped, extra, failure)
 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:

@@ -74,6 +74,7 @@ class IterationSettings:
     sampling: Sampling
     resample: int  # most rounds in which starts of equal rewards are replaced
     greedy: bool  # every start is also continued greedily, as a baseline
+    continuations: int  # of every state of a trajectory, for the estimator's values
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value
@@ -100,5 +101,5 @@ class IterationResult:
     stats: UpdateStats
     broadcast: BroadcastReport
     dropped: list[Judged]  # rollouts of starts that were replaced
-    greedy: list[Judged]  # greedy continuations, for baselines
+    extra: list[Judged]  # rollouts made for the estimator: baselines and values
     failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete
