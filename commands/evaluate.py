@@ -204,7 +204,7 @@ def print_evaluation(model: str, result: Evaluation) -> None:
     for level, scores in (*result.sources.items(), *result.levels.items()):
         last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
         print(
-            f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
+            f"  {level or ('no level' if len(result.levels) > 1 else 'all'):<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
         )
 
 

@@ -58,6 +58,7 @@ class Needs:
     groups: bool  # the estimator compares the continuations of a start
     advantages: bool  # the estimator reads values
     greedy: bool  # the estimator reads the rewards of greedy continuations
+    continuations: bool  # the estimator reads what continuations of a trajectory's states were worth
     ranking: Literal["nothing", "if there", "values"]  # what the ranking reads; "if there": it can do without values
 
 
@@ -75,9 +76,13 @@ def check_needs(config: Config, needs: Needs) -> None:
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
             f"raise rollout.samples to at least 2"
         )
-    if needs.greedy and config.rollout.max_staleness:
+    if algorithm.overlong == "bootstrap" and critic(config, needs) == "none":
         raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' continues every start greedily, but rollout.max_staleness is "
+            "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
+        )
+    if (needs.greedy or needs.continuations) and config.rollout.max_staleness:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but rollout.max_staleness is "
             f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
         )
     if critic(config, needs) != "none":
@@ -106,6 +111,11 @@ def check_needs(config: Config, needs: Needs) -> None:
 def check_algorithm(config: Config, trajectories: int) -> None:
     """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
+    if algorithm.overlong == "soft" and algorithm.overlong_buffer > config.rollout.max_response_tokens:
+        raise ConfigError(
+            f"algorithm.overlong_buffer = {algorithm.overlong_buffer} is more than rollout.max_response_tokens = "
+            f"{config.rollout.max_response_tokens}; lower it"
+        )
     if config.rollout.resample and config.rollout.samples < 2:
         raise ConfigError(
             "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; raise it to 2 or more"
@@ -189,6 +199,7 @@ def batch_plan(config: Config) -> BatchPlan:
             f"learner.minibatches or learner.ranks, or raise rollout.starts"
         )
     context = rollout.max_prompt_tokens + rollout.max_response_tokens
+    context += config.algorithm.overlong == "bootstrap"  # the state after the last token is read, too
     if learner.micro_batch_tokens < context:
         raise ConfigError(
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: rollout.max_prompt_tokens + "
@@ -369,6 +380,7 @@ def check_resources(bundles: tuple[Bundle, ...], available: Resources) -> None:
 def check_context(config: Config, model_context: int) -> None:
     """Raises ConfigError when prompt and response are longer than the model's context (tokens)."""
     need = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    need += config.algorithm.overlong == "bootstrap"
     if need > model_context:
         raise ConfigError(
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {config.rollout.max_prompt_tokens} + "

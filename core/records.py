@@ -110,6 +110,17 @@ class Verdict:
     correct: bool
     detail: str = ""  # why, for a person: "no answer found", "judge timed out"
     judge_failed: bool = False  # the judge gave no result: it raised, hung, crashed or returned no number
+    steps: tuple[
+        tuple[int, float], ...
+    ] = ()  # process rewards: (characters of the response up to a step's end, its reward)
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The steps of a trajectory, and what continuations of the states between them were worth."""
+
+    step: IntArray  # [C] number of each token's step, from 0
+    values: FloatArray  # [C] mean reward of continuations of the state in which the token's step begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,8 @@ class Judged:
     trajectory: Trajectory
     verdict: Verdict
     baseline: float | None = None  # reward of the greedy continuation of the same start, if the estimator needs it
+    step_rewards: FloatArray | None = None  # [C] reward of the step that ends with each token, 0 elsewhere
+    continued: Continued | None = None  # from continuations of the trajectory's own states, if the estimator needs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +142,9 @@ class Scored:
     values: FloatArray  # [C] V(s_t), the state before continuation token t: prompt + prefix + tokens[:t]
     proximal: FloatArray  # [C] log pi_prox(token t), the learner's policy at the start of the update
     reference: FloatArray | None  # [C] log pi_ref(token t); None without a reference policy
+    final_value: float | None = (
+        None  # V after the last token of a truncated response, if `algorithm.overlong` bootstraps
+    )
 
     @property
     def trajectory(self) -> Trajectory:

@@ -24,7 +24,7 @@ from learner.distributed.ranks import LocalRanks, RankCalls, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
 from learner.packing.assign import Assignment, assign_steps, assign_trees
-from learner.packing.batch import Row, row_of, shared_share
+from learner.packing.batch import Row, one_longer, row_of, shared_share
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
@@ -119,7 +119,10 @@ class LearnerGroup:
 
     def score(self, judged: Sequence[Judged]) -> list[Scored]:
         """Compute values, proximal and reference log-probabilities of every trajectory with the current models."""
+        bootstrap = self._algorithm.overlong == "bootstrap"
+        cut = [bootstrap and j.trajectory.finish.truncated for j in judged]
         rows = [row_of(j.trajectory) for j in judged]
+        rows = [one_longer(row) if more else row for row, more in zip(rows, cut, strict=True)]
         assignment = self._assign(rows)
         untrained = [self._state.policy_steps == 0] * len(assignment)
         columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
@@ -127,10 +130,13 @@ class LearnerGroup:
             results_by_row(assignment, rows, [[scores[number] for scores in rank] for rank in columns])
             for number in range(3)
         )
-        return [
-            Scored(j, values[i], proximal[i], reference[i] if self._has_reference else None)
-            for i, j in enumerate(judged)
-        ]
+        found = []
+        for i, j in enumerate(judged):
+            inside = slice(j.trajectory.tokens.size)
+            of_reference = reference[i][inside] if self._has_reference else None
+            final = float(values[i][-1]) if cut[i] else None
+            found.append(Scored(j, values[i][inside], proximal[i][inside], of_reference, final))
+        return found
 
     def values(self, judged: Sequence[Judged]) -> list[FloatArray]:
         """Only the values of `score`, for trajectories that are not trained on."""
@@ -155,7 +161,7 @@ class LearnerGroup:
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
         algorithm = self._algorithm if warm else self._algorithm.model_copy(update={"value_lambda": 1.0})
-        batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries)
+        batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries, self._longest)
         train_policy = policy = warm and (batch.informative or algorithm.regularised)
         taken: list[TakenStep] = []
         for number in range(max(config.epochs, config.critic_epochs)):

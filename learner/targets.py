@@ -4,6 +4,7 @@ Called by `learner.group` on the driver before the batch is split into micro-bat
 split. Plain torch and numpy. Invariant: prompt and replayed prefix are context; every array is over continuation tokens only.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -100,6 +101,7 @@ def compute_targets(
     version: int,
     kl_coefficient: float = 0.0,
     boundaries: Boundaries = every_token,
+    longest: int = 0,
 ) -> TargetBatch:
     """The loss targets of a batch of scored trajectories, and its statistics.
 
@@ -109,6 +111,7 @@ def compute_targets(
         version: the learner's weight version; the engine's numerical gap is measured on its tokens only, which are not stale.
         kl_coefficient: current weight of the KL to the reference; used if the KL is taken from the reward.
         boundaries: of a response; the critic's calibration is measured there.
+        longest: tokens of the longest possible response; used if the penalty of overlong responses is soft.
     """
     counts = np.array([len(s.trajectory.tokens) for s in scored], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
@@ -120,7 +123,7 @@ def compute_targets(
     penalty = kl_coefficient * divergence.double() if config.kl_placement == "reward" else None
     values = torch.zeros(inside.shape, dtype=torch.float64)
     values[inside] = _flat([s.values for s in scored]).double()
-    rewards = _rewards(scored, config, inside, penalty)
+    rewards = _rewards(scored, config, inside, penalty, longest)
     importance = _importance(proximal, _flat([s.trajectory.logprobs for s in scored]), torch.from_numpy(counts), config)
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]
@@ -151,13 +154,19 @@ def compute_targets(
     )
 
 
-def _rewards(scored: Sequence[Scored], config: AlgorithmConfig, inside: Tensor, penalty: Tensor | None) -> Tensor:
-    """[B, T] float64: the shaped reward at the last token, minus the KL penalty (flat [N]) at every token."""
+def _rewards(
+    scored: Sequence[Scored], config: AlgorithmConfig, inside: Tensor, penalty: Tensor | None, longest: int
+) -> Tensor:
+    """[B, T] float64: the shaped reward at the last token, minus the KL penalty (flat [N]), plus the rewards of steps."""
     rewards = torch.zeros(inside.shape, dtype=torch.float64)
     if penalty is not None:
         rewards[inside] = -penalty
+    for row, item in enumerate(scored):
+        if (steps := item.judged.step_rewards) is not None:
+            rewards[row, : len(steps)] += torch.tensor([judged_reward(float(step), config) for step in steps]).double()
     last = inside.sum(dim=1) - 1
-    rewards[torch.arange(len(scored)), last] += torch.tensor([shaped_reward(s, config) for s in scored]).double()
+    shaped = torch.tensor([shaped_reward(s, config, longest) for s in scored]).double()
+    rewards[torch.arange(len(scored)), last] += shaped
     return rewards
 
 
@@ -181,7 +190,12 @@ def _advantages(
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
     greedy = [s.judged.baseline for s in scored]
     baselines = torch.tensor([torch.nan if b is None else b for b in greedy], dtype=torch.float64)
-    episodes = Episodes(rewards, values, mask, groups, replayed, baselines, config.gamma, lam)
+    steps, step_values = torch.zeros(mask.shape, dtype=torch.int64), torch.full(mask.shape, torch.nan).double()
+    for row, item in enumerate(scored):
+        if (continued := item.judged.continued) is not None:
+            steps[row, : len(continued.step)] = torch.from_numpy(continued.step).long()
+            step_values[row, : len(continued.step)] = torch.from_numpy(continued.values).double()
+    episodes = Episodes(rewards, values, mask, groups, replayed, baselines, steps, step_values, config.gamma, lam)
     estimator = find_estimator(config.estimator)
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
     if estimator.whitened:
@@ -210,19 +224,37 @@ def _where_rewards_vary(advantages: Tensor, totals: Tensor, in_loss: Tensor, sou
     return advantages
 
 
-def shaped_reward(scored: Scored, config: AlgorithmConfig) -> float:
-    """The reward that PPO sees: the verdict's, minus `overlong_penalty` if truncated and overlong is 'penalise'."""
-    reward = scored.judged.verdict.reward
-    if config.overlong == "penalise" and scored.trajectory.finish.truncated:
+def shaped_reward(scored: Scored, config: AlgorithmConfig, longest: int) -> float:
+    """The reward that PPO sees at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of truncation.
+
+    bootstrap: plus gamma V of the state in which the response was cut, as if it went on (Pardo et al. 1712.00378). soft: minus
+    `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens before `longest` that the
+    response uses, or the whole penalty if it is truncated.
+    """
+    reward, truncated = judged_reward(scored.judged.verdict.reward, config), scored.trajectory.finish.truncated
+    if config.overlong == "bootstrap" and scored.final_value is not None:
+        return reward + config.gamma * scored.final_value
+    if config.overlong == "penalise" and truncated:
         return reward - config.overlong_penalty
+    if config.overlong == "soft":
+        over = len(scored.trajectory.response_ids) - (longest - config.overlong_buffer)
+        share = 1.0 if truncated else min(1.0, max(0.0, over / config.overlong_buffer))
+        return reward - config.overlong_penalty * share
     return reward
+
+
+def judged_reward(reward: float, config: AlgorithmConfig) -> float:
+    """A reward of the judge, scaled by `reward_scale`, then clipped to +-`reward_clip`; NaN stays NaN."""
+    scaled, bound = reward * config.reward_scale, config.reward_clip
+    return scaled if bound is None or abs(scaled) <= bound or scaled != scaled else math.copysign(bound, scaled)
 
 
 def non_finite(scored: Scored) -> bool:
     """Whether any number of a trajectory that enters the loss is NaN or Inf."""
     numbers = [scored.values, scored.proximal, scored.trajectory.logprobs, scored.reference]
     finite = all(bool(np.isfinite(array).all()) for array in numbers if array is not None)
-    return not (finite and bool(np.isfinite(scored.judged.verdict.reward)))
+    final = 0.0 if scored.final_value is None else scored.final_value
+    return not (finite and math.isfinite(final) and math.isfinite(scored.judged.verdict.reward))
 
 
 def skipped_problems(

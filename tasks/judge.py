@@ -152,7 +152,9 @@ class JudgePool:
                 worker.send(json.dumps(items[len(done) :]).encode() + b"\n", time.monotonic() + self._patience)
                 while len(done) < len(items):
                     self._check_open()
-                    done.append(Verdict(*json.loads(worker.line(time.monotonic() + self._patience))))
+                    told = json.loads(worker.line(time.monotonic() + self._patience))
+                    reward, correct, detail, failed, steps = told
+                    done.append(Verdict(reward, correct, detail, failed, tuple((end, paid) for end, paid in steps)))
                 return done
             except TimeoutError:
                 pass

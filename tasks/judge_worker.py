@@ -3,7 +3,7 @@
 `tasks/judge.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`, in a new
 interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier for them. Its first line is
 `ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail,
-judge_failed]` out. What the verifier prints goes to the error stream.
+judge_failed, steps]` out. What the verifier prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
 interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that sleeps ends
@@ -17,7 +17,9 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 from core.errors import ConfigError
@@ -45,12 +47,19 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
             home.prepare_judge()
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(
-            f"verifier {path!r}: {type(error).__name__}: {error}; write it as 'module:function'"
+            f"verifier {path!r}: {type(error).__name__}: {error}{_place(error)}; write it as 'module:function'"
         ) from error
     if not callable(found):
         raise ConfigError(f"verifier {path!r}: {type(found).__name__} cannot be called; name a function")
     verify: Verify = found if settings is None else found(settings)
     return verify
+
+
+def _place(error: Exception) -> str:
+    """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line itself."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:
@@ -72,11 +81,12 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
             return _failed(
                 f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number"
             )
-        if not math.isfinite(result.reward):
-            return _failed(f"judge returned a reward of {result.reward}")
+        steps = tuple((int(end), float(reward)) for end, reward in result.steps)
+        if not all(map(math.isfinite, (result.reward, *(reward for _, reward in steps)))):
+            return _failed(f"judge returned a reward of {result.reward}" + (f" and steps of {steps}" if steps else ""))
         # the fields of a user's Verdict may be anything, and may raise when they are read
         detail = printable(str(result.detail))
-        return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed))
+        return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed), steps)
     except (Exception, SystemExit) as error:
         return _failed(f"judge raised {said(error)}")
 
@@ -104,7 +114,7 @@ def judge_lines(
             signal.setitimer(signal.ITIMER_PROF, limit)  # processor time of this process, all threads
             signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
             verdict = judge_one(verify, reference, response, failed_reward)
-            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed]
+            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed, verdict.steps]
             sink.write(json.dumps(told) + "\n")
             sink.flush()  # per verdict: the driver must know which item hangs
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -17,6 +17,7 @@ from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
 from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
+from tasks.steps import judged_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Task:
             own = [at for at, problem in enumerate(problems) if problem.source == label]
             found = source.judges.judge([(problems[at].reference, texts[at]) for at in own]) if own else []
             verdicts.update(zip(own, found, strict=True))
-        return [Judged(trajectory, verdicts[at]) for at, trajectory in enumerate(trajectories)]
+        return [judged_of(trajectory, verdicts[at], self.decode) for at, trajectory in enumerate(trajectories)]
 
     def votes(self, judged: Sequence[Judged]) -> dict[str, list[str | None]]:
         """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.

@@ -56,12 +56,15 @@ def iteration_settings(config: Config) -> IterationSettings:
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
+        iterations=config.run.iterations,
         replayed=plan.replayed_starts,
+        share=config.replay.share,
         start_states=config.replay.start_states,
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
         resample=config.rollout.resample,
         greedy=needs.greedy,
+        continuations=config.algorithm.continuations if needs.continuations else 0,
         canonical=config.replay.canonical,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if ranking.needs_values and has_critic else 0,
@@ -114,6 +117,7 @@ def needs_of(config: Config) -> Needs:
         estimator.needs_groups,
         estimator.needs_values,
         estimator.needs_greedy,
+        estimator.needs_continuations,
         cast(Literal["nothing", "if there", "values"], reads),
     )
 

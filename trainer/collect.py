@@ -48,7 +48,7 @@ def collect_metrics(
     """
     scored = result.scored
     judged = [*(item.judged for item in scored), *result.dropped]
-    tokens = sum(item.trajectory.tokens.size for item in [*judged, *result.greedy])
+    tokens = sum(item.trajectory.tokens.size for item in [*judged, *result.extra])
     return IterationMetrics(
         iteration=result.number,
         weight_version=result.broadcast.version,

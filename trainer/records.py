@@ -13,6 +13,7 @@ from core.errors import ActorError, WeightError
 from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.weights import WeightReceiver
+from trainer.starts import Share
 
 if TYPE_CHECKING:
     from actors.ledger import Queues
@@ -65,12 +66,15 @@ class IterationSettings:
 
     seed: int
     starts: int  # per iteration
-    replayed: int  # of these, once the store has `start_states` states
+    iterations: int  # of the run
+    replayed: int  # of these starts at most, once the store has `start_states` states
+    share: Share  # how the number of replayed starts changes over the run
     start_states: int
     samples: int  # continuations per start
     sampling: Sampling
     resample: int  # most rounds in which starts of equal rewards are replaced
     greedy: bool  # every start is also continued greedily, as a baseline
+    continuations: int  # of every state of a trajectory, for the estimator's values
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value
@@ -97,5 +101,5 @@ class IterationResult:
     stats: UpdateStats
     broadcast: BroadcastReport
     dropped: list[Judged]  # rollouts of starts that were replaced
-    greedy: list[Judged]  # greedy continuations, for baselines
+    extra: list[Judged]  # rollouts made for the estimator: baselines and values
     failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete

@@ -1,14 +1,17 @@
-"""Rollouts beyond the starts of an iteration: replacements of starts that teach nothing, and greedy baselines.
+"""Rollouts beyond the starts of an iteration: replacements of starts that teach nothing, greedy baselines, continuations of states.
 
 Called by `trainer/loop.py` in synchronous mode. Invariant: results depend only on the arguments and the state of the parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from core.records import Judged, Start
+import numpy as np
+
+from core.records import Continued, IntArray, Judged, Start, Trajectory
+from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 
@@ -19,14 +22,18 @@ Choose = Callable[[IterationSettings, int], list[Start]]
 def with_more_rollouts(
     parts: Components, settings: IterationSettings, judged: list[Judged], choose: Choose, clock: PhaseClock
 ) -> tuple[list[Judged], list[Judged], list[Judged]]:
-    """The batch after resampling and with its baselines; the rollouts that were left out; the greedy ones."""
+    """The batch after resampling, with what its estimator needs; the rollouts that were left out; those made for the estimator."""
     dropped: list[Judged] = []
-    greedy: list[Judged] = []
+    extra: list[Judged] = []
     if settings.resample:
         judged, dropped = resampled(parts, settings, judged, choose, clock)
     if settings.greedy:
-        judged, greedy = with_baselines(parts, settings, judged, clock)
-    return judged, dropped, greedy
+        judged, more = with_baselines(parts, settings, judged, clock)
+        extra += more
+    if settings.continuations:
+        judged, more = with_continuations(parts, settings, judged, clock)
+        extra += more
+    return judged, dropped, extra
 
 
 def by_information(judged: Sequence[Judged]) -> tuple[list[Judged], list[Judged]]:
@@ -57,7 +64,7 @@ def resampled(
             break
         again = sum(start.replayed for start in list(missing.values())[:lacking])
         with clock.phase("replay"):
-            starts = choose(replace(settings, starts=lacking, replayed=again), number)
+            starts = choose(replace(settings, starts=lacking, replayed=again, share="constant"), number)
         with clock.phase("generate"):
             trajectories = parts.actors.generate(starts, settings.sampling)
         with clock.phase("reward"):
@@ -83,3 +90,70 @@ def with_baselines(
     rewards = {item.trajectory.start.id.removesuffix(".greedy"): item.verdict.reward for item in greedy}
     kept = [item for item in judged if item.trajectory.start.id in rewards]
     return [replace(item, baseline=rewards[item.trajectory.start.id]) for item in kept], greedy
+
+
+def with_continuations(
+    parts: Components, settings: IterationSettings, judged: Sequence[Judged], clock: PhaseClock
+) -> tuple[list[Judged], list[Judged]]:
+    """Every rollout with the worth of its own states, and the continuations that measured it (VinePPO, 2410.01679).
+
+    The states are the boundaries inside the continuation; each is continued `settings.continuations` times. The worth of the start
+    itself is the mean reward of its own rollouts. A state that no engine could continue is no boundary.
+    """
+    ends = [step_ends(item, parts.boundaries) for item in judged]
+    states = [
+        state_start(item.trajectory, number, int(end), settings.continuations)
+        for number, (item, lengths) in enumerate(zip(judged, ends, strict=True))
+        for end in lengths
+    ]
+    with clock.phase("generate"):
+        found = parts.actors.generate(states, settings.sampling)
+    with clock.phase("reward"):
+        continuations = parts.task.judge(found)
+    worth = mean_rewards(continuations)
+    of_start = mean_rewards(judged)
+    out = []
+    for number, (item, lengths) in enumerate(zip(judged, ends, strict=True)):
+        start = item.trajectory.start.id
+        known = {int(end): worth[name] for end in lengths if (name := f"{start}.{number}.{end}") in worth}
+        out.append(replace(item, continued=continued(item.trajectory.tokens.size, of_start[start], known)))
+    return out, continuations
+
+
+def step_ends(item: Judged, boundaries: Callable[[IntArray], IntArray]) -> IntArray:
+    """Lengths of the continuation at which a step ends, strictly inside it."""
+    depth = item.trajectory.start.prefix_ids.size
+    lengths = boundaries(item.trajectory.response_ids)
+    return lengths[lengths > depth] - depth
+
+
+def state_start(trajectory: Trajectory, number: int, length: int, samples: int) -> Start:
+    """The state after `length` tokens of a trajectory's continuation, as a start."""
+    start = trajectory.start
+    return replace(
+        start,
+        id=f"{start.id}.{number}.{length}",
+        prefix_ids=trajectory.response_ids[: start.prefix_ids.size + length],
+        samples=samples,
+        seed=derive(start.seed, "continued", trajectory.sample, length),
+    )
+
+
+def mean_rewards(judged: Sequence[Judged]) -> dict[str, float]:
+    """Mean reward of the rollouts of each start, by its id."""
+    rewards: dict[str, list[float]] = {}
+    for item in judged:
+        rewards.setdefault(item.trajectory.start.id, []).append(item.verdict.reward)
+    return {name: sum(found) / len(found) for name, found in rewards.items()}
+
+
+def continued(size: int, of_start: float, worth: Mapping[int, float]) -> Continued:
+    """Steps and values of a continuation of `size` tokens; `worth`: of the states after so many tokens.
+
+    >>> continued(4, 0.5, {1: 0.75, 3: 0.25}).values.tolist()
+    [0.5, 0.75, 0.75, 0.25]
+    """
+    step, values = np.zeros(size, np.int32), np.full(size, of_start, np.float32)
+    for number, end in enumerate(sorted(worth), 1):
+        step[end:], values[end:] = number, worth[end]
+    return Continued(step, values)

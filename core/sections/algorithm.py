@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from core.sections.base import Section
 
-ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax")
+ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax", "vineppo")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
 
 
@@ -30,6 +30,9 @@ class AlgorithmConfig(Section):
         "gae",
         description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function (docs/learner.md says when to use which).",
     )
+    continuations: int = Field(
+        4, ge=1, description="Continuations of every boundary of every response when estimator is 'vineppo'."
+    )
     policy_loss: Annotated[str, AfterValidator(_one_of(POLICY_LOSSES))] = Field(
         "ppo",
         description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function (docs/learner.md).",
@@ -43,7 +46,7 @@ class AlgorithmConfig(Section):
     )
     value_lambda: float = Field(1.0, ge=0, le=1, description="GAE lambda of the critic's targets.")
     normalise: Literal["global", "per_source", "none"] = Field(
-        "global",
+        "per_source",
         description="Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and replayed rows separately, or none.",
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="PPO clip below: ratio >= 1 - clip_low.")
@@ -86,13 +89,22 @@ class AlgorithmConfig(Section):
         ge=0,
         description="Weight of the language-model loss on correct responses (VAPO: 0.1); 0: none.",
     )
-    overlong: Literal["mask", "penalise", "keep"] = Field(
+    overlong: Literal["mask", "penalise", "soft", "bootstrap", "keep"] = Field(
         "keep",
-        description="Truncated responses: no loss (mask), reward less overlong_penalty (penalise), or unchanged (keep).",
+        description="Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or unchanged (keep).",
     )
     overlong_penalty: float = Field(
-        0.5, ge=0, description="Subtracted from the reward of a truncated response when overlong is 'penalise'."
+        0.5,
+        ge=0,
+        description="Subtracted from the reward of a truncated response when overlong is 'penalise' or 'soft'.",
     )
+    overlong_buffer: int = Field(
+        16,
+        ge=1,
+        description="Tokens before rollout.max_response_tokens over which the penalty grows when overlong is 'soft'.",
+    )
+    reward_scale: float = Field(1.0, gt=0, description="Factor on the judge's rewards, before all else.")
+    reward_clip: float | None = Field(None, gt=0, description="Bound on the size of a scaled reward; none: no bound.")
 
     @property
     def regularised(self) -> bool:

@@ -16,4 +16,5 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce++": returns.REINFORCE,
     "reinforce++_baseline": groups.REINFORCE_BASELINE,
     "remax": returns.REMAX,
+    "vineppo": returns.VINEPPO,
 }

@@ -21,6 +21,8 @@ class Episodes:
     groups: Tensor  # [B] int64: continuations of the same start share a number
     replayed: Tensor  # [B] bool: the start is a replayed state
     baselines: Tensor  # [B] float64: reward of the greedy continuation of the start; NaN unless `needs_greedy`
+    steps: Tensor  # [B, T] int64: number of the token's step; 0 unless `needs_continuations`
+    step_values: Tensor  # [B, T] float64: mean reward of continuations from where that step begins; NaN likewise
     gamma: float  # discount
     lam: Tensor  # [B] float64: GAE's lambda of each sequence
 
@@ -49,5 +51,7 @@ class Estimator:
     advantage; its tokens do not count in the mean of the policy's loss."""
     needs_greedy: bool = False
     """Whether it reads `Episodes.baselines`: then every start is also continued greedily."""
+    needs_continuations: bool = False
+    """Whether it reads `Episodes.steps` and `step_values`: then the states of every trajectory are continued, too."""
     whitened: bool = False
     """Whether `algorithm.normalise` applies to its result."""

@@ -1,4 +1,4 @@
-"""Advantages from the rewards that follow each token: GAE, REINFORCE++ and ReMax. In `ESTIMATORS` (`__init__.py`)."""
+"""Advantages from the rewards that follow each token: GAE, REINFORCE++, ReMax and VinePPO. In `ESTIMATORS` (`__init__.py`)."""
 
 import torch
 from torch import Tensor
@@ -23,6 +23,26 @@ def remax(episodes: Episodes) -> Tensor:
     return torch.where(episodes.mask, returns(episodes) - episodes.baselines[:, None], 0.0)
 
 
+def vineppo(episodes: Episodes) -> Tensor:
+    """VinePPO [B, T]: what a step changes in the chance of success, the same for all its tokens (2410.01679, section 4).
+
+    A = (rewards received in the step) + gamma V(next step) - V(step),    V = mean reward of continuations; 0 after the end
+    """
+    out = torch.zeros_like(episodes.rewards)
+    step = torch.full_like(episodes.groups, -1)  # of the next token
+    following = torch.zeros_like(out[:, 0])  # V where that step begins
+    after = torch.zeros_like(following)  # gamma V behind the present step, and its rewards
+    for t in range(out.shape[1] - 1, -1, -1):
+        here, value = episodes.mask[:, t], episodes.step_values[:, t]
+        after = torch.where(here & (episodes.steps[:, t] != step), episodes.gamma * following, after)
+        after = torch.where(here, after + episodes.rewards[:, t], after)
+        following = torch.where(here, value, following)
+        step = torch.where(here, episodes.steps[:, t], step)
+        out[:, t] = after - value
+    return torch.where(episodes.mask, out, 0.0)
+
+
 GAE = Estimator(advantages_by_critic, needs_values=True, whitened=True)
 REINFORCE = Estimator(returns, whitened=True)
 REMAX = Estimator(remax, needs_greedy=True)
+VINEPPO = Estimator(vineppo, needs_continuations=True)

@@ -72,12 +72,18 @@ def _states(decoder: nn.Module, line: Line) -> Tensor:
     return states
 
 
-def _value_head(trunk: PreTrainedModel) -> nn.Linear:
-    """A scalar head of zeros: every value is 0 before the first step."""
-    head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
+class ValueHead(nn.Linear):
+    """A scalar head that computes in fp32 whatever the type of its weights: bf16 has 3 digits, too few for a return."""
+
+    def __init__(self, trunk: PreTrainedModel) -> None:
+        """All zeros: every value is 0 before the first step."""
+        super().__init__(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Values [N, 1] fp32 of hidden states [N, H]."""
+        return nn.functional.linear(states.float(), self.weight.float(), self.bias.float())
 
 
 class ValueModel(nn.Module):
@@ -86,12 +92,12 @@ class ValueModel(nn.Module):
     def __init__(self, trunk: PreTrainedModel) -> None:
         super().__init__()
         self.trunk = trunk
-        self.head = _value_head(trunk)
+        self.head = ValueHead(trunk)
 
     def forward(self, line: Line) -> Tensor:
         """Values [N] fp32 of the states before the scored tokens."""
         values: Tensor = self.head(_states(self.trunk, line))
-        return values[line.copies, 0].float()
+        return values[line.copies, 0]
 
 
 class SharedModel(PolicyModel):
@@ -99,7 +105,7 @@ class SharedModel(PolicyModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        self.head = _value_head(model)
+        self.head = ValueHead(model)
 
     def forward(  # type: ignore[override]  # it returns values too
         self, line: Line, temperature: float, train_trunk: bool = True
@@ -112,7 +118,7 @@ class SharedModel(PolicyModel):
             states = _states(self.model.get_decoder(), line)
             logprobs, entropy = self.read(states, line.targets, temperature)
         values: Tensor = self.head(states)
-        return logprobs[line.copies], entropy[line.copies], values[line.copies, 0].float()
+        return logprobs[line.copies], entropy[line.copies], values[line.copies, 0]
 
 
 class RewardModel(nn.Module):
@@ -148,11 +154,25 @@ def load_shared(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) 
 
 
 def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> ValueModel:
-    """The critic: a pretrained trunk and a head of zeros. Adapters are added to the trunk only; the head is trained fully.
+    """The critic: a pretrained trunk and a head of zeros, or a reward model's trunk and its score as the head.
 
-    Raises ModelError as `load_policy`.
+    Adapters are added to the trunk only; the head is trained fully. Raises ModelError as `load_policy`.
     """
-    return ValueModel(_load(AutoModel, "the critic's trunk", path, dtype, lora))
+    if not is_reward_model(read_config(path)):
+        return ValueModel(_load(AutoModel, "the critic's trunk", path, dtype, lora))
+    reward = _load(AutoModelForSequenceClassification, "a reward model", path, dtype, None)
+    trunk, score = reward.base_model, reward.get_submodule("score")
+    if lora is not None:
+        add_adapters(trunk, lora)
+    value = ValueModel(trunk)
+    value.head.load_state_dict({"weight": score.weight, "bias": torch.zeros(1) if score.bias is None else score.bias})
+    return value
+
+
+def is_reward_model(config: PretrainedConfig) -> bool:
+    """Whether a model is a sequence classifier with one label, whose score reads the last hidden state."""
+    names = config.architectures or []
+    return config.num_labels == 1 and any(name.endswith("ForSequenceClassification") for name in names)
 
 
 def load_reward(path: str, dtype: torch.dtype) -> RewardModel:

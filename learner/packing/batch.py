@@ -80,6 +80,11 @@ def row_of(trajectory: Trajectory) -> Row:
     return Row(trajectory.sequence_ids, len(trajectory.start.context_ids))
 
 
+def one_longer(row: Row) -> Row:
+    """The row with one arbitrary token more: its last score is that of the state after the row's last token."""
+    return Row(np.append(row.tokens, row.tokens[-1]), row.context)
+
+
 def micro_batch(rows: Sequence[Row]) -> MicroBatch:
     """Rows as a model reads them; all tokens behind their context are scored."""
     return merged([row.tokens for row in rows], [np.arange(row.context, len(row.tokens)) for row in rows])

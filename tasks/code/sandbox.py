@@ -37,6 +37,7 @@ from tasks.code.sandbox_driver import NOT_COMPILED
 from tasks.code.seccomp import program_filter
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
+FILES = (DRIVER, DRIVER.with_name("sandbox_values.py"))
 TASKS = 64
 """Threads that a program may have."""
 MOST_REASON = 300
@@ -284,11 +285,8 @@ class _Process(ChildProcess):
         options: dict[str, Any] = {"stderr": self._errors, "cwd": self._folder or "/"}
         try:
             if mode == "bubblewrap":
-                group = confinement.task_group()
-                if group is not None:
-                    options["preexec_fn"] = lambda: os.write(group, b"0")
                 with confinement.filter_pipe() as seccomp:
-                    command = confinement.bubblewrap_command(seccomp, DRIVER, setting.packages)
+                    command = confinement.bubblewrap_command(seccomp, FILES, setting.packages)
                     command.append(self._settings(limits, setting, [confinement.PACKAGES], confinement.program_user()))
                     super().__init__(command, env={}, pass_fds=(seccomp,), **options)
             else:
@@ -323,6 +321,8 @@ class _Process(ChildProcess):
         """Wait for the interpreter. Raises SandboxError when it does not start."""
         try:
             self.line(time.monotonic() + START_LIMIT)
+            if not self._folder:
+                confinement.bound_tasks(self.process_id)
         except (TimeoutError, EOFError):
             self.stop()
             status = self.exit_status(time.monotonic() + START_LIMIT)

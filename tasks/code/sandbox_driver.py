@@ -46,6 +46,15 @@ _ERRORS = 2000
 """Bytes kept of the error stream, from its end."""
 
 
+LIBRARY = ctypes.CDLL(None)
+
+
+class Filter(ctypes.Structure):
+    """The kernel's `struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
 def read_frame(source: int) -> Any:
     """The next message, or None at the end of the pipe. Reads not one byte more: it belongs to another process."""
 
@@ -94,9 +103,8 @@ def limit(config: dict[str, Any], language: dict[str, Any] | None) -> None:
 
 def drop_user(user: int) -> None:
     """Become an unprivileged user without any capability, so that the kernel counts and limits its processes."""
-    call = ctypes.CDLL(None).prctl
     for capability in range(64):
-        call(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+        LIBRARY.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -107,11 +115,7 @@ def confine(filtered: str) -> None:
     code = bytes.fromhex(filtered).replace(
         (0x7EC0FFEE).to_bytes(4, sys.byteorder), os.getpid().to_bytes(4, sys.byteorder)
     )
-
-    class _Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-
-    if ctypes.CDLL(None).prctl(22, 2, ctypes.byref(_Program(len(code) // 8, code)), 0, 0):  # PR_SET_SECCOMP, a filter
+    if LIBRARY.prctl(22, 2, ctypes.byref(Filter(len(code) // 8, code)), 0, 0):  # PR_SET_SECCOMP, a filter
         os._exit(1)
 
 
@@ -368,6 +372,7 @@ def main() -> None:
         __import__(name)
     exec(config["prelude"], prelude)
     prelude.pop("__builtins__", None)
+    compile("", "", "exec")  # what the first compilation sets up, the process of each test then has already
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):  # discard what a program prints, unless it is asked for
         os.dup2(null, standard)

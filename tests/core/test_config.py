@@ -164,7 +164,10 @@ def test_choices_that_lack_what_they_rest_on() -> None:
 def test_there_is_a_critic_if_something_reads_its_values(
     advantages: bool, ranking: Any, asked: str, found: str
 ) -> None:
-    config, needs = parse_config({"learner": {"value_model": asked}}, "test"), Needs(False, advantages, False, ranking)
+    config, needs = (
+        parse_config({"learner": {"value_model": asked}}, "test"),
+        Needs(False, advantages, False, False, ranking),
+    )
     assert critic(config, needs) == found
     check_needs(config, needs)
 
@@ -177,27 +180,43 @@ def test_what_needs_values_is_refused_without_a_critic() -> None:
     none: dict[str, Any] = {"learner": {"value_model": "none"}}
     refused(
         none,
-        Needs(False, True, False, "nothing"),
+        Needs(False, True, False, False, "nothing"),
         r"estimator 'gae' needs values, but learner\.value_model is 'none'; set",
     )
     refused(
-        none, Needs(False, False, False, "values"), r"replay\.ranking 'value' needs values, but learner\.value_model is"
+        none,
+        Needs(False, False, False, False, "values"),
+        r"replay\.ranking 'value' needs values, but learner\.value_model is",
     )
-    nothing = Needs(False, False, False, "nothing")
+    nothing = Needs(False, False, False, False, "nothing")
     for name, value in (("critic_warmup", 2), ("value_path", "rm"), ("value_epochs", 2), ("value_max_grad_norm", 0.5)):
         refused(
             {"learner": {name: value}}, nothing, rf"learner\.{name} = {value} is about the critic, .* read no values"
         )
-    refused({"rollout": {"samples": 1}}, Needs(True, True, False, "values"), r"rollout\.samples is 1; raise rollout")
+    refused(
+        {"rollout": {"samples": 1}}, Needs(True, True, False, False, "values"), r"rollout\.samples is 1; raise rollout"
+    )
 
 
 def test_more_rollouts_of_an_iteration_need_engines_that_wait() -> None:
-    with pytest.raises(ConfigError, match=r"continues every start greedily, but rollout\.max_staleness is 1"):
-        check_needs(parse_config({"rollout": {"max_staleness": 1}}, "test"), Needs(False, True, True, "values"))
+    with pytest.raises(ConfigError, match=r"needs more rollouts of every start, but rollout\.max_staleness is 1"):
+        check_needs(parse_config({"rollout": {"max_staleness": 1}}, "test"), Needs(False, True, True, False, "values"))
     with pytest.raises(ConfigError, match=r"rollout\.resample waits for the engines again"):
         batch_plan(parse_config({"rollout": {"resample": 2, "max_staleness": 1}}, "test"))
     with pytest.raises(ConfigError, match=r"rollout\.samples is 1; raise it to 2"):
         batch_plan(parse_config({"rollout": {"resample": 2, "samples": 1}}, "test"))
+
+
+def test_bootstrapping_reads_one_token_more_and_a_critic() -> None:
+    sizes = {"rollout": {"max_prompt_tokens": 20, "max_response_tokens": 30}, "learner": {"micro_batch_tokens": 50}}
+    batch_plan(parse_config(sizes, "test"))
+    longer = parse_config(sizes | {"algorithm": {"overlong": "bootstrap"}}, "test")
+    with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 50 is less"):
+        batch_plan(longer)
+    with pytest.raises(ConfigError, match=r"'bootstrap' needs values, but there is no critic"):
+        check_needs(longer, Needs(False, False, False, False, "nothing"))
+    with pytest.raises(ConfigError, match=r"algorithm\.overlong_buffer = 31 is more than"):
+        batch_plan(parse_config(sizes | {"algorithm": {"overlong": "soft", "overlong_buffer": 31}}, "test"))
 
 
 def test_settings_of_passes_that_have_no_effect_are_refused() -> None:

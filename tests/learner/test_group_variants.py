@@ -1,5 +1,6 @@
 """Variants of the learner on real DeepSpeed ranks: LoRA, a shared trunk, and resuming on another number of ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
+from core.records import Scored
 from learner.distributed.actor_critic import StepPlan
 from learner.group import LearnerGroup
 from learner.losses import ratio
@@ -115,13 +117,15 @@ def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, z
 def test_the_policy_takes_the_same_steps_without_a_critic_and_with_one_of_more_passes(tiny_model: Tiny) -> None:
     """With an estimator that reads no values. The third stops the policy after its first pass and goes on with the critic."""
     path = tiny_model(True)
-    algorithm = AlgorithmConfig(estimator="reinforce++")
+    algorithm = AlgorithmConfig(estimator="reinforce++", overlong="bootstrap")
     results = []
     cases: list[dict[str, Any]] = [{}, {"value_model": "none"}, {"epochs": 2, "value_epochs": 3, "kl_stop": 1e-12}]
     for options in cases:
         with group(path, algorithm, minibatches=2, **options) as learner:
             stats = learner.update(learner.score(on_policy(learner, make_judged(1))))
-            values = np.concatenate([s.values for s in learner.score(make_judged(5))])
+            scored = learner.score(make_judged(5))
+            values = np.concatenate([s.values for s in scored])
+            check_final_values(learner, scored)
             counted = learner._state.steps, learner._state.policy_steps
             results.append((stats, values, counted, weights_of(learner, path)))
     (once, one_pass, _, weights), (alone, no_values, _, without), (stopped, three_passes, counted, early) = results
@@ -133,6 +137,22 @@ def test_the_policy_takes_the_same_steps_without_a_critic_and_with_one_of_more_p
     assert float(np.abs(three_passes - one_pass).max()) > 1e-6
     assert (once.policy_steps, stopped.policy_steps, stopped.steps) == (2, 2, 6)
     assert counted == (4, 2)  # of the two passes that the policy could have made it made one
+
+
+def check_final_values(learner: LearnerGroup, scored: list[Scored]) -> None:
+    """The final value of a truncated response is V of the state before any further token."""
+    longer = []
+    for item in scored:
+        trajectory = item.trajectory
+        more = replace(trajectory, tokens=np.append(trajectory.tokens, np.int32(7)))
+        longer.append(replace(item.judged, trajectory=more))
+        assert len(item.values) == len(item.proximal) == len(trajectory.tokens)
+    for item, values in zip(scored, learner.values(longer), strict=True):
+        if item.trajectory.finish.truncated:
+            assert item.final_value == pytest.approx(float(values[-1]), abs=1e-6)
+        else:
+            assert item.final_value is None
+    assert {item.trajectory.finish.truncated for item in scored} == {True, False}
 
 
 def bare_gradients(

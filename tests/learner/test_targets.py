@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
-from core.records import Finish, IntArray, Judged, Scored, Verdict
+from core.records import Continued, Finish, IntArray, Judged, Scored, Verdict
 from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems
 from tests.learner.conftest import make_judged
 
@@ -67,6 +67,65 @@ def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
         here = slice(kept.offsets[i], kept.offsets[i + 1])
         drop = 0.5 if s.trajectory.finish is Finish.LENGTH else 0.0
         np.testing.assert_allclose(kept.targets.returns[here] - lowered.targets.returns[here], drop, atol=1e-6)
+
+
+def one_of_three(finish: Finish = Finish.STOP, reward: float = 1.0) -> Scored:
+    """A trajectory of three tokens with values 0.25, 0.5, 0.75."""
+    judged = next(j for j in make_judged(3, count=40, prefix=0) if len(j.trajectory.tokens) == 3)
+    trajectory = replace(judged.trajectory, finish=finish)
+    judged = replace(judged, trajectory=trajectory, verdict=Verdict(reward, reward > 0))
+    return Scored(judged, np.array([0.25, 0.5, 0.75], np.float32), trajectory.logprobs, None)
+
+
+def returns_of(scored: Scored, longest: int = 0, **fields: Any) -> list[float]:
+    config = AlgorithmConfig(normalise="none", **fields)
+    found: list[float] = compute_targets([scored], config, 0, longest=longest).targets.returns.tolist()
+    return found
+
+
+def test_a_bootstrapped_response_ends_with_the_value_of_where_it_was_cut() -> None:
+    # gamma 0.5, reward 0.2, V after the last token 0.8: 0.2 + 0.5 x 0.8 = 0.6 at the last token, 0.3 and 0.15 before
+    cut = replace(one_of_three(Finish.LENGTH, 0.2), final_value=0.8)
+    assert returns_of(cut, overlong="bootstrap", gamma=0.5) == pytest.approx([0.15, 0.3, 0.6])
+    whole = one_of_three(Finish.STOP, 0.2)
+    assert returns_of(whole, overlong="bootstrap", gamma=0.5) == pytest.approx([0.05, 0.1, 0.2])
+    assert non_finite(replace(cut, final_value=float("nan")))
+
+
+@pytest.mark.parametrize(
+    ("longest", "penalty"),
+    [(10, 0.0), (7, 0.0), (6, 0.25 * 0.4), (5, 0.5 * 0.4), (3, 0.4), (2, 0.4)],
+)
+def test_the_soft_penalty_grows_over_the_last_tokens_of_the_budget(longest: int, penalty: float) -> None:
+    # 3 tokens and a buffer of 4: free up to longest - 4, then a quarter of 0.4 per token
+    found = returns_of(one_of_three(), longest, overlong="soft", overlong_penalty=0.4, overlong_buffer=4)
+    assert found == pytest.approx([1.0 - penalty] * 3)
+
+
+def test_the_soft_penalty_of_a_truncated_response_is_whole() -> None:
+    cut = one_of_three(Finish.REPETITION)
+    assert returns_of(cut, 100, overlong="soft", overlong_penalty=0.4) == pytest.approx([0.6] * 3)
+
+
+def test_rewards_are_scaled_and_then_clipped() -> None:
+    assert returns_of(one_of_three(reward=3.0), reward_scale=0.5) == pytest.approx([1.5] * 3)
+    assert returns_of(one_of_three(reward=3.0), reward_scale=0.5, reward_clip=1.0) == pytest.approx([1.0] * 3)
+    assert returns_of(one_of_three(reward=-3.0), reward_clip=1.0) == pytest.approx([-1.0] * 3)
+    penalised = one_of_three(Finish.LENGTH, -3.0)
+    assert returns_of(penalised, reward_clip=1.0, overlong="penalise") == pytest.approx([-1.5] * 3)
+    assert np.isnan(returns_of(one_of_three(reward=float("nan")), reward_clip=1.0)).all()
+
+
+def test_rewards_of_steps_go_through_gae() -> None:
+    scored = one_of_three()
+    steps = np.array([0.5, 0.0, 4.0], np.float32)
+    scored = replace(scored, judged=replace(scored.judged, step_rewards=steps))
+    # halved 0.25, 0, 2 and at the end 0.5; clipped 0.25, 0, 1 and 0.5: rewards 0.25, 0, 1.5
+    config = AlgorithmConfig(normalise="none", policy_lambda=0.5, reward_scale=0.5, reward_clip=1.0)
+    batch = compute_targets([scored], config, 0)
+    np.testing.assert_allclose(batch.targets.returns, [1.75, 1.5, 1.5])
+    # deltas 0.25 + 0.5 - 0.25 = 0.5, 0.75 - 0.5 = 0.25, 1.5 - 0.75 = 0.75: A_2 = 0.75, A_1 = 0.625, A_0 = 0.8125
+    np.testing.assert_allclose(batch.targets.advantages, [0.8125, 0.625, 0.75])
 
 
 def test_overlong_mask_takes_truncated_rows_out_of_loss_and_whitening() -> None:
@@ -150,6 +209,14 @@ def test_remax_reads_the_baselines_of_the_loop() -> None:
     batch = compute_targets(scored, AlgorithmConfig(estimator="remax"), 0)
     for row, expected in ((0, 0.75), (1, -0.25)):
         np.testing.assert_allclose(batch.targets.advantages[batch.token_index([row])], expected)
+
+
+def test_vineppo_reads_the_continuations_of_the_loop() -> None:
+    scored = one_of_three(reward=1.0)
+    known = Continued(np.array([0, 1, 1], np.int32), np.array([0.5, 0.75, 0.75], np.float32))
+    scored = replace(scored, judged=replace(scored.judged, continued=known))
+    batch = compute_targets([scored], AlgorithmConfig(estimator="vineppo", normalise="none"), 0)
+    np.testing.assert_allclose(batch.targets.advantages, [0.25, 0.25, 0.25])  # 0.75 - 0.5, 1 - 0.75
 
 
 def test_with_a_critic_all_rows_count() -> None:
@@ -247,7 +314,7 @@ def test_one_nan_in_the_values_leaves_no_minibatch_for_either_model() -> None:
     """Whitening gives NaN advantages to all; the returns of the other rows stay finite, and the critic must not step alone."""
     scored = scored_from(make_judged(9))
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
-    batch = compute_targets(scored, AlgorithmConfig(), 0)
+    batch = compute_targets(scored, AlgorithmConfig(normalise="global"), 0)
     assert not np.isfinite(batch.targets.advantages).any()
     assert np.isfinite(batch.targets.returns).mean() > 0.5
     assert not any(batch.finite([row]) for row in range(len(scored)))

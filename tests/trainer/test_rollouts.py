@@ -1,20 +1,22 @@
 """Replacing starts that teach nothing, and greedy baselines."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 
-from core.config import Config
+from core.config import Config, ReplayConfig
 from core.load import override
 from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
 from core.sampling import Sampling
+from replay.store import ReplayStore
 from trainer import build
 from trainer.loop import choose_starts
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
-from trainer.rollouts import by_information, resampled, with_baselines, with_more_rollouts
+from trainer.rollouts import by_information, resampled, with_baselines, with_continuations, with_more_rollouts
 
 PROBLEMS = [Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)]
 
@@ -48,7 +50,10 @@ class Parts:
         pass
 
     def components(self) -> Components:
-        return cast(Components, SimpleNamespace(actors=self, task=self, problems=self, replay=[], by_id={}))
+        store = ReplayStore(ReplayConfig(), vocabulary=10, directory=Path("unused"), fingerprint="", local=True)
+        parts = SimpleNamespace(actors=self, task=self, problems=self, replay=store, by_id={})
+        parts.boundaries = lambda response: np.arange(2, len(response), 2, dtype=np.int32)
+        return cast(Components, parts)
 
 
 def settings_of(*fields: str) -> IterationSettings:
@@ -114,6 +119,33 @@ def test_the_baseline_is_the_reward_of_the_greedy_continuation() -> None:
     assert [item.baseline for item in with_them] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     assert len(greedy) == 4
     assert [replace(item, baseline=None) for item in with_them] == judged
+
+
+def test_the_states_of_every_rollout_are_continued_and_valued() -> None:
+    parts = Parts({"p0": 1, "p1": 3})  # sample 0 of p0 is right, and the first three of p1
+    settings = settings_of("--algorithm.estimator", "vineppo", "--algorithm.continuations", "4")
+    assert settings.continuations == 4
+    longer = []
+    for item in first_batch(parts, settings)[:4]:  # both rollouts of p0 and of p1
+        zeros = np.zeros(6, np.int32)
+        trajectory = replace(item.trajectory, tokens=zeros, logprobs=zeros.astype(np.float32), versions=zeros)
+        longer.append(replace(item, trajectory=trajectory))
+    components = parts.components()
+    valued, extra = with_continuations(components, settings, longer, PhaseClock())
+    assert parts.asked[-1][0] == [
+        f"7.f{start}.{start * 2 + sample}.{end}" for start in (0, 1) for sample in (0, 1) for end in (2, 4)
+    ]
+    assert len(extra) == 4 * 2 * 4
+    assert len({item.trajectory.start.seed for item in extra}) == 8
+    assert {item.trajectory.start.prefix_ids.size for item in extra} == {2, 4}
+    for item, own, continued in zip(valued, (0.5, 0.5, 1.0, 1.0), (0.25, 0.25, 0.75, 0.75), strict=True):
+        assert item.continued is not None
+        assert item.continued.step.tolist() == [0, 0, 1, 1, 2, 2]
+        assert item.continued.values.tolist() == [
+            own,
+            own,
+            *[continued] * 4,
+        ]  # the start's worth: of its own two rollouts
 
 
 def test_without_either_option_nothing_is_generated() -> None:

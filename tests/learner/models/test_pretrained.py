@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClassification
 
 from core.errors import ModelError
+from learner.models.adapters import Lora
 from learner.models.attention import Line, line_on
 from learner.models.pretrained import load_policy, load_value, recompute_activations
 from learner.packing.batch import Row, micro_batch
@@ -83,15 +84,40 @@ def test_a_new_critic_values_everything_at_zero(tiny_model: Callable[[bool], Pat
     assert float(load_value(tiny_model(True), torch.float32)(line(ROWS)).abs().max()) == 0.0
 
 
-def test_a_critic_may_start_from_a_reward_model(tiny_model: Callable[[bool], Path], tmp_path: Path) -> None:
-    config = AutoConfig.from_pretrained(tiny_model(True))
+def reward_model(path: Path, tiny: Path) -> Qwen2ForSequenceClassification:
+    config = AutoConfig.from_pretrained(tiny)
     config.num_labels, config.pad_token_id = 1, 0
     torch.manual_seed(9)
     reward = Qwen2ForSequenceClassification(config)
-    reward.save_pretrained(tmp_path)
-    value = load_value(tmp_path, torch.float32)
-    for name, parameter in reward.model.named_parameters():
-        torch.testing.assert_close(value.trunk.get_parameter(name), parameter, atol=0, rtol=0)
+    torch.nn.init.normal_(reward.score.weight)
+    reward.save_pretrained(path)
+    return reward.eval()
+
+
+@pytest.mark.parametrize("lora", [None, Lora(2, 4)])
+def test_a_critic_from_a_reward_model_begins_with_its_scores(
+    tiny_model: Callable[[bool], Path], tmp_path: Path, lora: Lora | None
+) -> None:
+    reward = reward_model(tmp_path, tiny_model(True))
+    value = load_value(tmp_path, torch.float32, lora)
+    tokens = np.array([3, 4, 5, 6], dtype=np.int32)
+    found = value(line([Row(tokens, 1)]))  # of the states after 3; 3, 4; 3, 4, 5
+    for length in (1, 2, 3):
+        ids = torch.from_numpy(tokens[:length].astype(np.int64))[None]
+        torch.testing.assert_close(found[length - 1], reward(input_ids=ids).logits[0, 0], atol=1e-6, rtol=1e-5)
+    assert value.head.weight.requires_grad
+    assert value.head.weight.shape == (1, 32)
+    assert any("lora" in name for name, _ in value.trunk.named_parameters()) == (lora is not None)
+
+
+def test_the_head_of_a_bf16_critic_computes_in_fp32(tiny_model: Callable[[bool], Path]) -> None:
+    value = load_value(tiny_model(True), torch.bfloat16)
+    torch.nn.init.normal_(value.head.weight)
+    states = torch.randn(5, 32, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(1))
+    exact = (states.double() @ value.head.weight.double().T).float()
+    found = value.head(states)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, exact, atol=1e-5, rtol=1e-5)  # bf16 would be off by 4e-3 of it
 
 
 def test_dropout_is_off_in_training_mode(tiny_model: Callable[[bool], Path]) -> None:
