@@ -27,7 +27,6 @@ ARMS: Mapping[str, Fields] = {
     "posterior": {"replay.ranking": "posterior"},
     "frontier": {"replay.ranking": "frontier"},
     "learnability": {"replay.ranking": "learnability"},
-    "learnability": {"replay.ranking": "learnability"},
     "canonical": {"replay.ranking": "canonical", "replay.canonical": True},
     "frontier_canonical": {"replay.ranking": "frontier", "replay.canonical": True},
     "learnability_canonical": {"replay.ranking": "learnability", "replay.canonical": True},
