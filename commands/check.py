@@ -57,8 +57,6 @@ def check_recipe(options: Namespace) -> int:
     if options.offline:
         print("offline: model, data and devices were not checked")
         return 0
-    if starts_here(config.cluster, os.environ.get("RAY_ADDRESS", "")):
-        check_machine(config, this_machine(), device)
     check_root(config.run.root)
     if config.learner.value_path:
         check_place(config.learner.value_path, "learner.value_path")
@@ -70,6 +68,8 @@ def check_recipe(options: Namespace) -> int:
         print(list_bad_rows(error.rows))
         raise
     check_resources(bundles, cluster_resources(config.cluster))
+    if starts_here(config.cluster, os.environ.get("RAY_ADDRESS", "")):
+        check_machine(config, this_machine(), device)
     print("devices: enough\ncheck passed")
     return 0
 

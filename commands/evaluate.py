@@ -23,8 +23,8 @@ from tasks.dialogue.endpoint import Endpoint, check_endpoint
 from tasks.dialogue.language_judge import compare_pairs
 from tasks.estimators import Estimate, paired_difference, share
 from trainer import build
-from trainer.evaluation_files import check_responses_path, evaluation_record, response_rows, write_responses
-from trainer.held_out_scores import Evaluation, describe_evaluation, evaluate_policy, percent
+from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses
+from trainer.evaluation.scores import Evaluation, describe_evaluation, evaluate_policy, percent
 from trainer.local import single_process
 from trainer.model_files import check_place, inspect_model, load_tokenizer, model_of, run_of
 
@@ -204,7 +204,7 @@ def print_evaluation(model: str, result: Evaluation) -> None:
     for level, scores in (*result.sources.items(), *result.levels.items()):
         last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
         print(
-            f"  {level or 'all':<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
+            f"  {level or ('no level' if len(result.levels) > 1 else 'all'):<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
         )
 
 

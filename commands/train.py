@@ -3,18 +3,20 @@
 Called by `launch.py`. Invariant: no actor starts before configuration, model and data have been checked.
 """
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from commands.check import local_resources, this_machine
 from core.command_line import FIELDS
 from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
 from core.load import dump_config, load_config, override, setting
-from core.plan import batch_plan, kl_warnings
+from core.plan import batch_plan, check_machine, choose_device, kl_warnings, starts_here
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from monitor.console import open_console
 from monitor.problem_texts import write_problems
@@ -114,6 +116,8 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     config = single_process(config) if local else config
+    if local or starts_here(config.cluster, os.environ.get("RAY_ADDRESS", "")):
+        check_machine(config, this_machine(), choose_device(config.cluster, lambda: local_resources().gpus > 0))
     print("reading model and data, starting judges ...", flush=True)
     with ExitStack() as stack:
         model = stack.enter_context(build.open_model_and_task(config))

@@ -21,6 +21,7 @@ class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that occurs twice in a mapping: YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a YAML node. Raises ConstructorError for a key that occurs twice."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
         for at, key in enumerate(keys):
             if key in keys[:at]:

@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from trainer.metrics import IterationMetrics
 
 SPELL = 10
-"""Iterations without any reward, after which a person is told."""
+"""Iterations without any reward, or with useless replay, after which a person is told."""
+NEAR = 0.02
+"""Distance of replayed success from 0 or 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
+RARE = 0.05
+"""Root success below which rewards are rare: with 8 samples, two starts in three have none."""
+MOST_KL = 0.02
+"""KL of an update in nats per token. Probes with rare rewards lost the form of all answers at this size, some at half of it."""
 GONE = 0.02
 """Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
 
@@ -23,6 +29,22 @@ def no_reward(shown: Sequence[IterationMetrics]) -> bool:
     return len(shown) >= SPELL and all(one.reward == 0 for one in shown[-SPELL:])
 
 
+def replay_fails(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether hardly any replayed start of the last iterations succeeded, though something did."""
+    recent = shown[-SPELL:]
+    return len(recent) == SPELL and all(one.replay_success < NEAR for one in recent) and not no_reward(shown)
+
+
+def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether nearly all replayed starts of the last iterations succeeded."""
+    return len(shown) >= SPELL and all(one.replay_success > 1.0 - NEAR for one in shown[-SPELL:])
+
+
+def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether the last update moved the policy far while rollouts from the root hardly ever succeed."""
+    return bool(shown) and shown[-1].kl > MOST_KL and shown[-1].root_success < RARE
+
+
 def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
     """Whether the policy has (almost) no entropy left, and had some in the beginning. NaN, of the critic's warm-up, is no entropy."""
     measured = [one.entropy for one in shown if one.entropy == one.entropy]
@@ -30,6 +52,9 @@ def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
 
 
 WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
-    f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers lack their form": no_reward,
+    f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first (launch.py sft), reward parts of an answer, or set replay.canonical": no_reward,
+    f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio": replay_fails,
+    f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set replay.ranking learnability or replay.share unsolved, or lower replay.ratio": replay_mastered,
+    f"warning: a KL above {MOST_KL} while under {RARE:.0%} of the rollouts from the root succeed: the policy may lose what it can; lower learner.policy_lr, set learner.kl_stop, or raise learner.adam_epsilon": step_too_large,
     "warning: the policy's entropy is gone: it no longer explores; lower learner.policy_lr, or set algorithm.entropy_coefficient": entropy_gone,
 }

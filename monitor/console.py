@@ -1,7 +1,7 @@
 """Progress of a run on the console: a live table with a progress bar, or one plain line per iteration.
 
 `commands/train.py` opens it with `open_console`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI,
-`ray job submit` logs, a file) every iteration is exactly one line without control codes.
+`ray job submit` logs, a file) every iteration is exactly one line without control codes, followed by its warnings if there are any.
 """
 
 import logging

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import IntArray, Provenance
-from replay.rankings import RANKINGS
+from replay.rankings import RANKINGS, learnability
 from replay.rankings.frontier import mastered
 from replay.rankings.posterior import bounds
 from replay.server import JOURNAL, recover
@@ -92,7 +92,14 @@ def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
     """[S] why a state is not drawn now, by the rules of its ranking; empty where it may be drawn."""
     states, ranking = shard.states, RANKINGS[config.ranking]
     problem, failed = states["problem"], states["provenance"] == Provenance.OWN_FAILED
-    root = mastered(shard.problems["wins"], shard.problems["losses"])[problem]
+    wins, losses = shard.problems["wins"], shard.problems["losses"]
+    if ranking is learnability.RANKING:
+        solved = ((wins + 1) / (wins + losses + 2) > learnability.SOLVED)[problem]
+        why = np.where(
+            solved, "its problem is solved from the root", f"its chance of success is below {learnability.HOPELESS:.0%}"
+        )
+        return np.where(np.isneginf(states["priority"]), why, "")
+    root = mastered(wins, losses)[problem]
     known = mastered(states["wins"], states["losses"])
     proven = (np.bincount(problem, ~failed, minlength=len(shard.problems)) > 0)[problem]
     reasons = (

@@ -7,6 +7,7 @@ a deadline, and an error names the shard. A call to a dead shard is repeated unt
 
 import itertools
 import json
+import math
 import os
 import secrets
 import time
@@ -47,6 +48,7 @@ class ReplayStore:
     _model: SuccessModel
     _evidence: Evidence
     _roots: list[int]  # wins and losses of rollouts from the root since the last fit
+    _root_record: list[float]  # decayed wins and number of rollouts from the root
     _values: Reals  # decayed count, sum, and sum of squares of the critic's values
     _drawn: dict[int, list[float]]  # key of a drawn state -> its chance and features then
 
@@ -75,6 +77,12 @@ class ReplayStore:
         # An empty write waits for the shards, finds a folder that cannot be written, and has pyarrow import pandas (0.3 s) now.
         self._write({shard: writes.pack_outcomes([], self._model) for shard in range(config.shards)})
 
+    @property
+    def root_success(self) -> float:
+        """Share of correct rollouts from the root, decayed per iteration; NaN before there are any."""
+        wins, tried = self._root_record
+        return wins / tried if tried else math.nan
+
     def __len__(self) -> int:
         """States in the store."""
         return sum(size.states for size in self._sizes)
@@ -92,12 +100,16 @@ class ReplayStore:
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Record the outcomes of continuations of replayed states, and refit the success model."""
+        wins, losses = self._roots
+        won, tried = (self._decay * number for number in self._root_record)
+        self._root_record = [won + wins, tried + wins + losses]
         ranking = self._ranking
         model = self._refitted(outcomes) if ranking.uses_model or ranking.uses_spread else self._model
         parts = self._split(outcomes, [o.problem_id for o in outcomes])
         if model != self._model:
             parts = {shard: parts.get(shard, []) for shard in range(self._shards)}
         self._model = model
+        self._roots = [0, 0]
         self._write({shard: writes.pack_outcomes(part, model) for shard, part in parts.items()})
 
     def sample(self, n: int, seed: int) -> list[ReplayedState]:
@@ -156,6 +168,7 @@ class ReplayStore:
             "model": to_text(self._model),
             "evidence": [self._evidence.rows.tolist(), self._evidence.expected, self._evidence.differing],
             "roots": self._roots,
+            "root_record": self._root_record,
             "values": self._values.tolist(),
             "drawn": list(self._drawn.items()),
         }
@@ -172,7 +185,7 @@ class ReplayStore:
                 )
         self._requested, self._sampled = manifest["requested"], manifest["sampled"]
         self._model, self._roots, self._drawn = from_text(manifest["model"]), manifest["roots"], dict(manifest["drawn"])
-        self._values = np.array(manifest["values"])
+        self._values, self._root_record = np.array(manifest["values"]), manifest["root_record"]
         rows, expected, differing = manifest["evidence"]
         self._evidence = Evidence(np.array(rows).reshape(-1, NOTHING.rows.shape[1]), expected, differing)
         self._load([Path(os.path.abspath(folder)) / name for name in manifest["snapshots"]])
@@ -199,7 +212,7 @@ class ReplayStore:
         """Set what the driver knows to what a new store knows."""
         self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
         self._model, self._evidence = SuccessModel(), NOTHING
-        self._roots, self._values, self._drawn = [0, 0], np.zeros(3), {}
+        self._roots, self._root_record, self._values, self._drawn = [0, 0], [0.0, 0.0], np.zeros(3), {}
 
     def _split(self, items: Sequence[Any], problem_ids: list[str]) -> dict[int, list[Any]]:
         parts: dict[int, list[Any]] = {}
@@ -266,7 +279,7 @@ class ReplayStore:
         number, total, squares = self._values.tolist()
         centre = total / number if number else 0.0
         spread = max(squares / number - centre**2, 0.0) ** 0.5 if number else 0.0
-        self._roots, self._values = [0, 0], self._decay * self._values
+        self._values = self._decay * self._values
         return fit(self._evidence, centre, spread if spread > LEAST_SPREAD else 1.0)
 
     def _all(self, method: Callable[..., R], *arguments: Any) -> list[R]:

@@ -17,7 +17,9 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 from core.errors import ConfigError
@@ -45,12 +47,19 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
             home.prepare_judge()
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(
-            f"verifier {path!r}: {type(error).__name__}: {error}; write it as 'module:function'"
+            f"verifier {path!r}: {type(error).__name__}: {error}{_place(error)}; write it as 'module:function'"
         ) from error
     if not callable(found):
         raise ConfigError(f"verifier {path!r}: {type(found).__name__} cannot be called; name a function")
     verify: Verify = found if settings is None else found(settings)
     return verify
+
+
+def _place(error: Exception) -> str:
+    """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line itself."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:

@@ -23,7 +23,7 @@ from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
 from core.seeds import derive
 from core.startup import without_gc
-from trainer.held_out_scores import EvaluationPlan
+from trainer.evaluation.scores import EvaluationPlan
 from trainer.model_files import describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
 
@@ -56,7 +56,9 @@ def iteration_settings(config: Config) -> IterationSettings:
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
+        iterations=config.run.iterations,
         replayed=plan.replayed_starts,
+        share=config.replay.share,
         start_states=config.replay.start_states,
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.records import Judged
-from trainer.held_out_scores import Evaluation
+from trainer.evaluation.scores import Evaluation
 from trainer.metrics import IterationMetrics, PhaseSeconds, SourceMetrics
 from trainer.records import Components, IterationResult
 from trainer.starts import erroneous_share

@@ -20,10 +20,13 @@ from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
 from trainer.rollouts import with_more_rollouts
 from trainer.starts import (
+    NO_VALUES,
     candidates,
     canonical_rollouts,
     fresh_starts,
+    no_boundary,
     outcomes,
+    replayed_count,
     replayed_starts,
     value_queries,
 )
@@ -76,10 +79,17 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("replay"):
         parts.problems.record([*judged, *dropped])
         replay.record(outcomes([*judged, *dropped]))
-        offer = partial(candidates, boundaries=parts.boundaries, version=learner.version)
+        offer = partial(
+            candidates,
+            boundaries=parts.boundaries,
+            version=learner.version,
+            chains=settings.chains,
+            budget=settings.sampling.max_response_tokens,
+        )
         replay.add(
             [
-                *offer(judged, [item.values for item in scored], chains=settings.chains),
+                *offer(judged, [item.values for item in scored]),
+                *offer(dropped, [NO_VALUES] * len(dropped), boundaries=no_boundary),  # their outcomes count
                 *offer(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
             ]
         )
@@ -94,9 +104,11 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
     """Fresh problems, and replayed states once the store has `start_states` states; `again`: round of resampling."""
-    ready = settings.replayed and len(parts.replay) >= settings.start_states
+    progress = (number - 1) / settings.iterations
+    wanted = replayed_count(settings.replayed, settings.share, progress, parts.replay.root_success)
+    ready = wanted and len(parts.replay) >= settings.start_states
     seed = derive(settings.seed, "replay", number, *([again] if again else []))
-    states = parts.replay.sample(settings.replayed, seed) if ready else []
+    states = parts.replay.sample(wanted, seed) if ready else []
     problems = parts.problems.sample(settings.starts - len(states))
     first = again * RESAMPLED  # ids and seeds of every round are its own
     starts = [

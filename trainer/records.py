@@ -13,6 +13,7 @@ from core.errors import ActorError, WeightError
 from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Scored, Start, Trajectory
 from core.sampling import Sampling
 from core.weights import WeightReceiver
+from trainer.starts import Share
 
 if TYPE_CHECKING:
     from actors.ledger import Queues
@@ -65,7 +66,9 @@ class IterationSettings:
 
     seed: int
     starts: int  # per iteration
-    replayed: int  # of these, once the store has `start_states` states
+    iterations: int  # of the run
+    replayed: int  # of these starts at most, once the store has `start_states` states
+    share: Share  # how the number of replayed starts changes over the run
     start_states: int
     samples: int  # continuations per start
     sampling: Sampling

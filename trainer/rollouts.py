@@ -57,7 +57,7 @@ def resampled(
             break
         again = sum(start.replayed for start in list(missing.values())[:lacking])
         with clock.phase("replay"):
-            starts = choose(replace(settings, starts=lacking, replayed=again), number)
+            starts = choose(replace(settings, starts=lacking, replayed=again, share="constant"), number)
         with clock.phase("generate"):
             trajectories = parts.actors.generate(starts, settings.sampling)
         with clock.phase("reward"):

@@ -18,8 +18,8 @@ from core.run_directory import RunDirectory, write_atomically, write_samples
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
 from trainer.collect import collect_metrics
-from trainer.evaluation_files import append_evaluation, drop_evaluations, response_rows, write_responses
-from trainer.held_out_scores import Evaluation, EvaluationPlan, describe_evaluation, evaluate_policy
+from trainer.evaluation.files import append_evaluation, drop_evaluations, response_rows, write_responses
+from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evaluation, evaluate_policy
 from trainer.loop import iterate
 from trainer.metrics import MetricSink, Phase, PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings

@@ -5,6 +5,7 @@ Pure functions, called by `trainer/loop.py`. Invariant: results depend only on t
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,10 @@ from core.records import (
 from core.seeds import derive
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
+NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
+Share = Literal["constant", "annealed", "unsolved"]
+ROOM = 0.25
+"""Least share of the response budget that a state of a truncated trajectory leaves: continuations of one with less can only lose."""
 
 
 def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
@@ -65,6 +70,18 @@ def replayed_starts(
     ]
 
 
+def replayed_count(most: int, share: Share, progress: float, root_success: float) -> int:
+    """How many starts of an iteration are replayed, of at most `most`.
+
+    `progress`: share of the run that is over. `root_success`: recent success of rollouts from the root; NaN before there are any.
+
+    >>> [replayed_count(64, share, 0.25, 0.5) for share in ("constant", "annealed", "unsolved")]
+    [64, 48, 32]
+    """
+    wanted = {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": 1.0 - root_success}[share]
+    return most if math.isnan(wanted) else round(most * wanted)
+
+
 def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
     """Success or failure of the continuations of replayed states."""
     return [
@@ -86,6 +103,7 @@ def candidates(
     provenance: Callable[[Judged], Provenance] = _own,
     *,
     chains: bool = False,
+    budget: int | None = None,
 ) -> list[Candidate]:
     """The states that the trajectories pass through, with the critic's values.
 
@@ -96,6 +114,9 @@ def candidates(
 
     `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out. A success
     from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it.
+
+    `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. Other trajectories have shown
+    that the rest of the budget is enough to end.
     """
     found = []
     for item, known in zip(judged, values, strict=True):
@@ -108,6 +129,8 @@ def candidates(
         response = item.trajectory.response_ids
         lengths = boundaries(response)
         lengths = lengths[lengths > depth]
+        if budget is not None and item.trajectory.finish.truncated:
+            lengths = lengths[lengths <= (1.0 - ROOM) * budget]
         lengths = lengths[np.isfinite(known[lengths - depth])]
         found.append(
             Candidate(
@@ -122,6 +145,11 @@ def candidates(
             )
         )
     return found
+
+
+def no_boundary(response: IntArray) -> IntArray:  # noqa: ARG001  one signature for all boundaries
+    """Nowhere: for rollouts whose outcome counts for their problem, and which give no states."""
+    return EMPTY
 
 
 def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem]) -> list[Judged]:

@@ -96,17 +96,19 @@ def best_baseline(arms: Mapping[str, Mapping[int, Result]]) -> str | None:
     return max(known, key=lambda name: finals[name], default=None)
 
 
-def ratio_to(arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str) -> Interval | None:
-    """The token ratio of two arms on the seeds that both have; None without such a seed."""
+def ratio_to(
+    arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str, level: float | None = None
+) -> Interval | None:
+    """The token ratio of two arms on the seeds that both have (`token_ratio`); None without such a seed."""
     seeds = sorted(arms[arm].keys() & arms[baseline].keys())
     if not seeds:
         return None
     mine, theirs = ([curve(arms[name][seed]) for seed in seeds] for name in (arm, baseline))
-    return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], generator(0, "bench.learning", arm))
+    return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], level, generator(0, "bench.learning", arm))
 
 
 def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
-    """The value with its interval; '-' where there is none.
+    """The value with its interval, of one seed without; '-' where there is no value.
 
     >>> text_of(Interval(0.5, 0.25, 0.75, 5)), text_of(Interval(math.inf, 1000, math.inf, 5), 1e-3, 0)
     ('0.50 (0.25 to 0.75)', 'never (1 to never)')
@@ -114,7 +116,7 @@ def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
     if value is None or math.isnan(value.value):
         return "-"
     shown = ["never" if math.isinf(x) else f"{x * scale:.{digits}f}" for x in (value.value, value.low, value.high)]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+    return f"{shown[0]} ({shown[1]} to {shown[2]})" if value.seeds > 1 else f"{shown[0]} (one seed)"
 
 
 COLUMNS: Sequence[tuple[str, str, float, int]] = (
@@ -137,7 +139,9 @@ def section(setting: Setting, arms: Mapping[str, Mapping[int, Result]], plot: st
     """The table of one setting, arms with canonical solutions last."""
     baseline = best_baseline(arms)
     some = next(iter(next(iter(arms.values())).values()))
-    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), "pass@k, k = samples", f"tokens / {baseline}"]
+    name = baseline or "baseline"
+    ratios = [f"tokens to {LEVEL} / {name}", f"tokens to its final success / {name}"]
+    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), "pass@k, k = samples", *ratios]
     start = mean_over_seeds(
         [one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()],
         generator(0, "bench.learning"),
@@ -157,9 +161,12 @@ def section(setting: Setting, arms: Mapping[str, Mapping[int, Result]], plot: st
         found = measures([arms[arm][seed] for seed in sorted(arms[arm])])
         last = next(name for name in found if name.startswith("pass@"))
         cells = [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
-        ratio = ratio_to(arms, arm, baseline) if baseline not in (None, arm) else None
+        compared = [
+            text_of(ratio_to(arms, arm, baseline, level)) if baseline not in (None, arm) else "-"
+            for level in (LEVEL, None)
+        ]
         name = f"{arm} (given solutions)" if with_solutions(arm) else arm
-        lines.append(f"| {' | '.join([name, str(len(arms[arm])), *cells, text_of(found[last]), text_of(ratio)])} |")
+        lines.append(f"| {' | '.join([name, str(len(arms[arm])), *cells, text_of(found[last]), *compared])} |")
     return [*lines, ""]
 
 
@@ -236,6 +243,6 @@ HEAD = f"""# learning
 
 Does replay learn more than PPO? Every row is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over
 seeds. Success is the share of right responses to held-out problems, sampled from the root at temperature 1. An interval of fewer
-than {ENOUGH} seeds says little, and one seed has none: its interval has no width. [bench/README.md](../README.md) explains the
+than {ENOUGH} seeds says little, and one seed has none: it says nothing about which arm is better. [bench/README.md](../README.md) explains the
 columns and how to rerun or continue the matrix.
 """

@@ -26,8 +26,10 @@ ARMS: Mapping[str, Fields] = {
     "success_prefix": {"replay.ranking": "success_prefix"},
     "posterior": {"replay.ranking": "posterior"},
     "frontier": {"replay.ranking": "frontier"},
+    "learnability": {"replay.ranking": "learnability"},
     "canonical": {"replay.ranking": "canonical", "replay.canonical": True},
     "frontier_canonical": {"replay.ranking": "frontier", "replay.canonical": True},
+    "learnability_canonical": {"replay.ranking": "learnability", "replay.canonical": True},
 }
 """The arms. Those that are given canonical solutions are reported apart (`with_solutions`)."""
 

@@ -22,7 +22,7 @@ from core.run_directory import RunDirectory, write_atomically
 from tasks.starter import resolve_model
 from trainer import build
 from trainer.collect import collect_metrics
-from trainer.held_out_scores import Evaluation, EvaluationPlan, evaluate_policy
+from trainer.evaluation.scores import Evaluation, EvaluationPlan, evaluate_policy
 from trainer.local import single_process
 from trainer.loop import iterate
 from trainer.metrics import IterationMetrics, PhaseClock

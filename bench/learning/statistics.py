@@ -28,8 +28,12 @@ class Interval:
 
 
 def over_seeds(count: int, statistic: Callable[[Indices], float], rng: np.random.Generator) -> Interval:
-    """`statistic` of the seeds' indices, with its interval over resampled seeds. The interval of one seed has no width."""
-    drawn = [statistic(rng.integers(0, count, count)) for _ in range(DRAWS)]
+    """`statistic` of the seeds' indices, with its interval over resampled seeds. The interval of one seed has no width.
+
+    Draws without a value (NaN) are left out of the interval.
+    """
+    drawn = np.array([statistic(rng.integers(0, count, count)) for _ in range(DRAWS)])
+    drawn = drawn if np.isnan(drawn).all() else drawn[~np.isnan(drawn)]
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")  # some may be infinite
     return Interval(statistic(np.arange(count)), float(low), float(high), count)
 
@@ -45,22 +49,24 @@ def on_grid(curve: Curve, grid: Reals) -> Reals:
     return np.interp(grid, curve.tokens, curve.success).astype(np.float64)
 
 
-def token_ratio(arm: Sequence[Curve], baseline: Sequence[Curve], budget: float, rng: np.random.Generator) -> Interval:
-    """Generated tokens until the arm reaches the baseline's final success, divided by those until the baseline itself does.
+def token_ratio(
+    arm: Sequence[Curve], baseline: Sequence[Curve], budget: float, level: float | None, rng: np.random.Generator
+) -> Interval:
+    """Generated tokens until the arm reaches a success, divided by those until the baseline does.
 
-    Both are read from the mean curves over seeds, on 200 points up to `budget`. The target is the baseline's mean final success. It
-    is recomputed, like both curves, for every resampled set of seeds. An arm that never reaches it has an infinite ratio. The two
-    sequences are paired by seed.
+    The success is `level`, or if None the baseline's final one, recomputed for every resampled set of seeds. Both curves are means
+    over seeds, read on 200 points up to `budget`. An arm that never gets there has an infinite ratio, and one whose baseline never
+    does 0. If neither does, the ratio is NaN. The two sequences are paired by seed.
     """
     grid = np.linspace(0.0, budget, 201)
     ours, theirs = (np.array([on_grid(curve, grid) for curve in curves]) for curves in (arm, baseline))
 
     def _ratio(drawn: Indices) -> float:
         mine, other = (curves[drawn].mean(axis=0) for curves in (ours, theirs))
-        target = float(other[-1])
+        target = float(other[-1]) if level is None else level
         reached = tokens_to(Curve(grid.tolist(), mine.tolist()), target)
         own = tokens_to(Curve(grid.tolist(), other.tolist()), target)
-        return reached / own if own > 0 else float("nan")
+        return float(np.divide(reached, own)) if own > 0 and min(reached, own) < np.inf else np.nan
 
     return over_seeds(len(arm), _ratio, rng)
 

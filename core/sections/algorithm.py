@@ -43,7 +43,7 @@ class AlgorithmConfig(Section):
     )
     value_lambda: float = Field(1.0, ge=0, le=1, description="GAE lambda of the critic's targets.")
     normalise: Literal["global", "per_source", "none"] = Field(
-        "global",
+        "per_source",
         description="Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and replayed rows separately, or none.",
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="PPO clip below: ratio >= 1 - clip_low.")

@@ -13,6 +13,10 @@ class ReplayConfig(Section):
     ratio: float = Field(
         0.5, ge=0, lt=1, description="Share of an iteration's starts that are replayed states, in [0, 1)."
     )
+    share: Literal["constant", "annealed", "unsolved"] = Field(
+        "constant",
+        description="How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of rollouts from the root that fail.",
+    )
     ranking: Literal["value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = (
         Field("value", description="How the store ranks states (docs/architecture.md; formulas in replay/rankings/).")
     )

@@ -7,7 +7,7 @@ from replay.rankings.base import Ranking, RankSettings, StateColumns, only
 from replay.rankings.chains import chains_of, retention_order
 
 VISITS = 8
-"""Continuations after which the curriculum moves one state back."""
+"""Continuations after which the curriculum moves one state back: two starts of 4. It moves by count, whatever they achieve."""
 
 
 def canonical(columns: StateColumns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings

@@ -17,10 +17,11 @@ harder, so a curve that rises with depth is fitted to all outcomes together:
 The frontier is the shallowest state with p >= target (about 0.3), or the deepest state when there is none. A state is mastered
 if its own outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier teaches nothing more, so it moves one state up for any p
 there. A chain whose shallowest state is mastered rests (is not replayed), because the root comes next. Outcomes decay, so it is
-tried again later. All chains of a problem rest if its root success (W + 1) / (W + L + 2) is above 0.9.
+tried again later. A chain whose frontier has p < 0.05 rests too: a success that its continuations do not confirm was luck. All
+chains of a problem rest if its root success (W + 1) / (W + L + 2) is above 0.9.
 
 Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem is not replayed before its first success: continuations of
-failures of an unsolved problem hardly ever succeed (none of 192 in a probe). A success from a proven chain is an outcome of that
+failures of an unsolved problem hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A success from a proven chain is an outcome of that
 chain and starts no new one.
 
 Worked example, target 0.3, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
@@ -41,7 +42,7 @@ import numpy.typing as npt
 
 from core.records import FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import Flags, Index, Ranking, RankSettings, StateColumns
+from replay.rankings.base import HOPELESS, Flags, Index, Ranking, RankSettings, StateColumns
 from replay.rankings.chains import Chains, chains_of, retention_order
 
 LOST = 0.4
@@ -49,7 +50,7 @@ LOST = 0.4
 WAY = 0.4
 """Way of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about its middle."""
 PSEUDO = 2.0
-"""Number of outcomes that the prior counts as."""
+"""Number of outcomes that the prior counts as, as in (w + 1) / (w + l + 2): one start with 4 continuations outweighs it."""
 UNTRIED = 0.1
 """Weight of a state without outcomes in the joint curve: small, so that its prior does not outweigh outcomes elsewhere."""
 MASTERED = 0.9
@@ -63,7 +64,7 @@ def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
     curve = success_curve(columns, found)
     known = mastered(columns.wins, columns.losses)[found.order]
     at = frontiers(found, curve, known, settings.target)
-    at = at[~known[found.first]]
+    at = at[~known[found.first] & (curve[at] >= HOPELESS)]
     priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
     return priority
 

@@ -29,12 +29,10 @@ import numpy as np
 
 from core.records import FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import Flags, Ranking, RankSettings, StateColumns
+from replay.rankings.base import HOPELESS, Flags, Ranking, RankSettings, StateColumns
 from replay.rankings.chains import chains_of, retention_order
 from replay.success import chances, features_of
 
-HOPELESS = 0.05
-"""Chance of success below which no start is replayed: of 4 continuations at 5 %, four groups in five have no success at all."""
 SOLVED = 0.5
 """Root success above which a problem is not replayed: 4 p (1 - p) of the root only falls from there on."""
 

@@ -68,12 +68,16 @@ def test_intervals_over_seeds() -> None:
 
 def test_the_ratio_of_tokens_by_hand() -> None:
     # SLOW ends at 0.8, which it reaches at 200 tokens and FAST at 100
-    same = token_ratio([FAST] * 5, [SLOW] * 5, 200, rng())
+    same = token_ratio([FAST] * 5, [SLOW] * 5, 200, None, rng())
     assert (same.value, same.low, same.high) == pytest.approx((0.5, 0.5, 0.5))
-    assert token_ratio([SLOW] * 5, [FAST] * 5, 200, rng()).value == pytest.approx(2.0)
+    assert token_ratio([SLOW] * 5, [FAST] * 5, 200, None, rng()).value == pytest.approx(2.0)
+    # 0.4 is reached at 50 and at 100 tokens; nobody reaches 0.9
+    assert token_ratio([FAST] * 3, [SLOW] * 3, 200, 0.4, rng()).value == pytest.approx(0.5)
+    assert math.isnan(token_ratio([FAST], [SLOW], 200, 0.9, rng()).value)
     flat = Curve([0, 200], [0.0, 0.1])
-    assert math.isinf(token_ratio([flat], [SLOW], 200, rng()).value)
-    mixed = token_ratio([FAST, SLOW, FAST, FAST, SLOW], [SLOW] * 5, 200, rng())
+    assert token_ratio([FAST], [flat], 200, 0.4, rng()).value == 0.0  # the baseline never gets there
+    assert math.isinf(token_ratio([flat], [SLOW], 200, None, rng()).value)
+    mixed = token_ratio([FAST, SLOW, FAST, FAST, SLOW], [SLOW] * 5, 200, None, rng())
     assert mixed.low < mixed.value <= mixed.high == pytest.approx(1.0)
 
 
@@ -132,7 +136,7 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     (ours,) = [line for line in table.splitlines() if line.startswith("| frontier")]
     assert "| 0.80 (0.80 to 0.80) | 0.60 (0.60 to 0.60) |" in ours  # final success, area (40 + 80) / 200
     assert "| 0.25 (0.25 to 0.25) |" in ours
-    assert ours.endswith("| 0.90 (0.90 to 0.90) | 0.50 (0.50 to 0.50) |")
+    assert ours.endswith("| 0.90 (0.90 to 0.90) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) |")
     assert [(check.value, check.ok) for check in page.goals(("rule", "hard"), arms)] == [(0.5, True), (0.5, True)]
     page.draw(("rule", "hard"), arms, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -31,7 +31,7 @@ def kinds(name: str) -> set[Any]:
 
 
 NUMBERS = [name for name in FIELDS if {int, float} & kinds(name)]
-NO_NUMBERS = (math.nan, math.inf, -math.inf, True, "many", [1], {"a": 1}, 1e300, -(10**20))
+NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, True, "many", [1], {"a": 1}, 1e300, -(10**20))
 FLAGS = [name for name in FIELDS if kinds(name) == {bool}]
 TEXTS = [name for name in FIELDS if kinds(name) == {str}]
 CHOICES = [
@@ -39,11 +39,14 @@ CHOICES = [
     for name in FIELDS
     if get_origin(FIELDS[name].annotation) is not None and str in map(type, get_args(FIELDS[name].annotation))
 ]
+NO_CHOICES: tuple[Any, ...] = ("none of them", 3, [], "")
+NO_TEXTS: tuple[Any, ...] = (1, True, ["x"], {"a": "b"})
+NO_FLAGS: tuple[Any, ...] = ("perhaps", 2, [True], math.nan)
 FIELD_CASES: list[tuple[str, Any]] = [
     *((name, value) for name in NUMBERS for value in NO_NUMBERS),
-    *((name, value) for name in FLAGS for value in ("perhaps", 2, [True], math.nan)),
-    *((name, value) for name in TEXTS for value in (1, True, ["x"], {"a": "b"})),
-    *((name, value) for name in CHOICES for value in ("none of them", 3, [], "")),
+    *((name, value) for name in FLAGS for value in NO_FLAGS),
+    *((name, value) for name in TEXTS for value in NO_TEXTS),
+    *((name, value) for name in CHOICES for value in NO_CHOICES),
 ]
 
 

@@ -214,7 +214,8 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
     tiny_model: Tiny, tmp_path: Path, zero_stage: int, ranks: int
 ) -> None:
     path = tiny_model(True)
-    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_placement="loss", kl_estimator="k2")
+    fields: dict[str, Any] = {"kl_coefficient": 0.1, "kl_placement": "loss", "kl_estimator": "k2"}
+    algorithm = AlgorithmConfig(normalise="global", **fields)
     options: dict[str, Any] = {"ranks": ranks, "zero_stage": zero_stage, "minibatches": 3, "max_skipped_steps": 18}
     options["offload"] = zero_stage == 2
     with group(path, algorithm, **options) as learner:

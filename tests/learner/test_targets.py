@@ -247,7 +247,7 @@ def test_one_nan_in_the_values_leaves_no_minibatch_for_either_model() -> None:
     """Whitening gives NaN advantages to all; the returns of the other rows stay finite, and the critic must not step alone."""
     scored = scored_from(make_judged(9))
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
-    batch = compute_targets(scored, AlgorithmConfig(), 0)
+    batch = compute_targets(scored, AlgorithmConfig(normalise="global"), 0)
     assert not np.isfinite(batch.targets.advantages).any()
     assert np.isfinite(batch.targets.returns).mean() > 0.5
     assert not any(batch.finite([row]) for row in range(len(scored)))

@@ -109,6 +109,18 @@ def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
     assert found["easy", 1, "own_successful"] == "its problem is solved from the root"
 
 
+def test_a_state_that_teaches_nothing_says_why() -> None:
+    config = ReplayConfig(ranking="learnability")
+    shard = Shard(config, 26)
+    ids, states = np.arange(9, dtype=np.int32), (np.array([1], np.int32), np.array([0.5], np.float32))
+    for problem, provenance in (("solved", Provenance.OWN_SUCCESSFUL), ("hard", Provenance.OWN_FAILED)):
+        made = Candidate(problem, ids, *states, provenance, 0.0, 1)
+        for _ in range(3):  # root: (3 + 1) / (3 + 2) and 1 / 5; the first is above 1/2
+            shard.apply(pack_candidates([made], 26))
+    found = {row["problem"]: row["rests"] for row in states_table([shard], config).to_pylist()}
+    assert found == {"solved": "its problem is solved from the root", "hard": "its chance of success is below 5%"}
+
+
 def test_filters(store: ReplayStore, tmp_path: Path) -> None:
     table = whole(tmp_path)
     assert select(table, provenance="canonical")["prefix"].to_pylist() == ["abc", "a"]

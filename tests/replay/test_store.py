@@ -130,6 +130,7 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
     for states in drawn:
         store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
     assert len(store._evidence.rows) == 6
+    assert np.isnan(store.root_success)  # a canonical solution is no rollout
     monkeypatch.setattr("replay.store.REMEMBERED", 2)
     found = [store.sample(3, seed=turn) for turn in range(2, 4)]
     assert list(store._drawn) == [state.key for state in found[1][1:]]
@@ -239,6 +240,18 @@ def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int)
 def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:
     with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
         store.record([Outcome(1, "nowhere", True, 1)])
+
+
+def test_root_success_is_decayed_and_continues_from_a_checkpoint(tmp_path: Path) -> None:
+    """Decay 1/2. Three failures of the root, then a success and a failure: (0 / 2 + 1) / (3 / 2 + 2)."""
+    store, other = (opened(tmp_path / name, 2, local=True, decay=0.5) for name in ("a", "b"))
+    for kinds in ((0, 0, 0), (1, 0)):
+        store.add([replace(item, provenance=Provenance(k)) for item, k in zip(candidates(3, 1), kinds, strict=False)])
+        store.record([])
+    assert store.root_success == pytest.approx(1 / 3.5)
+    store.save(tmp_path / "checkpoint")
+    other.restore(tmp_path / "checkpoint")
+    assert other.root_success == store.root_success
 
 
 def test_an_empty_store_hands_out_nothing(store: ReplayStore) -> None:

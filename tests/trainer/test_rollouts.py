@@ -1,15 +1,17 @@
 """Replacing starts that teach nothing, and greedy baselines."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 
-from core.config import Config
+from core.config import Config, ReplayConfig
 from core.load import override
 from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
 from core.sampling import Sampling
+from replay.store import ReplayStore
 from trainer import build
 from trainer.loop import choose_starts
 from trainer.metrics import PhaseClock
@@ -48,7 +50,8 @@ class Parts:
         pass
 
     def components(self) -> Components:
-        return cast(Components, SimpleNamespace(actors=self, task=self, problems=self, replay=[], by_id={}))
+        store = ReplayStore(ReplayConfig(), vocabulary=10, directory=Path("unused"), fingerprint="", local=True)
+        return cast(Components, SimpleNamespace(actors=self, task=self, problems=self, replay=store, by_id={}))
 
 
 def settings_of(*fields: str) -> IterationSettings:

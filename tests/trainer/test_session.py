@@ -21,7 +21,7 @@ from core.run_directory import RunDirectory, write_atomically
 from core.sampling import Sampling
 from trainer import asynchronous, checkpoint, loop, session
 from trainer.checkpoint import RunProgress
-from trainer.held_out_scores import EvaluationPlan
+from trainer.evaluation.scores import EvaluationPlan
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 from trainer.session import Outputs, Schedule, Session, run_session

@@ -1,6 +1,7 @@
 """What joins problems, store and rollouts: numbers by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,11 +17,14 @@ from core.records import (
     Verdict,
 )
 from trainer.starts import (
+    NO_VALUES,
     candidates,
     canonical_rollouts,
     erroneous_share,
     fresh_starts,
+    no_boundary,
     outcomes,
+    replayed_count,
     replayed_starts,
     value_queries,
 )
@@ -93,9 +97,24 @@ def test_where_chains_are_followed_a_success_from_a_state_is_not_offered() -> No
     assert offered(chains=True) == [([5, 6, 7, 8, 9], [4], 77), ([8, 9], [1], None)]
 
 
+def test_a_state_of_a_truncated_trajectory_leaves_room_to_finish() -> None:
+    """Of a budget of 8 tokens a quarter stays: states of at most 6. A response that ended by itself had enough."""
+    root = fresh_starts([PROBLEM], 1, 0, 1)[0]
+    ended = judged(root, ids(*range(8, 16)), correct=False)
+    cut = replace(ended, trajectory=replace(ended.trajectory, finish=Finish.LENGTH))
+    values = [np.zeros(8, np.float32)] * 2
+    found = candidates([cut, ended], values, lambda _: ids(2, 4, 6, 7), 1, budget=8)
+    assert [c.lengths.tolist() for c in found] == [[2, 4, 6], [2, 4, 6, 7]]
+
+
+def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None:
+    assert [replayed_count(10, "annealed", progress, 0.0) for progress in (0.0, 0.5, 0.9)] == [10, 5, 1]
+    assert [replayed_count(10, "unsolved", 0.0, success) for success in (0.0, 0.3, 1.0, np.nan)] == [10, 7, 0, 10]
+
+
 def test_a_trajectory_without_inner_boundaries_offers_its_outcome_alone() -> None:
     item = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8), correct=True)
-    found = candidates([item], [np.zeros(1, np.float32)], lambda _: ids(), 1)[0]
+    found = candidates([item], [NO_VALUES], no_boundary, 1)[0]
     assert found.lengths.size == 0
     assert found.provenance is Provenance.OWN_SUCCESSFUL
 

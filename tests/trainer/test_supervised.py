@@ -176,9 +176,11 @@ def test_a_reward_model_learns_the_preference_and_says_how_well(rewards: Path) -
     told = lines(rewards)
     assert [line["step"] for line in told] == [0, 1, 2, 3, 4, 5, 6]
     assert ["held_out_accuracy" in line for line in told] == [True, False, False, True, False, False, True]
-    assert (
-        told[-1]["held_out_accuracy"] == told[-1]["held_out_accuracy_low"] == 1.0
-    )  # every pair differs in the same way
+    assert told[-1]["held_out_accuracy"] == 1.0  # every pair differs in the same way
+    pairs = told[-1]["held_out_pairs"]
+    assert told[-1]["held_out_accuracy_low"] == pytest.approx(
+        pairs / (pairs + 3.8415), abs=1e-3
+    )  # Wilson: n / (n + z^2)
     assert told[-1]["held_out_loss"] < told[0]["held_out_loss"]
     assert told[1]["loss"] == pytest.approx(np.log(2), abs=0.4)  # a new head cannot tell: -log sigmoid(about 0)
     saved = json.loads((rewards / "policy" / "reward.json").read_text())
@@ -301,30 +303,6 @@ def test_bad_pairs_and_messages_are_named(model: str, tmp_path: Path) -> None:
         reward_job(Config.model_validate({"learner": {"lora_rank": 4}, "reward_model": {"pairs": "some"}}))
     with pytest.raises(ConfigError, match=r"leave out --run\.seed"):
         resume_supervised(tmp_path, ["--run.seed", "3"], sft_job)
-
-
-def test_pairs_that_say_nothing_are_reported_and_not_trained_on(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    asked = "\n\nHuman: a\n\nAssistant: "
-    sides = [
-        ("b", "c"),
-        ("b\n\nAssistant: b", "c"),  # two turns of the assistant
-        ("b\n\nHuman: more\n\nAssistant: d", "b\n\nHuman: less\n\nAssistant: e"),  # two prompts
-        ("b\n\nHuman: \n\nHuman: x\n\nAssistant: d", "c"),
-    ]
-    rows = [{"chosen": asked + chosen, "rejected": asked + rejected} for chosen, rejected in sides]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    usable, told = reward_model.preferences(RewardModelConfig(pairs=str(file)))
-    assert [row[0][1][-1].content for row in usable] == ["b"]
-    place = "column 'chosen' (reward_model.chosen)"
-    assert told == [
-        f"2 pairs left out: two turns in a row have one role; the first is {file}: row 2: {place}",
-        f"1 pairs left out: the two sides differ before the last turn, so they answer different prompts; the first is {file}: row 3: "
-        f"{place}",
-    ]
-    file.write_text(json.dumps(rows[1]) + "\n")
-    with pytest.raises(DataError, match="no pair can be trained on: 1 pairs left out: two turns in a row"):
-        reward_model.preferences(RewardModelConfig(pairs=str(file)))
 
 
 def test_pairs_of_one_prompt_stay_together_and_only_replies_are_learned(model: str, tmp_path: Path) -> None:

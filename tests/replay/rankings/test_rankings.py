@@ -78,6 +78,13 @@ def test_a_mastered_frontier_moves_up_though_the_next_state_is_below_the_target(
     assert priorities([0, 8, 0], [4, 0, 0]) == [-INF, 0.574, -INF]
 
 
+def test_a_chain_that_its_continuations_do_not_confirm_rests() -> None:
+    # 20 losses at the last state: h = 21 / (0.4 + 8 * 0.25) = 8.75, (2 exp(-2.19)) / 22 = 0.010 < 0.05
+    assert priorities([0, 0, 0], [0, 0, 20]) == [-INF] * 3
+    # 4 losses: h = 5 / (0.4 + 1.6 * 0.25) = 6.25, (2 exp(-1.5625)) / 6 = 0.070
+    assert priorities([0, 0, 0], [0, 0, 4]) == [-INF, -INF, 0.57]
+
+
 def test_rollouts_from_the_root_say_where_a_chain_is_begun() -> None:
     # way (0.4 + 4 + 1.6) / 5 = 1.2: exp(-0.75 / 1.2) = 0.535
     assert priorities([0, 0, 0], [0, 0, 0], root_wins=[4] * 3, root_losses=[4] * 3) == [0.965, -INF, -INF]

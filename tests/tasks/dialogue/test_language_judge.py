@@ -13,7 +13,7 @@ from tasks.dialogue.endpoint import Endpoint, check_endpoint
 from tasks.dialogue.language_judge import LanguageJudge, Preference, compare_pairs, marked, read_better, read_score
 from tasks.judging import start_judges
 from tests.tasks.dialogue.servers import serving
-from tests.trainer.test_held_out_scores import answered, task_of
+from tests.trainer.evaluation.test_scores import answered, task_of
 
 HELLO = chat.dump_messages((Message("user", "Hi"),))
 

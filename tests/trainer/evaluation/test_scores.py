@@ -24,7 +24,7 @@ from tasks.kinds import KINDS
 from tasks.task import Task
 from tests.trainer.test_model_files import save_model, save_tokenizer
 from trainer import build
-from trainer.evaluation_files import (
+from trainer.evaluation.files import (
     append_evaluation,
     check_responses_path,
     drop_evaluations,
@@ -32,7 +32,7 @@ from trainer.evaluation_files import (
     response_rows,
     write_responses,
 )
-from trainer.held_out_scores import (
+from trainer.evaluation.scores import (
     Evaluation,
     EvaluationPlan,
     describe_evaluation,

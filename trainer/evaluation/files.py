@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from core.errors import ConfigError
 from core.records import Judged, Problem
 from core.run_directory import read_jsonl, write_atomically
-from trainer.held_out_scores import Evaluation, Scores
+from trainer.evaluation.scores import Evaluation, Scores
 
 if TYPE_CHECKING:
     from tasks.task import Task
