@@ -254,7 +254,7 @@ class Watch:
 
     def follow(self, pid: int, output: int, errors: int, *, idles: bool) -> None:
         """Pass on what it writes, until it ends or is ended. `idles`: whether it waits for others in between."""
-        allowed = 3 * self._seconds if idles else max(self._patience, self._seconds / 10)
+        allowed = 3 * self._seconds if idles else max(self._patience, self._seconds / 20)
         process = os.pidfd_open(pid)
         poller = select.poll()
         for descriptor in (output, errors, process):

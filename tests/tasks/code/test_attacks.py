@@ -18,12 +18,13 @@ import pytest
 
 import tasks.code.programs
 from core.config import CodeConfig
-from core.errors import DataError
+from core.errors import ConfigError, DataError
 from core.records import Verdict
+from tasks.code import confinement
 from tasks.code.formats import read_mbpp
 from tasks.code.outcomes import Boxes
 from tasks.code.programs import CodeJudge
-from tasks.code.sandbox import Limits, Sandbox
+from tasks.code.sandbox import Limits, Sandbox, check_sandbox
 from tests.tasks.code.bombs import BOMBS, REASONS, STOPPED
 from tests.tasks.code.escapes import ESCAPES
 from tests.tasks.code.forgeries import ASKED, FORGERIES, NAIVE, REFUSED
@@ -276,6 +277,17 @@ def test_a_control_group_bounds_the_tasks_where_there_is_one() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == "False" or done.stdout == "True True\n"
+
+
+def test_programs_are_refused_where_nothing_bounds_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root in a container that may neither change the user nor make a group; an ordinary user is always bounded."""
+    monkeypatch.setattr(confinement, "_root_can_drop", lambda _: False)
+    monkeypatch.setattr(confinement, "_task_group", lambda _: None)
+    if os.geteuid():
+        check_sandbox("bubblewrap", PATIENT)
+        return
+    with pytest.raises(ConfigError, match="neither a user nor a control group bounds the threads of a program here"):
+        check_sandbox("bubblewrap", PATIENT)
 
 
 def test_nothing_outlives_its_verdict() -> None:
