@@ -7,14 +7,14 @@ checkpoint (weights, optimizers, problem cursor, replay store), so a resumed run
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from core.errors import ActorError, LearnerError, WeightError
-from core.records import FloatArray, IntArray, Judged, Provenance, Start
+from core.records import Candidate, FloatArray, IntArray, Judged, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
@@ -79,13 +79,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("replay"):
         parts.problems.record([*judged, *dropped])
         replay.record(outcomes([*judged, *dropped]))
-        offer = partial(
-            candidates,
-            boundaries=parts.boundaries,
-            version=learner.version,
-            chains=settings.chains,
-            budget=settings.sampling.max_response_tokens,
-        )
+        offer = candidates_of(parts, settings)
         replay.add(
             [
                 *offer(judged, [item.values for item in scored]),
@@ -117,6 +111,12 @@ def choose_starts(parts: Components, settings: IterationSettings, number: int, a
     ]
     parts.task.check_starts(starts)
     return starts
+
+
+def candidates_of(parts: Components, settings: IterationSettings) -> Callable[..., list[Candidate]]:
+    """`candidates` with what is the same for all trajectories of an iteration."""
+    version, budget = parts.learner.version, settings.sampling.max_response_tokens
+    return partial(candidates, boundaries=parts.boundaries, version=version, chains=settings.chains, budget=budget)
 
 
 def values_of(parts: Components, rollouts: Sequence[Judged]) -> list[FloatArray]:
