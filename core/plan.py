@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import ClusterConfig, Config, Device, task_sources
+from core.config import ClusterConfig, Config, Device, LearnerConfig, task_sources
 from core.errors import ClusterError, ConfigError
 
 
@@ -135,27 +135,7 @@ def check_algorithm(config: Config, trajectories: int) -> None:
             f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: Ray gives "
             f"shares of a single GPU only; set one of them to 1"
         )
-    if config.learner.offload and config.learner.zero_stage == 0:
-        raise ConfigError(
-            "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
-        )
-    if config.learner.critic_settled > 0 and config.learner.critic_warmup == 0:
-        raise ConfigError(
-            "learner.critic_settled ends learner.critic_warmup early, which is 0; set it to the most iterations it may take"
-        )
-    if config.learner.value_model == "shared" and config.learner.value_path:
-        raise ConfigError(
-            "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to separate"
-        )
-    for name in ("value_epochs", "value_max_grad_norm"):
-        if config.learner.value_model == "shared" and getattr(config.learner, name) is not None:
-            raise ConfigError(
-                f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to separate"
-            )
-    if config.learner.kl_stop is not None and config.learner.epochs == 1:
-        raise ConfigError(
-            "learner.kl_stop ends the passes over a batch early, but learner.epochs is 1; raise it to 2 or more"
-        )
+    _check_learner(config.learner)
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(
             "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on average; set it to k2 or "
@@ -169,6 +149,30 @@ def check_algorithm(config: Config, trajectories: int) -> None:
         raise ConfigError(
             f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
             f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
+        )
+
+
+def _check_learner(learner: LearnerConfig) -> None:
+    if learner.offload and learner.zero_stage == 0:
+        raise ConfigError(
+            "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
+        )
+    if learner.critic_settled > 0 and learner.critic_warmup == 0:
+        raise ConfigError(
+            "learner.critic_settled ends learner.critic_warmup early, which is 0; set it to the most iterations it may take"
+        )
+    if learner.value_model == "shared" and learner.value_path:
+        raise ConfigError(
+            "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to separate"
+        )
+    for name in ("value_epochs", "value_max_grad_norm"):
+        if learner.value_model == "shared" and getattr(learner, name) is not None:
+            raise ConfigError(
+                f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to separate"
+            )
+    if learner.kl_stop is not None and learner.epochs == 1:
+        raise ConfigError(
+            "learner.kl_stop ends the passes over a batch early, but learner.epochs is 1; raise it to 2 or more"
         )
 
 

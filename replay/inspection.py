@@ -18,6 +18,7 @@ from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import IntArray, Provenance
 from replay.rankings import RANKINGS, learnability
+from replay.rankings.base import HOPELESS
 from replay.rankings.frontier import mastered
 from replay.rankings.posterior import bounds
 from replay.server import JOURNAL, recover
@@ -95,9 +96,7 @@ def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
     wins, losses = shard.problems["wins"], shard.problems["losses"]
     if ranking is learnability.RANKING:
         solved = ((wins + 1) / (wins + losses + 2) > learnability.SOLVED)[problem]
-        why = np.where(
-            solved, "its problem is solved from the root", f"its chance of success is below {learnability.HOPELESS:.0%}"
-        )
+        why = np.where(solved, "its problem is solved from the root", f"its chance of success is below {HOPELESS:.0%}")
         return np.where(np.isneginf(states["priority"]), why, "")
     root = mastered(wins, losses)[problem]
     known = mastered(states["wins"], states["losses"])
