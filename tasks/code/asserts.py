@@ -77,9 +77,9 @@ class AssertTests:
         """What the canonical solution gives for the calls inside arguments, encoded. Raises SandboxError."""
         if self._inner is None:
             calls = list({call: None for test in self.tests for call in test.inner})
-            self._inner = {}
+            found: dict[str, Any] = {}
             if calls:
-                with boxes.own.session(self._program(self._solution, boxes)) as session:
+                with boxes.program.session(self._program(self._solution, boxes)) as session:
                     report, ending = session.evaluate(calls)
                 bad = [call for i, call in enumerate(calls) if not is_plain(report.values.get(i, ["o"]))]
                 if bad:
@@ -87,14 +87,15 @@ class AssertTests:
                     raise SandboxError(
                         f"the canonical solution gives no plain value for {bad[0]} ({why or 'an object'})"
                     )
-                self._inner = {call: report.values[i] for i, call in enumerate(calls)}
+                found = {call: report.values[i] for i, call in enumerate(calls)}
+            self._inner = found
         return self._inner
 
 
 def ask(asked: list[_Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool]:
     """Evaluate questions over plain values in a new sandbox, in which the program has never run.
 
-    Raises SandboxError when that sandbox ends early: neither the program nor its answers can cause this.
+    Raises SandboxError when that sandbox ends early. Answers can cause this only by being slow to compare, and earn the least.
     """
     if not asked:
         return {}

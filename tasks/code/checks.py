@@ -52,10 +52,11 @@ def _relay(program: Session, checker: Session, entry: str) -> Outcome:
     checker.send({"expressions": [f"check({_CALLER})"], "values": {}, "caller": _CALLER})
     called = Conversation(program)
     checked = Conversation(checker)
-    report = Report(1)
+    report, asked = Report(1), False
     while (line := checked.line()) is not None:
         match _read(line):
             case ["call", arguments, named]:
+                asked = True
                 answer = called.ask({"expressions": [f"{entry}(*_a, **_k)"], "values": {"_a": arguments, "_k": named}})
                 if answer.syntax:
                     return Outcome(False, answer.syntax, raised=True, syntax=True)
@@ -68,9 +69,10 @@ def _relay(program: Session, checker: Session, entry: str) -> Outcome:
                 report.take(line)
     if 0 in report.values:
         return Outcome(True)
-    if why := report.syntax or report.failed or checked.ending.why:
+    if why := report.syntax or report.failed or ("" if asked else checked.ending.why):
         raise SandboxError(f"the check could not be run: {why}")
-    return Outcome(False, f"check({entry}): {report.raised.get(0, 'no answer')}")
+    why = checked.ending.why  # a program can cause it: with answers that are slow, or take long to check
+    return Outcome(False, f"check({entry}): {why or report.raised.get(0, 'no answer')}", raised=bool(why))
 
 
 def _read(line: bytes) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.code.sandbox_values import DEEPEST
 
-_DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d+)?|Infinity|NaN)")
+_DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d{1,15})?|Infinity|NaN)")
 _MOST_DIGITS = 5000
 """Bound on an encoded Decimal: parsing one takes time quadratic in its length."""
 _HEX = re.compile(r"-?0x[0-9a-f]+")
@@ -36,9 +36,8 @@ def same_output(expected: str, found: str, tolerance: float = 0.0) -> bool:
 def _same_number(left: str, right: str, tolerance: float) -> bool:
     if not _NUMBER.fullmatch(left) or not _NUMBER.fullmatch(right):
         return False
-    if Decimal(left) == Decimal(right):
-        return True
-    return tolerance > 0 and math.isclose(float(left), float(right), rel_tol=tolerance, abs_tol=tolerance)
+    one, other = Decimal(left), Decimal(right)  # as floats, all numbers beyond 1e308 would be equal
+    return one == other or abs(one - other) <= Decimal(tolerance) * max(abs(one), abs(other), Decimal(1))
 
 
 def same_value(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
@@ -60,7 +59,10 @@ def same_value(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
     if equal(expected, found):
         return True
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (expected, found))
-    return numbers and tolerance > 0 and math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
+    try:
+        return numbers and tolerance > 0 and math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _same_entry(expected: tuple[str, Any], found: Any, tolerance: float) -> bool:
@@ -103,7 +105,7 @@ def equal(expected: object, found: Any) -> bool:
 
 def _is_ratio(expected: float, above: int, below: int) -> bool:
     """Whether `expected` is exactly above / below. Fraction's == says the same, but computes a common divisor first, slowly."""
-    if below <= 0 or not math.isfinite(expected):
+    if below <= 0 or (isinstance(expected, float) and not math.isfinite(expected)):
         return False
     mine, whole = expected.as_integer_ratio()
     return mine * below == above * whole

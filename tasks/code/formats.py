@@ -52,6 +52,11 @@ def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
     """
     column = _needed(columns.tests, "tests", "test")
     entry = text_of(row, _needed(columns.entry_point, "entry_point", "entry_point"), "entry_point", where)
+    if not entry.isidentifier():
+        raise DataError(
+            f"{where}: column {columns.entry_point!r} (task.columns.entry_point): {entry!r} is no name of a function; fix or "
+            f"delete the row"
+        )
     prompt = _lines(text_of(row, columns.prompt, "prompt", where))
     check = _lines(text_of(row, column, "tests", where))
     place = f"{where}: column {column!r} (task.columns.tests)"
@@ -81,7 +86,11 @@ def read_apps(row: Row, columns: Columns, where: str) -> Item:
     column = _needed(columns.tests, "tests", "input_output")
     place = f"{where}: column {column!r} (task.columns.tests)"
     given = _input_output(row[column], place)
-    name = given.get("fn_name") or _function_name(row, columns)
+    name = given.get("fn_name") or _function_name(row, columns, where)
+    if given.get("called") and not name:
+        raise DataError(
+            f"{place} has tests of a function and no name of it; name its column in task.columns.entry_point"
+        )
     inputs, outputs = given.get("inputs"), given.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
         raise DataError(f"{place} has no lists 'inputs' and 'outputs' of one length; fix or delete the row")
@@ -170,7 +179,11 @@ def _input_output(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, list) and all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in value):
         called = any(each.get("testtype") == "functional" for each in value)
         inputs, outputs = ([each[side] for each in value] for side in ("input", "output"))
-        return {"inputs": inputs, "outputs": [_arguments(each, where)[0] for each in outputs] if called else outputs}
+        return {
+            "inputs": inputs,
+            "outputs": [_output(each, where) for each in outputs] if called else outputs,
+            "called": called,
+        }
     if not isinstance(value, dict):
         raise DataError(
             f"{where} is neither an object with inputs and outputs nor its JSON text; fix or delete the row"
@@ -193,11 +206,23 @@ def _unpacked(text: str, where: str) -> Any:
         raise DataError(f"{where} is not JSON ({error}); fix or delete the row") from None
 
 
-def _function_name(row: Row, columns: Columns) -> str:
+def _output(value: Any, where: str) -> Any:
+    """The value that a function must return; LiveCodeBench has it as JSON."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise DataError(f"{where}: an output of a function is no JSON; fix or delete the row") from None
+
+
+def _function_name(row: Row, columns: Columns, where: str) -> str:
     """The name of the function in a column of its own: as text, or as `func_name` of an object (LiveCodeBench's metadata)."""
     value = row[columns.entry_point] if columns.entry_point else None
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = json.loads(value)
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            place = f"{where}: column {columns.entry_point!r} (task.columns.entry_point)"
+            raise DataError(f"{place} is not JSON ({error}); fix or delete the row") from None
     return str(value.get("func_name") or "") if isinstance(value, dict) else str(value or "")
 
 

@@ -122,5 +122,6 @@ def verifier(settings: str) -> Callable[[str, str], Verdict]:
     config = TaskConfig.model_validate_json(settings)
     limits, setting = limits_of(config), setting_of(config)
     program = Sandbox(config.sandbox, limits, setting)
-    own = program if setting == Setting() else Sandbox(config.sandbox, limits)
+    plain = Setting(packages=setting.packages)  # a check or a checker may need them, too
+    own = program if setting == plain else Sandbox(config.sandbox, limits, plain)
     return CodeJudge(Boxes(program, own, config.code))

@@ -71,8 +71,8 @@ class Endpoint:
         self.asked = 0
 
     def check(self) -> None:
-        """Ask once. Raises ConfigError when no answer comes."""
-        answer, failure = self._ask("Answer with the word yes.")
+        """Ask once, also if the answer is known. Raises ConfigError when no answer comes."""
+        answer, failure = self._ask("Answer with the word yes.", known=False)
         if answer is None:
             raise ConfigError(
                 f"reward_model.judge.url = {self._config.url}: no answer of model {self._config.model!r} ({failure}); start the server, or "
@@ -95,15 +95,16 @@ class Endpoint:
             )
         return [answer for answer, _ in found]
 
-    def _ask(self, question: str) -> tuple[str | None, str]:
+    def _ask(self, question: str, known: bool = True) -> tuple[str | None, str]:
+        """The answer, or why there is none. `known`: whether an earlier answer will do."""
         import openai
 
         config = self._config
         parts = [config.model, str(config.max_tokens), question]
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        known = self._answers.get(key)
-        if known is not None:
-            return known, ""
+        earlier = self._answers.get(key) if known else None
+        if earlier is not None:
+            return earlier, ""
         with self._lock:
             if config.max_requests and self.asked >= config.max_requests:
                 raise ActorError(

@@ -1,7 +1,7 @@
 r"""A language model as judge: scores of single responses, and which of two is better.
 
 Used by `tasks/judging.py` (`LanguageJudge`, rewards of the task dialogue) and `commands/evaluate.py` (`compare_pairs`, win rates).
-Invariants: a response stands between marks that it cannot know, and only the judge's own last line counts. Every pair is asked twice
+Invariants: a response stands between marks that it cannot know, and only the judge's own last score counts. Every pair is asked twice
 with its sides swapped, so a judge that prefers a place gives a tie.
 """
 

@@ -23,6 +23,7 @@ _NUMBERS = re.compile(
 )
 _NO_VALUE = re.compile(r"not\b|\bless\b|\bmore\b|\bleast\b|\bmost\b|\\n[eo]|[<>≠]|\\[lg]e")
 _FORMULA = re.compile(r"\\(?!text)[a-zA-Z]|!")
+_SCALED = re.compile(r"\s*(?:\^|(?:k|hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)")
 _LONG_LINE = 500
 """Most characters after `####` in which a number is looked for."""
 _FLOAT_DIGITS = 15
@@ -69,6 +70,8 @@ def gsm8k_value(text: str) -> str | None:
     found = list(_NUMBERS.finditer(plain))
     if len(found) != 1 or _NO_VALUE.search(plain[: found[0].start()].lower()) or _FORMULA.search(plain):
         return None
+    if _SCALED.match(plain.lower(), found[0].end()):
+        return None  # 18 million is not 18
     value = found[0][0].removesuffix(",")
     return value if rational(value) is not None else None
 

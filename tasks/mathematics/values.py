@@ -29,8 +29,8 @@ _LAZY = re.compile(
 )
 """Text whose commands the parser turns into expressions without evaluating their arguments; `\\gcd` and others it evaluates."""
 _TOWER = re.compile(r"(?:\^\s*\w\s*){4}")
-_MOST_DIGITS = 4000
-"""Digits of a plain number; a longer one is not read as a number."""
+_MOST_DIGITS = 3000
+"""Digits of a plain number; a longer one is not read as a number. With an exponent of 999 Python still prints it."""
 _LONGEST = 500
 """Most characters of an expression that is parsed: the time grows fast with the length."""
 _DEEPEST = 10
@@ -188,17 +188,21 @@ def same_value(first: Any, second: Any) -> bool:
             return False
         if point < 0 and not (abs(sympy.im(a)) < 1e-30 and abs(sympy.im(b)) < 1e-30):
             continue
-        if abs(a - b) > sympy.Float("1e-25") * max(abs(a), abs(b)):
+        size = max(abs(a), abs(b))
+        if size > 1e9:  # 2^{100} is not 2^{100} + 1
+            precision = _PRECISION + int(sympy.log(size, 10))
+            a, b = (_value_at(part, symbols, point, precision) for part in (first, second))
+        if abs(a - b) > sympy.Float("1e-25") * min(1, size):
             return False
     return True
 
 
-def _value_at(value: Any, symbols: list[Any], point: float) -> Any:
+def _value_at(value: Any, symbols: list[Any], point: float, precision: int = _PRECISION) -> Any:
     import sympy
 
-    at = sympy.Float(point, _PRECISION)  # the symbols' values are no multiples of each other
+    at = sympy.Float(point, precision)  # the symbols' values are no multiples of each other
     places = {symbol: at * (1 + sympy.Rational(k, 7)) + k * at**2 / 3 for k, symbol in enumerate(symbols)}
-    found = value.evalf(_PRECISION, subs=places)
+    found = value.evalf(precision, subs=places)
     if not found.is_number or found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or found.atoms(sympy.Function):
         return None
     return found

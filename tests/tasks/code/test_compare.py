@@ -66,6 +66,7 @@ def test_equality_is_that_of_python() -> None:
         ["q", "0x1"],
         ["m", "sNaN"],
         ["m", "1" * 10**6],
+        ["m", "1E+99999999999999999999"],
         ["d", [1]],
         ["d", 1],
         ["i", "zz"],
@@ -74,7 +75,7 @@ def test_equality_is_that_of_python() -> None:
     ],
 )
 def test_malformed_encodings_equal_nothing(found: object) -> None:
-    for expected in ([1], {1}, {1: 2}, 1, "x", (), None):
+    for expected in ([1], {1}, {1: 2}, 1, 10**400, "x", (), None):
         assert not equal(expected, found)
 
 
@@ -121,6 +122,7 @@ def test_the_same_output(expected: str, found: str, tolerance: float) -> None:
     [
         ("1 2\n3", "1 2 3", 0), ("1 2", "12", 0), ("Yes", "yes", 0), ("1", "1.0000001", 0), ("1", "1.00001", 1e-6), ("1", "", 0),
         ("nan", "NaN", 1e-6), ("inf", "1e400", 1e-6), ("1_0", "10", 0), ("1", "1\n1", 0), ("9" * 500, "9" * 499 + "8", 0),
+        ("9" * 375, "8" * 375, 1e-6), ("1e999", "1e998", 1e-6),
     ],
 )  # fmt: skip
 def test_another_output(expected: str, found: str, tolerance: float) -> None:
@@ -148,3 +150,11 @@ def test_values_from_json() -> None:
     assert not any(same_value(expected, encode_value(found)) for expected, found in other)
     assert same_value([0.3], encode_value([0.1 + 0.2]), 1e-6)
     assert not same_value([True], encode_value([1.0000001]), 1e-6)
+
+
+def test_integers_that_no_float_holds() -> None:
+    assert not same_value(1, 10**400, 1e-6)
+    assert not same_value(10**400, 1.5, 1e-6)
+    assert same_value(10**400, encode_value(10**400), 1e-6)
+    assert not equal(10**400, encode_value(Fraction(1, 3)))
+    assert same_output("9" * 375, "9" * 374 + "8", 1e-6)

@@ -21,7 +21,7 @@ from tasks.code.formats import read_apps, read_humaneval, read_mbpp
 from tasks.code.languages import LANGUAGES, Language, find_language
 from tasks.code.outcomes import Boxes, Outcome, grade
 from tasks.code.programs import CodeJudge, setting_of, verifier
-from tasks.code.sandbox import Limits, Sandbox
+from tasks.code.sandbox import Limits, Program, Sandbox
 from tasks.judging import start_judges
 from tasks.problems import Item, load_items
 from tests.tasks.code.apps_from_mbpp import apps_rows
@@ -159,6 +159,34 @@ def test_calls_inside_arguments_are_answered_by_the_canonical_solution(judge: Ju
         read_mbpp(hidden, Columns(prompt="text", tests="tests", setup="setup"), "row 1")
 
 
+def test_a_canonical_solution_that_fails_is_said_each_time(judge: Judge) -> None:
+    row = {"text": "Code.", "tests": ["assert f(g(1)) == 1"], "code": "def f(x): return x\ndef g(x): return 1 / 0"}
+    item = read_mbpp(row, Columns(prompt="text", tests="tests", solution="code"), "row 1")
+    for _ in range(2):
+        verdict = judge(item, "def f(x): return x\ndef g(x): return x")
+        assert verdict.judge_failed
+        assert "the canonical solution gives no plain value for g(1) (ZeroDivisionError" in verdict.detail
+
+
+def test_an_answer_that_takes_long_to_check_is_the_programs() -> None:
+    sandbox = Sandbox("bubblewrap", Limits(0.5, 256))
+    judge = CodeJudge(Boxes(sandbox, sandbox))
+    test = "def check(candidate):\n    for _ in range(candidate(1)): pass"
+    verdict = judge(check("def f(x):\n    pass", test, "f").reference, "def f(x): return 10**15")
+    assert (verdict.reward, verdict.judge_failed) == (CodeConfig().runtime_error, False), verdict
+    sandbox.close()
+
+
+def test_short_naps_are_not_free() -> None:
+    """A program that sleeps in pieces too short to be idling: a third of the time on the clock counts."""
+    sandbox = Sandbox("bubblewrap", Limits(1.0, 256))
+    napping = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end:\n    time.sleep(0.002)\nprint(1)"
+    with sandbox.session(Program(napping)) as session:
+        ending = session.run({"input": ""})
+    sandbox.close()
+    assert ending.seconds >= 2 / 3, ending
+
+
 def test_every_test_has_its_own_outcome_and_limit() -> None:
     limits = Limits(0.5, 256, output_mib=1)
     sandbox = Sandbox("bubblewrap", limits)
@@ -278,6 +306,8 @@ def test_packages_that_the_user_allows() -> None:
     item = script(("1 2 3\n", "6\n"))
     assert judge(item.reference, "import numpy\nprint(numpy.array(input().split(), dtype=int).sum())").correct
     assert judge(calls("f", ([3], 3)).reference, "import numpy\ndef f(n): return numpy.arange(n + 1)[n]").correct
+    test = "import numpy\ndef check(candidate): assert numpy.isclose(candidate(3), 3)"
+    assert judge(check("def f(n):\n    pass", test, "f").reference, "def f(n): return n").correct  # a check's, too
     with pytest.raises(ConfigError, match=r"task\.code\.packages: 'nothing_such' is not installed"):
         package_paths(["nothing_such"])
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
@@ -317,6 +347,16 @@ def test_the_tests_of_livecodebench() -> None:
         row = {"question": "?", "tests": given, "metadata": '{"func_name": "f"}'}
         record = json.loads(read_apps(row, columns, "row 1").reference)
         assert (record["fn_name"], record["inputs"], record["outputs"]) == ("f", [[[1, 2], 3]], ["ab"])
+    listed = [{"input": "[1]", "output": [1, 2], "testtype": "functional"}]
+    row = {"question": "?", "tests": listed, "metadata": {"func_name": "f"}}
+    assert json.loads(read_apps(row, columns, "row 1").reference)["outputs"] == [[1, 2]]
+    for changed, why in (
+        ({"metadata": ""}, r"has tests of a function and no name of it; name its column in task\.columns\.entry_point"),
+        ({"metadata": "{func_name: f}"}, r"column 'metadata' \(task\.columns\.entry_point\) is not JSON"),
+        ({"tests": [{**listed[0], "output": ""}]}, "an output of a function is no JSON"),
+    ):
+        with pytest.raises(DataError, match=f"row 1: .*{why}"):
+            read_apps({**row, **changed}, columns, "row 1")
     evil = base64.b64encode(zlib.compress(pickle.dumps(print))).decode()
     with pytest.raises(DataError, match=r"row 1: column 'tests' .* is not JSON \(it names builtins.print\)"):
         read_apps({"question": "?", "tests": evil, "metadata": ""}, columns, "row 1")
@@ -350,6 +390,8 @@ def test_bad_checks() -> None:
     }
     with pytest.raises(DataError, match=r"row 1: column 'test' .* defines no function check\(candidate\)"):
         read_humaneval(row, CHECK, "row 1")
+    with pytest.raises(DataError, match=r"column 'entry_point' .*'f\(' is no name of a function"):
+        read_humaneval({**row, "entry_point": "f("}, CHECK, "row 1")
     with pytest.raises(DataError, match=r"column 'prompt' .* is not Python"):
         read_humaneval({**row, "prompt": "def f("}, CHECK, "row 1")
     with pytest.raises(

@@ -96,6 +96,13 @@ def test_requests_are_bounded_in_number_and_at_once(tmp_path: Path) -> None:
         late.close()
 
 
+def test_a_server_that_is_gone_is_noticed_although_it_answered_before(tmp_path: Path) -> None:
+    with serving(by_length) as served:
+        check_endpoint(settings(served.url, tmp_path))
+    with pytest.raises(ConfigError, match="no answer of model 'judge'"):
+        check_endpoint(settings(served.url, tmp_path))
+
+
 def test_what_is_wrong_with_the_settings_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"reward_model\.judge\.url = http://127\.0\.0\.1:9/v1: no answer of model 'judge'"

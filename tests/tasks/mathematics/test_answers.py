@@ -61,6 +61,10 @@ BARE = [
     "18%5",
     r"\neq 18",
     "< 18",
+    "18 million",
+    "18k",
+    "18 hundred",
+    "18^2",
 ]
 
 
@@ -129,6 +133,9 @@ def test_floats_with_exponents_load_and_are_compared_as_floats() -> None:
         (r"\frac{1}{9}", r"\frac{1}{0}", False),
         ("2^{10}", "1024", True),
         ("2^{2005}", "2^{2006}", False),
+        (r"3^{60}\pi", r"(3^{60}+1)\pi", False),
+        (r"10^{30}+\sqrt{2}", r"10^{30}+\sqrt{3}", False),
+        (r"10^{30}+\sqrt{2}", r"\sqrt{2}+10^{30}", True),
         ("y=x+3", "y-x=3", True),
         ("y = x+3", "y = x+4", False),
         ("4x-5y=-50", "4x-5y=-51", False),
