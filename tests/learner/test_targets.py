@@ -209,13 +209,23 @@ def test_remax_reads_the_baselines_of_the_loop() -> None:
     batch = compute_targets(scored, AlgorithmConfig(estimator="remax"), 0)
     for row, expected in ((0, 0.75), (1, -0.25)):
         np.testing.assert_allclose(batch.targets.advantages[batch.token_index([row])], expected)
+    lost = [replace(s, judged=replace(s.judged, baseline=0.25)) for s in grouped([0.0, 0.0], [0, 0])]
+    equal = compute_targets(lost, AlgorithmConfig(estimator="remax"), 0)  # equal rewards are worse than the greedy one
+    np.testing.assert_allclose(equal.targets.advantages, -0.25)
+
+
+def test_a_reward_at_the_mean_of_its_group_counts() -> None:
+    batch = compute_targets(grouped([0.0, 0.5, 1.0], [0, 0, 0]), AlgorithmConfig(estimator="dr_grpo"), 0)
+    assert not batch.targets.advantages[batch.token_index([1])].any()
+    weighted = batch.weighted(range(3), "token-mean")
+    np.testing.assert_array_equal(weighted.policy_weights, weighted.weights)
 
 
 def test_vineppo_reads_the_continuations_of_the_loop() -> None:
     scored = one_of_three(reward=1.0)
     known = Continued(np.array([0, 1, 1], np.int32), np.array([0.5, 0.75, 0.75], np.float32))
     scored = replace(scored, judged=replace(scored.judged, continued=known))
-    batch = compute_targets([scored], AlgorithmConfig(estimator="vineppo", normalise="none"), 0)
+    batch = compute_targets([scored], AlgorithmConfig(estimator="vineppo"), 0)
     np.testing.assert_allclose(batch.targets.advantages, [0.25, 0.25, 0.25])  # 0.75 - 0.5, 1 - 0.75
 
 
