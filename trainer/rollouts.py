@@ -57,12 +57,12 @@ def resampled(
     that were left out.
     """
     kept, others = by_information(judged)
+    replayed = len(_replayed(judged))
     for number in range(1, settings.resample + 1):
-        missing = {item.trajectory.start.id: item.trajectory.start for item in others}
         lacking = settings.starts - len({item.trajectory.start.id for item in kept})
         if lacking <= 0:
             break
-        again = sum(start.replayed for start in list(missing.values())[:lacking])
+        again = min(lacking, replayed - len(_replayed(kept)))
         with clock.phase("replay"):
             starts = choose(replace(settings, starts=lacking, replayed=again, share="constant"), number)
         with clock.phase("generate"):
@@ -72,6 +72,10 @@ def resampled(
         kept, others = kept + good, others + bad
     size = settings.starts * settings.samples
     return (kept + others)[:size], (kept + others)[size:]
+
+
+def _replayed(judged: Sequence[Judged]) -> set[str]:
+    return {item.trajectory.start.id for item in judged if item.trajectory.start.replayed}
 
 
 def with_baselines(

@@ -17,6 +17,7 @@ from trainer.loop import choose_starts
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 from trainer.rollouts import by_information, resampled, with_baselines, with_continuations, with_more_rollouts
+from trainer.starts import fresh_starts
 
 PROBLEMS = [Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)]
 
@@ -97,6 +98,26 @@ def test_a_bounded_number_of_rounds_leaves_a_whole_batch() -> None:
     assert len(parts.asked) == 3
     assert (len(batch), len(dropped)) == (8, 12)  # 4 + 3 + 3 starts were generated
     assert ids(batch) == ids(judged)
+
+
+def test_replayed_starts_are_replaced_by_replayed_ones_in_every_round() -> None:
+    parts = Parts({"p2": 1})
+    settings = settings_of("--rollout.resample", "2")
+    first = parts.sample(4)
+    starts = fresh_starts(first, 2, 0, 7)
+    starts = [*starts[:2], *(replace(start, state_key=start.seed) for start in starts[2:])]
+    judged = parts.judge(parts.generate(starts, settings.sampling))
+    asked: list[tuple[int, int]] = []
+
+    def _choose(few: IterationSettings, number: int) -> list[Start]:
+        asked.append((few.starts, few.replayed))
+        fresh = fresh_starts(PROBLEMS[50:][: few.starts - few.replayed], 2, 0, 7, first=100 * number)
+        states = fresh_starts(PROBLEMS[60:][: few.replayed], 2, 0, 7, first=100 * number + 50)
+        return [*fresh, *(replace(start, state_key=start.seed) for start in states)]
+
+    parts.right |= {"p50": 1, "p51": 1}  # the fresh ones of round 1 are informative, the replayed one is not
+    resampled(parts.components(), settings, judged, _choose, PhaseClock())
+    assert asked == [(3, 1), (1, 1)]  # starts and replayed starts of each round
 
 
 def test_an_informative_batch_costs_nothing() -> None:
