@@ -140,6 +140,8 @@ def test_the_baseline_is_the_reward_of_the_greedy_continuation() -> None:
     assert [item.baseline for item in with_them] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     assert len(greedy) == 4
     assert [replace(item, baseline=None) for item in with_them] == judged
+    scaled = settings_of("--algorithm.estimator", "remax", "--algorithm.reward_scale", "2")
+    assert with_baselines(parts.components(), scaled, judged, PhaseClock())[0][0].baseline == 2.0
 
 
 def test_the_states_of_every_rollout_are_continued_and_valued() -> None:
@@ -167,6 +169,10 @@ def test_the_states_of_every_rollout_are_continued_and_valued() -> None:
             own,
             *[continued] * 4,
         ]  # the start's worth: of its own two rollouts
+    clipped = settings_of("--algorithm.estimator", "vineppo", "--algorithm.reward_clip", "0.5")
+    seen = with_continuations(components, clipped, longer, PhaseClock())[0][0].continued
+    assert seen is not None
+    assert seen.values.tolist() == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
 
 
 def test_without_either_option_nothing_is_generated() -> None:
