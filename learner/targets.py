@@ -45,14 +45,10 @@ class TargetBatch:
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
 
-    @property
-    def informative(self) -> bool:
-        """Whether any advantage is not 0: else the surrogate has no gradient."""
-        return bool(self.targets.advantages.any())
-
-    def teaches(self, rows: Sequence[int]) -> bool:
-        """Whether any advantage of some trajectories is not 0."""
-        return bool(self.targets.advantages[self.token_index(rows)].any())
+    def teaches(self, rows: Sequence[int], config: AlgorithmConfig) -> bool:
+        """Whether the policy's loss on some trajectories has a gradient: from an advantage, a correct response, or a term for all."""
+        correct = config.positive_coefficient > 0 and bool((self.mask & self.positive)[list(rows)].any())
+        return config.regularised or correct or bool(self.targets.advantages[self.token_index(rows)].any())
 
     def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""
