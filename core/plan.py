@@ -71,7 +71,7 @@ def critic(config: Config, needs: Needs) -> Literal["separate", "shared", "none"
 def check_needs(config: Config, needs: Needs) -> None:
     """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is not there."""
     algorithm, learner = config.algorithm, config.learner
-    if needs.groups and config.rollout.samples < 2:
+    if (needs.groups or needs.continuations) and config.rollout.samples < 2:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
             f"raise rollout.samples to at least 2"

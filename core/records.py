@@ -120,7 +120,7 @@ class Continued:
     """The steps of a trajectory, and what continuations of the states between them were worth."""
 
     step: IntArray  # [C] number of each token's step, from 0
-    values: FloatArray  # [C] mean reward of continuations of the state in which the token's step begins
+    values: FloatArray  # [C] mean reward of continuations of the state in which the token's step begins, shaped as the learner's
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Judged:
 
     trajectory: Trajectory
     verdict: Verdict
-    baseline: float | None = None  # reward of the greedy continuation of the same start, if the estimator needs it
+    baseline: float | None = None  # shaped reward of its start's greedy continuation, if the estimator needs it
     step_rewards: FloatArray | None = None  # [C] reward of the step that ends with each token, 0 elsewhere
     continued: Continued | None = None  # from continuations of the trajectory's own states, if the estimator needs them
 

@@ -162,7 +162,7 @@ class LearnerGroup:
         warm = state.begin_update(config.critic_warmup)
         algorithm = self._algorithm if warm else self._algorithm.model_copy(update={"value_lambda": 1.0})
         batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries, self._longest)
-        train_policy = policy = warm and (batch.informative or algorithm.regularised)
+        train_policy = policy = warm and batch.teaches(range(len(scored)), algorithm)
         taken: list[TakenStep] = []
         for number in range(max(config.epochs, config.critic_epochs)):
             policy = policy and number < config.epochs
@@ -198,7 +198,7 @@ class LearnerGroup:
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
         steps: list[tuple[list[int], list[StepPlan]]] = []
         for members in minibatches:
-            trains = policy and (self._algorithm.regularised or batch.teaches(members))
+            trains = policy and batch.teaches(members, self._algorithm)
             policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
             value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
             steps.append((members, self._step_plans(batch, members, policy_lr, value_lr, trains, critic)))

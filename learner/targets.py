@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import FloatArray, Scored
+from core.records import FloatArray, Judged, Scored
 from core.scoring import Flags
 from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import Boundaries, critic_calibration, every_token, explained_variance, varies
@@ -45,14 +45,10 @@ class TargetBatch:
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
 
-    @property
-    def informative(self) -> bool:
-        """Whether any advantage is not 0: else the surrogate has no gradient."""
-        return bool(self.targets.advantages.any())
-
-    def teaches(self, rows: Sequence[int]) -> bool:
-        """Whether any advantage of some trajectories is not 0."""
-        return bool(self.targets.advantages[self.token_index(rows)].any())
+    def teaches(self, rows: Sequence[int], config: AlgorithmConfig) -> bool:
+        """Whether the policy's loss on some trajectories has a gradient: from an advantage, a correct response, or a term for all."""
+        correct = config.positive_coefficient > 0 and bool((self.mask & self.positive)[list(rows)].any())
+        return config.regularised or correct or bool(self.targets.advantages[self.token_index(rows)].any())
 
     def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""
@@ -128,8 +124,9 @@ def compute_targets(
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]
     advantages, counted = _advantages(scored, config, rewards, values, in_loss)
-    if penalty is None and config.normalise != "none":
-        advantages = _where_rewards_vary(advantages, rewards.sum(dim=1), in_loss.any(dim=1), _sources(scored, config))
+    if penalty is None and config.normalise != "none" and find_estimator(config.estimator).whitened:
+        varied = _rewards_vary(rewards.sum(dim=1), in_loss.any(dim=1), _sources(scored, config))
+        advantages = torch.where(varied[:, None], advantages, 0.0)
     unset = np.zeros(int(counts.sum()), dtype=np.float32)
     targets = TokenTargets(
         proximal=proximal.numpy(),
@@ -165,7 +162,7 @@ def _rewards(
         if (steps := item.judged.step_rewards) is not None:
             rewards[row, : len(steps)] += torch.tensor([judged_reward(float(step), config) for step in steps]).double()
     last = inside.sum(dim=1) - 1
-    shaped = torch.tensor([shaped_reward(s, config, longest) for s in scored]).double()
+    shaped = torch.tensor([shaped_reward(s.judged, s.final_value, config, longest) for s in scored]).double()
     rewards[torch.arange(len(scored)), last] += shaped
     return rewards
 
@@ -202,8 +199,8 @@ def _advantages(
         advantages = normalised(advantages, mask, replayed, config.normalise)
     if not estimator.needs_groups:
         return advantages, torch.ones(len(scored), dtype=torch.bool)
-    advantages = _where_rewards_vary(advantages, episodes.totals(), mask.any(dim=1), groups)
-    return advantages, (advantages != 0).any(dim=1)
+    varied = _rewards_vary(episodes.totals(), mask.any(dim=1), groups)
+    return torch.where(varied[:, None], advantages, 0.0), varied
 
 
 def _sources(scored: Sequence[Scored], config: AlgorithmConfig) -> Tensor:
@@ -212,32 +209,39 @@ def _sources(scored: Sequence[Scored], config: AlgorithmConfig) -> Tensor:
     return replayed.long() if config.normalise == "per_source" else torch.zeros(len(scored), dtype=torch.int64)
 
 
-def _where_rewards_vary(advantages: Tensor, totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
-    """The advantages [B, T], 0 for the rows of a source whose rewards [B] are all equal.
+def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
+    """[B] whether a row is of a source whose rewards [B] are not all equal.
 
-    There the advantages are the critic's errors alone. Whitened, they would make a step of full strength without any reward.
+    Where they are, the advantages are the critic's errors alone. Whitened, they would make a step of full strength without any reward.
     """
+    varied = torch.zeros_like(in_loss)
     for source in torch.unique(sources):
         members = (sources == source) & in_loss
-        if members.any() and bool((totals[members] == totals[members][0]).all()):
-            advantages = torch.where(members[:, None], 0.0, advantages)
-    return advantages
+        varied[members] = bool(members.any()) and bool((totals[members] != totals[members][0]).any())
+    return varied
 
 
-def shaped_reward(scored: Scored, config: AlgorithmConfig, longest: int) -> float:
+def whole_reward(judged: Judged, config: AlgorithmConfig, longest: int) -> float:
+    """The sum of a continuation's rewards as PPO sees them, without KL and bootstrapping."""
+    steps = judged.step_rewards
+    of_steps = 0.0 if steps is None else sum(judged_reward(float(step), config) for step in steps)
+    return shaped_reward(judged, None, config, longest) + of_steps
+
+
+def shaped_reward(judged: Judged, final_value: float | None, config: AlgorithmConfig, longest: int) -> float:
     """The reward that PPO sees at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of truncation.
 
     bootstrap: plus gamma V of the state in which the response was cut, as if it went on (Pardo et al. 1712.00378). soft: minus
     `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens before `longest` that the
     response uses, or the whole penalty if it is truncated.
     """
-    reward, truncated = judged_reward(scored.judged.verdict.reward, config), scored.trajectory.finish.truncated
-    if config.overlong == "bootstrap" and scored.final_value is not None:
-        return reward + config.gamma * scored.final_value
+    reward, truncated = judged_reward(judged.verdict.reward, config), judged.trajectory.finish.truncated
+    if config.overlong == "bootstrap" and final_value is not None:
+        return reward + config.gamma * final_value
     if config.overlong == "penalise" and truncated:
         return reward - config.overlong_penalty
     if config.overlong == "soft":
-        over = len(scored.trajectory.response_ids) - (longest - config.overlong_buffer)
+        over = len(judged.trajectory.response_ids) - (longest - config.overlong_buffer)
         share = 1.0 if truncated else min(1.0, max(0.0, over / config.overlong_buffer))
         return reward - config.overlong_penalty * share
     return reward

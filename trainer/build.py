@@ -48,6 +48,7 @@ class ModelAndTask:
 
 def iteration_settings(config: Config) -> IterationSettings:
     """The settings of an iteration, from the configuration."""
+    from learner.targets import whole_reward
     from replay.rankings import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
@@ -65,6 +66,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         resample=config.rollout.resample,
         greedy=needs.greedy,
         continuations=config.algorithm.continuations if needs.continuations else 0,
+        reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
         canonical=config.replay.canonical,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if ranking.needs_values and has_critic else 0,

@@ -75,6 +75,7 @@ class IterationSettings:
     resample: int  # most rounds in which starts of equal rewards are replaced
     greedy: bool  # every start is also continued greedily, as a baseline
     continuations: int  # of every state of a trajectory, for the estimator's values
+    reward: Callable[[Judged], float]  # of a whole continuation, as the learner sees it
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value

@@ -57,12 +57,12 @@ def resampled(
     that were left out.
     """
     kept, others = by_information(judged)
+    replayed = len(_replayed(judged))
     for number in range(1, settings.resample + 1):
-        missing = {item.trajectory.start.id: item.trajectory.start for item in others}
         lacking = settings.starts - len({item.trajectory.start.id for item in kept})
         if lacking <= 0:
             break
-        again = sum(start.replayed for start in list(missing.values())[:lacking])
+        again = min(lacking, replayed - len(_replayed(kept)))
         with clock.phase("replay"):
             starts = choose(replace(settings, starts=lacking, replayed=again, share="constant"), number)
         with clock.phase("generate"):
@@ -72,6 +72,10 @@ def resampled(
         kept, others = kept + good, others + bad
     size = settings.starts * settings.samples
     return (kept + others)[:size], (kept + others)[size:]
+
+
+def _replayed(judged: Sequence[Judged]) -> set[str]:
+    return {item.trajectory.start.id for item in judged if item.trajectory.start.replayed}
 
 
 def with_baselines(
@@ -87,7 +91,7 @@ def with_baselines(
         found = parts.actors.generate(alone, replace(settings.sampling, temperature=0.0, top_p=1.0))
     with clock.phase("reward"):
         greedy = parts.task.judge(found)
-    rewards = {item.trajectory.start.id.removesuffix(".greedy"): item.verdict.reward for item in greedy}
+    rewards = {item.trajectory.start.id.removesuffix(".greedy"): settings.reward(item) for item in greedy}
     kept = [item for item in judged if item.trajectory.start.id in rewards]
     return [replace(item, baseline=rewards[item.trajectory.start.id]) for item in kept], greedy
 
@@ -110,8 +114,8 @@ def with_continuations(
         found = parts.actors.generate(states, settings.sampling)
     with clock.phase("reward"):
         continuations = parts.task.judge(found)
-    worth = mean_rewards(continuations)
-    of_start = mean_rewards(judged)
+    worth = mean_rewards(continuations, settings.reward)
+    of_start = mean_rewards(judged, settings.reward)
     out = []
     for number, (item, lengths) in enumerate(zip(judged, ends, strict=True)):
         start = item.trajectory.start.id
@@ -139,11 +143,11 @@ def state_start(trajectory: Trajectory, number: int, length: int, samples: int) 
     )
 
 
-def mean_rewards(judged: Sequence[Judged]) -> dict[str, float]:
-    """Mean reward of the rollouts of each start, by its id."""
+def mean_rewards(judged: Sequence[Judged], reward: Callable[[Judged], float]) -> dict[str, float]:
+    """Mean `reward` of the rollouts of each start, by its id."""
     rewards: dict[str, list[float]] = {}
     for item in judged:
-        rewards.setdefault(item.trajectory.start.id, []).append(item.verdict.reward)
+        rewards.setdefault(item.trajectory.start.id, []).append(reward(item))
     return {name: sum(found) / len(found) for name, found in rewards.items()}
 
 

@@ -108,8 +108,8 @@ class AlgorithmConfig(Section):
 
     @property
     def regularised(self) -> bool:
-        """Whether the policy's loss has a term that does not depend on advantages."""
-        return self.entropy_coefficient > 0 or self.kl_coefficient > 0 or self.positive_coefficient > 0
+        """Whether the policy's loss has a term for all tokens, whatever the rewards."""
+        return self.entropy_coefficient > 0 or (self.kl_coefficient > 0 and self.kl_placement == "loss")
 
     @property
     def unbiased_kl(self) -> Literal["k1", "k2"]:

@@ -52,6 +52,7 @@ class GuardedAdamW(torch.optim.AdamW):
     def __init__(self, params: Iterable[dict[str, Any]], max_grad_norm: float | None = None, **options: Any) -> None:
         super().__init__(params, **options)
         self.consent: Callable[[], bool] = _always
+        self.idle: list[dict[str, Any]] = []  # groups without gradients; a step changes none of their moments
         self.overflow = False
         self._global_grad_norm = 0.0
         self._max_grad_norm = max_grad_norm
@@ -64,7 +65,14 @@ class GuardedAdamW(torch.optim.AdamW):
             self._global_grad_norm = float(norm)
             self.overflow = not bool(torch.isfinite(norm))
         if not self.overflow and self.consent():
+            groups = self.param_groups
+            self.param_groups = [group for group in groups if not self._rests(group)]
             super().step(closure)
+            self.param_groups = groups
+
+    def _rests(self, group: dict[str, Any]) -> bool:
+        """Whether a group is left out of a step. One without moments is not: DeepSpeed reads them after its first step."""
+        return any(group is one for one in self.idle) and all(p in self.state for p in group["params"])
 
 
 def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -143,13 +151,16 @@ class TrainEngine:
         """Apply the accumulated gradients: (gradient norm before clipping, whether applied).
 
         Args:
-            rates: learning rate of each group. None: the group has no gradients and does not change. Its Adam step count stays 0,
-                so that bias correction begins with its first gradient.
+            rates: learning rate of each group. None: the group has no gradients. Neither its weights nor Adam's moments and step
+                count change, so that bias correction begins with its first gradient.
             consent: called once, when the gradients of all ranks are finite and before any weight changes. If it returns False,
                 nothing changes. It must return the same on every rank, and may use another engine.
         """
-        for group, rate in zip(self._engine.optimizer.param_groups, rates, strict=True):
+        groups = self._engine.optimizer.param_groups
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate or 0.0
+        self._optimizer.idle = [group for group, rate in zip(groups, rates, strict=True) if rate is None]
+        before = [id(state) for state in self._idle_states(rates)]
         answers: list[bool] = []
 
         def _once() -> bool:
@@ -161,7 +172,8 @@ class TrainEngine:
         self._engine.step()
         self._optimizer.consent = _always
         for state in self._idle_states(rates):
-            state["step"].zero_()
+            if id(state) not in before:  # made by this step
+                state["step"].zero_()
         return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied()) and all(answers)
 
     def _idle_states(self, rates: Sequence[float | None]) -> list[dict[str, Tensor]]:

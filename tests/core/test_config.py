@@ -193,9 +193,8 @@ def test_what_needs_values_is_refused_without_a_critic() -> None:
         refused(
             {"learner": {name: value}}, nothing, rf"learner\.{name} = {value} is about the critic, .* read no values"
         )
-    refused(
-        {"rollout": {"samples": 1}}, Needs(True, True, False, False, "values"), r"rollout\.samples is 1; raise rollout"
-    )
+    for needs in (Needs(True, True, False, False, "values"), Needs(False, False, False, True, "nothing")):
+        refused({"rollout": {"samples": 1}}, needs, r"rollout\.samples is 1; raise rollout")
 
 
 def test_more_rollouts_of_an_iteration_need_engines_that_wait() -> None:

@@ -209,13 +209,23 @@ def test_remax_reads_the_baselines_of_the_loop() -> None:
     batch = compute_targets(scored, AlgorithmConfig(estimator="remax"), 0)
     for row, expected in ((0, 0.75), (1, -0.25)):
         np.testing.assert_allclose(batch.targets.advantages[batch.token_index([row])], expected)
+    lost = [replace(s, judged=replace(s.judged, baseline=0.25)) for s in grouped([0.0, 0.0], [0, 0])]
+    equal = compute_targets(lost, AlgorithmConfig(estimator="remax"), 0)  # equal rewards are worse than the greedy one
+    np.testing.assert_allclose(equal.targets.advantages, -0.25)
+
+
+def test_a_reward_at_the_mean_of_its_group_counts() -> None:
+    batch = compute_targets(grouped([0.0, 0.5, 1.0], [0, 0, 0]), AlgorithmConfig(estimator="dr_grpo"), 0)
+    assert not batch.targets.advantages[batch.token_index([1])].any()
+    weighted = batch.weighted(range(3), "token-mean")
+    np.testing.assert_array_equal(weighted.policy_weights, weighted.weights)
 
 
 def test_vineppo_reads_the_continuations_of_the_loop() -> None:
     scored = one_of_three(reward=1.0)
     known = Continued(np.array([0, 1, 1], np.int32), np.array([0.5, 0.75, 0.75], np.float32))
     scored = replace(scored, judged=replace(scored.judged, continued=known))
-    batch = compute_targets([scored], AlgorithmConfig(estimator="vineppo", normalise="none"), 0)
+    batch = compute_targets([scored], AlgorithmConfig(estimator="vineppo"), 0)
     np.testing.assert_allclose(batch.targets.advantages, [0.25, 0.25, 0.25])  # 0.75 - 0.5, 1 - 0.75
 
 
@@ -356,11 +366,14 @@ def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: s
     config = AlgorithmConfig.model_validate({"estimator": estimator, "normalise": normalise})
     judged = [replace(j, verdict=Verdict(reward, bool(reward))) for j in make_judged(0)]
     batch = compute_targets(scored_from(judged), config, 0)
-    assert not batch.informative
+    assert not batch.teaches(range(len(judged)), config)
     assert not batch.targets.advantages.any()
+    positive = config.model_copy(update={"positive_coefficient": 0.1})
+    assert batch.teaches([0], positive) == bool(reward)  # correct responses teach what no advantage does
+    assert batch.teaches([0], config.model_copy(update={"entropy_coefficient": 0.1}))
     assert batch.targets.returns.any() == bool(reward)  # the critic learns from it
     one = [replace(judged[0], verdict=Verdict(1.0 - reward, not reward)), *judged[1:]]
-    assert compute_targets(scored_from(one), config, 0).informative
+    assert compute_targets(scored_from(one), config, 0).targets.advantages.any()
 
 
 def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> None:
@@ -371,9 +384,9 @@ def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> No
     batch = compute_targets(scored_from(failed), AlgorithmConfig(normalise="per_source"), 0)
     of_fresh = batch.token_index([i for i, new in enumerate(fresh) if new])
     assert not batch.targets.advantages[of_fresh].any()
-    assert batch.informative
+    assert batch.targets.advantages.any()
 
 
 def test_unnormalised_advantages_of_equal_rewards_stay() -> None:
     judged = [replace(j, verdict=Verdict(1.0, True)) for j in make_judged(0)]
-    assert compute_targets(scored_from(judged), AlgorithmConfig(normalise="none"), 0).informative
+    assert compute_targets(scored_from(judged), AlgorithmConfig(normalise="none"), 0).targets.advantages.any()

@@ -17,6 +17,7 @@ from trainer.loop import choose_starts
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 from trainer.rollouts import by_information, resampled, with_baselines, with_continuations, with_more_rollouts
+from trainer.starts import fresh_starts
 
 PROBLEMS = [Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)]
 
@@ -99,6 +100,26 @@ def test_a_bounded_number_of_rounds_leaves_a_whole_batch() -> None:
     assert ids(batch) == ids(judged)
 
 
+def test_replayed_starts_are_replaced_by_replayed_ones_in_every_round() -> None:
+    parts = Parts({"p2": 1})
+    settings = settings_of("--rollout.resample", "2")
+    first = parts.sample(4)
+    starts = fresh_starts(first, 2, 0, 7)
+    starts = [*starts[:2], *(replace(start, state_key=start.seed) for start in starts[2:])]
+    judged = parts.judge(parts.generate(starts, settings.sampling))
+    asked: list[tuple[int, int]] = []
+
+    def _choose(few: IterationSettings, number: int) -> list[Start]:
+        asked.append((few.starts, few.replayed))
+        fresh = fresh_starts(PROBLEMS[50:][: few.starts - few.replayed], 2, 0, 7, first=100 * number)
+        states = fresh_starts(PROBLEMS[60:][: few.replayed], 2, 0, 7, first=100 * number + 50)
+        return [*fresh, *(replace(start, state_key=start.seed) for start in states)]
+
+    parts.right |= {"p50": 1, "p51": 1}  # the fresh ones of round 1 are informative, the replayed one is not
+    resampled(parts.components(), settings, judged, _choose, PhaseClock())
+    assert asked == [(3, 1), (1, 1)]  # starts and replayed starts of each round
+
+
 def test_an_informative_batch_costs_nothing() -> None:
     parts = Parts({f"p{number}": 1 for number in range(4)})
     settings = settings_of("--rollout.resample", "2")
@@ -119,6 +140,8 @@ def test_the_baseline_is_the_reward_of_the_greedy_continuation() -> None:
     assert [item.baseline for item in with_them] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     assert len(greedy) == 4
     assert [replace(item, baseline=None) for item in with_them] == judged
+    scaled = settings_of("--algorithm.estimator", "remax", "--algorithm.reward_scale", "2")
+    assert with_baselines(parts.components(), scaled, judged, PhaseClock())[0][0].baseline == 2.0
 
 
 def test_the_states_of_every_rollout_are_continued_and_valued() -> None:
@@ -146,6 +169,10 @@ def test_the_states_of_every_rollout_are_continued_and_valued() -> None:
             own,
             *[continued] * 4,
         ]  # the start's worth: of its own two rollouts
+    clipped = settings_of("--algorithm.estimator", "vineppo", "--algorithm.reward_clip", "0.5")
+    seen = with_continuations(components, clipped, longer, PhaseClock())[0][0].continued
+    assert seen is not None
+    assert seen.values.tolist() == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
 
 
 def test_without_either_option_nothing_is_generated() -> None:

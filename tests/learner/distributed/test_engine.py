@@ -29,3 +29,19 @@ def test_stage_0_needs_fp32_and_leaves_clipping_to_the_guard() -> None:
     assert half["bf16"] == {"enabled": True, "check_grad_overflow": True}
     offloaded = engine_config(LearnerConfig(zero_stage=2, offload=True), torch.float32)
     assert offloaded["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+
+
+def test_a_group_without_gradients_keeps_its_moments() -> None:
+    groups = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = GuardedAdamW([{"params": [parameter]} for parameter in groups], lr=0.1, betas=(0.9, 0.95))
+    for parameter in groups:
+        parameter.grad = torch.tensor([1.0, -2.0])
+    optimizer.step()
+    trunk = {name: number.clone() for name, number in optimizer.state[groups[0]].items()}
+    groups[0].grad = torch.zeros(2)
+    optimizer.idle = [optimizer.param_groups[0]]
+    optimizer.step()
+    assert len(optimizer.param_groups) == 2
+    for name, number in optimizer.state[groups[0]].items():
+        torch.testing.assert_close(number, trunk[name], rtol=0, atol=0)
+    assert optimizer.state[groups[1]]["step"] == 2
