@@ -91,7 +91,6 @@ def test_help_is_short_and_explains_the_fields_of_a_section(command: str) -> Non
         ("sft --learning_rate 1", "--sft.lr"),
         ("sft --lr 1", "--sft.lr"),
         ("evaluate RUN --batch_size 1", "--rollout.starts"),
-        ("train --replay.share 1", "--replay.ratio"),
         ("check --algorithm.kl_coef 1", "--algorithm.kl_coefficient"),
         ("train --resum RUN", "--resume"),
     ],

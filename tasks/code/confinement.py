@@ -9,6 +9,7 @@ before it reads a program. Where that is not allowed, or in addition, a control 
 import atexit
 import importlib.util
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -113,10 +114,13 @@ def bubblewrap_command(seccomp: int, files: Sequence[Path], packages: Sequence[s
     return [bubblewrap(), *options, "--", PYTHON, *FLAGS, f"/{files[0].stem}{compiled(files[0]).suffix}"]
 
 
+@cache
 def compiled(file: Path) -> Path:
-    """The byte code of an imported module, which starts 5 ms earlier; its source where there is none."""
-    cached = Path(importlib.util.cache_from_source(str(file)))
-    return cached if cached.exists() else file
+    """The byte code of a file, compiled once per process, which starts 5 ms earlier; the source where none can be written."""
+    try:
+        return Path(py_compile.compile(str(file), doraise=True) or file)
+    except OSError:
+        return file
 
 
 def package_paths(packages: Sequence[str]) -> list[Path]:

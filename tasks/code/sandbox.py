@@ -56,10 +56,10 @@ _COUNT_TASKS = """
 import threading, time
 threading.stack_size(65536)
 def tasks():
-    for started in range(600):
+    for started in range(200):
         try: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         except RuntimeError: return started
-    return 600
+    return 200
 """
 
 
@@ -262,7 +262,7 @@ def check_sandbox(mode: SandboxMode, limits: Limits, setting: Setting = Setting(
     try:
         with sandbox.session(Program(_COUNT_TASKS)) as session:
             report, ending = session.evaluate(["21 * 2"])
-            bounded = mode == "unsafe-subprocess" or session.evaluate(["tasks() < 600"])[0].values.get(0)
+            bounded = mode == "unsafe-subprocess" or session.evaluate(["tasks() < 200"])[0].values.get(0)
     except SandboxError as error:
         raise ConfigError(f"task.sandbox = {mode}: {error}; {_REMEDY}") from None
     finally:

@@ -287,7 +287,7 @@ def test_programs_are_refused_where_nothing_bounds_their_threads(monkeypatch: py
         check_sandbox("bubblewrap", PATIENT)
         return
     with pytest.raises(ConfigError, match="neither a user nor a control group bounds the threads of a program here"):
-        check_sandbox("bubblewrap", PATIENT)
+        check_sandbox("bubblewrap", Limits(seconds=10.0, memory_mib=512))
 
 
 def test_nothing_outlives_its_verdict() -> None:

@@ -82,10 +82,11 @@ def is_usual(item: Item) -> bool:
     return not asked.setup and all(test.literal for test in asked.tests)
 
 
-def test_every_canonical_solution_of_mbpp_passes(shared_data: Path, whole_data: bool) -> None:
-    """All 974, without exception; none passes a test whose expected value is off by a little: tests are looked at."""
+def test_the_canonical_solutions_of_mbpp_pass(shared_data: Path, whole_data: bool) -> None:
+    """Every fourth of the 974 (`launch.py check` judges all), and none passes a test whose expected value is off by a little."""
     items = mbpp(shared_data)
     assert len(items) == (974 if whole_data else 11)
+    items = items[::4] if whole_data else items
     config = TaskConfig(name="mbpp", columns=MBPP, judge_workers=2, judge_timeout=60.0)  # the machine may be busy
     judges = start_judges(config)
     verdicts = judges.judge([(item.reference, item.solution or "") for item in items])
