@@ -25,10 +25,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from core.errors import ConfigError, RetrospectError
+from core.interruption import INTERRUPTED
 from core.startup import set_environment, without_gc
 
 COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "inspect", "runs", "report", "export")
-INTERRUPTED = 130  # exit status of a program stopped by a signal
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
-"""Exit status of a process that a second signal ends."""
+"""Exit status of a process that a signal ends at once."""
 
 DROPPABLE = ("generate", "reward", "score", "evaluate")
 """Phases that change neither the learner nor the replay store: they end at the first signal, and a resumed run repeats them."""
@@ -45,6 +45,10 @@ class Interruption:
             announce(phase)
 
         return _begin
+
+    def hold(self) -> None:
+        """Finish what follows, until the next phase begins: a signal only asks."""
+        self._phase = ""
 
     def check(self) -> None:
         """Raises KeyboardInterrupt when a signal has asked the run to end."""

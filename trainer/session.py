@@ -117,7 +117,7 @@ def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Inte
             first = _evaluate(session, 0, PhaseClock(announce))
             outputs.note(f"before training: {describe_evaluation(first)}")
         for number in range(progress.iteration + 1, session.schedule.iterations + 1):
-            progress = _step(session, outputs, progress, number, PhaseClock(announce))
+            progress = _step(session, outputs, progress, number, PhaseClock(announce), stop)
             stop.check()
     except KeyboardInterrupt:
         if progress.iteration:
@@ -126,7 +126,9 @@ def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Inte
     return True
 
 
-def _step(session: Session, outputs: Outputs, progress: RunProgress, number: int, clock: PhaseClock) -> RunProgress:
+def _step(
+    session: Session, outputs: Outputs, progress: RunProgress, number: int, clock: PhaseClock, stop: Interruption
+) -> RunProgress:
     """Iteration `number` and what follows it. When engines fail before its update, the iteration before it is saved."""
     busy = session.parts.actors.queues().busy
     try:
@@ -137,7 +139,7 @@ def _step(session: Session, outputs: Outputs, progress: RunProgress, number: int
         if clock.current in BEFORE_UPDATE and progress.iteration:
             _save(session, outputs, progress, f"stopped in iteration {number}; ")
         raise
-    return _finish(session, outputs, progress, result, clock, busy)
+    return _finish(session, outputs, progress, result, clock, busy, stop)
 
 
 def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again: bool) -> RunProgress:
@@ -153,7 +155,13 @@ def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again
 
 
 def _finish(
-    session: Session, outputs: Outputs, before: RunProgress, result: IterationResult, clock: PhaseClock, busy: float
+    session: Session,
+    outputs: Outputs,
+    before: RunProgress,
+    result: IterationResult,
+    clock: PhaseClock,
+    busy: float,
+    stop: Interruption,
 ) -> RunProgress:
     """Evaluate, report and save after an iteration. `busy`: seconds that the engines worked before it.
 
@@ -164,6 +172,7 @@ def _finish(
     if failure is None and schedule.evaluates(number):
         try:
             evaluation = _evaluate(session, number, clock)
+            stop.hold()  # metrics and checkpoint belong to this iteration
         except (ActorError, WeightError) as error:
             failure = error
         except KeyboardInterrupt:

@@ -124,7 +124,7 @@ class CodeConfig(Section):
     program_seconds: float = Field(
         20.0,
         gt=0,
-        description="CPU seconds that all tests of a program may take together; later tests count as failed.",
+        description="Seconds that all tests of a program may take together: CPU time, or a third of the time on the clock if that is more; later tests count as failed.",
     )
 
     @property

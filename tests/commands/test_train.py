@@ -15,6 +15,7 @@ from commands import train as commands
 from commands.options import DEFAULT
 from core.config import Config
 from core.errors import CheckpointError, ConfigError
+from core.interruption import INTERRUPTED
 from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
 from trainer.build import check_methods
@@ -157,7 +158,7 @@ def test_only_training_can_be_resumed(
 
     function = {"train": "train.train", "evaluate": "evaluate.evaluate_models", "check": "check.check_recipe"}[command]
     monkeypatch.setattr(f"commands.{function}", stop)
-    assert launch.main([command]) == launch.INTERRUPTED
+    assert launch.main([command]) == INTERRUPTED
     assert ("--resume RUN" in capsys.readouterr().err) == hint
 
 

@@ -250,6 +250,31 @@ def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.
     assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
 
 
+def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the metrics are written: the learner is already that of iteration 3."""
+    run = Run(RunDirectory.create(tmp_path, "r", "test"))
+    wait = SimpleNamespace(number=0, failure=None, scored=[])
+
+    def evaluated(session: Session, number: int, clock: PhaseClock) -> Any:
+        with clock.phase("evaluate"):
+            return SimpleNamespace(success=0.0)
+
+    def write(metrics: Any) -> None:
+        run.reports.append(metrics.iteration)
+        if metrics.iteration == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(run, "write", write)
+    run.start(
+        monkeypatch,
+        lambda _p, _s, number, _c: SimpleNamespace(**vars(wait) | {"number": number}),
+        _evaluate=evaluated,
+    )
+    assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
+
+
 def test_a_second_signal_ends_the_process() -> None:
     code = (
         "import os, signal\nfrom core.interruption import Interruption\nstop = Interruption()\n"
