@@ -5,12 +5,11 @@ each that read standard input (APPS). Each program gets a new bubblewrap sandbox
 confinement (`task.sandbox: unsafe-subprocess`). A program that sleeps shows what an idle one costs.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
 
-from bench.report import Check, check, median, write
+from bench.report import Check, check, command_line, median, write
 from core.config import Columns, SandboxMode, TaskConfig
 from tasks.code.formats import read_apps, read_mbpp
 from tasks.code.programs import limits_of, verifier
@@ -117,8 +116,7 @@ def idling(reference: str) -> Check:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer programs")
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with mbpp/")
     parser.add_argument("--workers", type=int, default=2, help="judging processes")
     given = parser.parse_args()

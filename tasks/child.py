@@ -27,11 +27,6 @@ class ChildProcess:
         os.set_blocking(self._input, False)
         self._pending = bytearray()
 
-    @property
-    def process_id(self) -> int:
-        """Its id."""
-        return self._process.pid
-
     def send(self, data: bytes, deadline: float) -> None:
         """Write all data. Raises TimeoutError when the process does not read, EOFError when it has ended."""
         rest = memoryview(data)

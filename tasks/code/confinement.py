@@ -2,7 +2,7 @@
 
 Called by `tasks/code/sandbox.py`. The kernel does not limit the processes of root, also not of root inside a user namespace that root
 made. So a judge that runs as root lets bubblewrap make the namespaces as root, and the driver becomes a user without any rights
-before it reads a program. Where that is not allowed, or in addition, a control group bounds the number of tasks.
+before it reads a program. Where that is not allowed, a control group bounds the number of tasks.
 `tasks/code/sandbox.py` tries out which of them works, and refuses programs if neither does.
 """
 
@@ -151,20 +151,11 @@ def filter_pipe() -> Iterator[int]:
         os.close(read)
 
 
-def bound_tasks(process: int) -> bool:
-    """Move a sandbox that has not read its program yet into this judge's control group. Returns whether there is one."""
-    group = _task_group(os.getpid())
-    with suppress(OSError):  # it has just ended
-        for each in _family(process) if group else ():
-            (group / "cgroup.procs").write_text(str(each))  # type: ignore[operator]
-    return group is not None
-
-
-def _family(process: int) -> Iterator[int]:
-    """A process and its descendants."""
-    yield process
-    for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-        yield from _family(int(child))
+def bounded(command: Sequence[str]) -> list[str]:
+    """The command, started in this judge's control group, if root cannot become a user whose tasks the kernel counts."""
+    group = None if os.geteuid() or program_user() else _task_group(os.getpid())
+    enter = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(group / "cgroup.procs")] if group else []
+    return [*enter, *command]
 
 
 @cache

@@ -15,6 +15,7 @@ Called by `tasks/code/programs.py` and the formats, in the judging processes. In
 """
 
 import json
+import marshal
 import os
 import shutil
 import signal
@@ -208,10 +209,8 @@ def telling_line(data: bytes) -> str:
 
 def end_of(ending: Ending, data: bytes) -> None:
     """Read the message that a process has ended."""
-    told = json.loads(data)
-    code = os.waitstatus_to_exitcode(told["status"])
-    ending.status, ending.seconds = code, told["seconds"]
-    ending.why = told["why"]
+    status, ending.why, ending.seconds = json.loads(data)
+    ending.status = code = os.waitstatus_to_exitcode(status)
     if not ending.why and code in (-signal.SIGXCPU, -signal.SIGKILL):
         ending.why = "used up its processor time or memory"
     elif not ending.why and code < 0:
@@ -288,7 +287,7 @@ class _Process(ChildProcess):
                 with confinement.filter_pipe() as seccomp:
                     command = confinement.bubblewrap_command(seccomp, FILES, setting.packages)
                     command.append(self._settings(limits, setting, [confinement.PACKAGES], confinement.program_user()))
-                    super().__init__(command, env={}, pass_fds=(seccomp,), **options)
+                    super().__init__(confinement.bounded(command), env={}, pass_fds=(seccomp,), **options)
             else:
                 paths = [str(place.parent) for place in confinement.package_paths(setting.packages)]
                 command = [
@@ -310,7 +309,7 @@ class _Process(ChildProcess):
             "output": limits.output_mib << 20,
             "tasks": TASKS,
         }
-        return json.dumps({**bounds, **asdict(setting), "paths": paths, "user": user, "filter": filtered})
+        return ascii({**bounds, **asdict(setting), "paths": paths, "user": user, "filter": filtered})
 
     @property
     def ended(self) -> bool:
@@ -321,8 +320,6 @@ class _Process(ChildProcess):
         """Wait for the interpreter. Raises SandboxError when it does not start."""
         try:
             self.line(time.monotonic() + START_LIMIT)
-            if not self._folder:
-                confinement.bound_tasks(self.process_id)
         except (TimeoutError, EOFError):
             self.stop()
             status = self.exit_status(time.monotonic() + START_LIMIT)
@@ -332,7 +329,7 @@ class _Process(ChildProcess):
 
     def send_frame(self, message: Any, deadline: float) -> None:
         """Send a message. Raises SandboxError when the sandbox has ended."""
-        data = json.dumps(message).encode("ascii")
+        data = marshal.dumps(message)
         with suppress(EOFError, TimeoutError):  # the program ended its sandbox; the next answer says so
             self.send(len(data).to_bytes(4, "big") + data, deadline)
 

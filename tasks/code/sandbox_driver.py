@@ -1,10 +1,11 @@
 """The script inside a sandbox: it runs one program once per test, each time in a process of its own, and reports what comes out.
 
-`tasks/code/sandbox.py` starts it with its settings as JSON. Of the project it imports only `sandbox_values`: the rest
-is not in the sandbox. It writes `ready`, reads the program, and then starts one process per test. The process reads its test, gives up what a program may not
+`tasks/code/sandbox.py` starts it with its settings. Of the project it imports only `sandbox_values`: the rest
+is not in the sandbox. Of the library it imports what starts fast: half of a sandbox's time is its interpreter's. It writes `ready`, reads the program, and then starts one process per test. The process reads its test, gives up what a program may not
 do (`tasks/code/seccomp.py`), and runs the program. This process never runs code of the program: it measures time and output, ends
 what exceeds them, and passes on what is written. All messages are frames: a length of 4 bytes, then JSON (in); a letter, a length
-of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x` how the process ended).
+of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x` how the process ended). What comes in is marshalled, because
+the judge writes it. What goes out is JSON, because a program may have written it.
 
 A program that tampers with its process (builtins, frames, the output itself) can change only what comes out of its own test. No
 process here knows an expected value: `tasks/code/programs.py` compares outside. A test is not in memory while another one runs.
@@ -15,24 +16,22 @@ from __future__ import annotations
 import builtins
 import ctypes
 import gc
-import json
-import math
+import marshal
 import os
 import resource
 import select
-import signal
 import sys
 import time
-import types
 
 TYPE_CHECKING = False  # importing it from typing would cost a seventh of a sandbox's time
 if TYPE_CHECKING:
+    from types import CodeType, ModuleType
     from typing import Any
 if TYPE_CHECKING or __name__ != "__main__":
-    from tasks.code.sandbox_values import decode_value, encode_value
+    from tasks.code.sandbox_values import decode_value, encode_value, to_json
 else:
     sys.path.insert(0, os.path.dirname(__file__))
-    from sandbox_values import decode_value, encode_value
+    from sandbox_values import decode_value, encode_value, to_json
 
 NOT_COMPILED = 65
 """Exit status of a script that does not compile."""
@@ -41,7 +40,7 @@ PATH = {"PATH": "/usr/bin:/usr/local/bin"}
 TICK = 0.05
 """Seconds between two looks at the processor time of a program."""
 _PRELOADED = ("collections", "heapq", "itertools", "re", "operator", "bisect", "math", "functools")
-"""Modules that programs often import: loaded here, while the sandbox is a spare."""
+"""Modules that programs often import: loaded once for all tests of a program that imports them."""
 _ERRORS = 2000
 """Bytes kept of the error stream, from its end."""
 
@@ -64,7 +63,7 @@ def read_frame(source: int) -> Any:
             data += more
         return data
 
-    return json.loads(_exactly(int.from_bytes(header, "big"))) if (header := _exactly(4)) else None
+    return marshal.loads(_exactly(int.from_bytes(header, "big"))) if (header := _exactly(4)) else None
 
 
 def write_all(sink: int, data: bytes) -> None:
@@ -84,7 +83,7 @@ def reason(error: BaseException) -> str:
 
 def limit(config: dict[str, Any], language: dict[str, Any] | None) -> None:
     """Bound this process: processor time, memory, file size, threads, open files, no core files."""
-    cpu = math.ceil(config["seconds"])
+    cpu = int(-(-config["seconds"] // 1))
     memory = config["mebibytes"] << 20
     reserves = language is not None and language["reserves"]  # far more addresses than memory: count what it writes to
     for kind, soft, hard in (
@@ -128,14 +127,14 @@ class Caller:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The plain value that the program returns. Raises RuntimeError when there is none."""
         job, output = self._pipes
-        write_all(output, json.dumps(["call", encode_value(arguments), encode_value(named)]).encode() + b"\n")
+        write_all(output, to_json(["call", encode_value(arguments), encode_value(named)]) + b"\n")
         match read_frame(job):
             case {"value": value}:
                 return decode_value(value)
         raise RuntimeError("the program returned no plain value")
 
 
-def compiled(program: dict[str, Any]) -> list[types.CodeType]:
+def compiled(program: dict[str, Any]) -> list[CodeType]:
     """The code of what runs before the program, of the program, and of what runs after it."""
     parts = (("before", "<setup>"), ("source", "<program>"), ("after", "<setup>"))
     return [compile(program[part], name, "exec", dont_inherit=True) for part, name in parts]
@@ -150,8 +149,8 @@ def evaluate(
     """
 
     def _say(*items: Any) -> None:
-        text = json.dumps(items)
-        write_all(output, (text if len(text) <= most else json.dumps([items[0], "large"])).encode() + b"\n")
+        text = to_json(items)
+        write_all(output, (text if len(text) <= most else to_json([items[0], "large"])) + b"\n")
 
     try:
         parts = compiled(program)
@@ -214,9 +213,9 @@ def place_files(test: dict[str, Any], kept: set[str]) -> None:
 
 
 def child(
-    config: dict[str, Any], program: dict[str, Any], prelude: dict[str, Any], job: int, pipes: tuple[int, int]
+    config: dict[str, Any], program: dict[str, Any], module: ModuleType, job: int, pipes: tuple[int, int]
 ) -> None:
-    """The process of one test: read it, give up all rights, run it, exit."""
+    """The process of one test: read it, give up all rights, run the program as a module, exit."""
     output, errors = pipes
     test, language = read_frame(job), program["language"]
     script = "input" in test
@@ -234,10 +233,9 @@ def child(
         confine(config["filter"])
     if language:
         os.execve(language["run"][0], language["run"], PATH)
-    module = types.ModuleType("__main__" if script else MODULE)
+    module.__name__ = "__main__" if script else MODULE
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     names = module.__dict__
-    names.update(prelude)
     if script:
         sys.argv = ["program", *test.get("arguments", [])]
         os._exit(run_script(program, names))
@@ -292,15 +290,15 @@ class Watch:
             elif now - begun > 3 * self._seconds:
                 why = f"stopped after {3 * self._seconds:g} s"
         if not over:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, 9)
         _, status, used_up = os.wait4(pid, 0)
         os.close(process)
         self._patience -= 0.0 if idles else idle
         used = used_up.ru_utime + used_up.ru_stime + idle
         lasted = time.monotonic() - begun  # a third of it counts at least: short naps are no idling
-        end = {"status": status, "why": why, "seconds": max(used, lasted / 3)}
-        self._send(b"e", said)
-        self._send(b"x", json.dumps(end).encode())
+        if said:
+            self._send(b"e", said)
+        self._send(b"x", to_json([status, why, max(used, lasted / 3)]))
 
     def _send(self, kind: bytes, data: bytes) -> None:
         write_all(self._sink, kind + len(data).to_bytes(4, "big") + data)
@@ -337,7 +335,7 @@ def start() -> tuple[int, int, int]:
     return (*(ours if pid else theirs), pid)
 
 
-def serve(config: dict[str, Any], prelude: dict[str, Any], job: int, sink: int) -> None:
+def serve(config: dict[str, Any], module: ModuleType, job: int, sink: int) -> None:
     """Read the program, then start a process for every test that the judge sends, one after the other."""
     program = read_frame(job)
     if not program:
@@ -345,7 +343,11 @@ def serve(config: dict[str, Any], prelude: dict[str, Any], job: int, sink: int) 
     watch = Watch(config, sink)
     if program["language"]:
         compile_program(program, Watch({**config, "seconds": 30.0}, sink))
+    for name in _PRELOADED:
+        if f"import {name}" in program["source"] or f"from {name} " in program["source"]:
+            __import__(name)
     gc.freeze()
+    gc.enable()
     poller = select.poll()
     poller.register(job, select.POLLIN)
     while poller.poll()[0][1] & select.POLLIN:
@@ -353,34 +355,39 @@ def serve(config: dict[str, Any], prelude: dict[str, Any], job: int, sink: int) 
         if not pid:
             os.close(sink)
             try:
-                child(config, program, prelude, job, (output, errors))
+                child(config, program, module, job, (output, errors))
             finally:
                 os._exit(1)
         watch.follow(pid, output, errors, idles=program["interactive"])
         os.close(output)
         os.close(errors)
+        if program["interactive"]:
+            return  # it could read `job`, so what follows there may be its choice
 
 
 def main() -> None:
-    """Command line: the settings as JSON."""
-    config = json.loads(sys.argv[1])
+    """Command line: the settings, as Python writes a dict."""
+    gc.disable()  # nothing of what is loaded here is garbage
+    config = eval(sys.argv[1], {})
     job, sink = os.dup(0), os.dup(1)
     if config["user"]:
         drop_user(config["user"])
     sys.path += config["paths"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # they come with the module site, which is not loaded
     prelude: dict[str, Any] = {}
-    for name in (*_PRELOADED, *config["packages"]):
+    for name in config["packages"]:
         __import__(name)
     exec(config["prelude"], prelude)
     prelude.pop("__builtins__", None)
+    module = type(sys)(MODULE)
+    module.__dict__.update(prelude)  # once for all tests: it writes to the memory of every name
     compile("", "", "exec")  # what the first compilation sets up, the process of each test then has already
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):  # discard what a program prints, unless it is asked for
         os.dup2(null, standard)
     os.close(null)
     write_all(sink, b"ready\n")
-    serve(config, prelude, job, sink)
+    serve(config, module, job, sink)
     os._exit(0)
 
 

@@ -6,6 +6,7 @@ Imported by `tasks/code/sandbox_driver.py` in the sandbox, where nothing else of
 from __future__ import annotations
 
 import sys
+from _json import encode_basestring_ascii
 
 TYPE_CHECKING = False  # importing it from typing would cost a seventh of a sandbox's time
 if TYPE_CHECKING:
@@ -52,6 +53,17 @@ def encode_value(value: Any, depth: int = 0) -> Any:
         if isinstance(value, types_):
             return [kind, *(encode_value(item, depth + 1) for item in value)]
     return ["o", type(value).__name__]
+
+
+def to_json(value: Any) -> bytes:
+    """The JSON of an encoded value. Importing the module json would cost a quarter of a sandbox's time."""
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(map(to_json, value)) + b"]"
+    if isinstance(value, str):
+        return encode_basestring_ascii(value).encode()
+    if value is None or isinstance(value, bool):
+        return b"null" if value is None else b"true" if value else b"false"
+    return {"inf": b"Infinity", "-inf": b"-Infinity", "nan": b"NaN"}.get(text := repr(value), text.encode())
 
 
 def decode_value(data: Any) -> Any:

@@ -39,14 +39,14 @@ def judge_in(sandbox: Sandbox, program: str, *tests: str, setup: str = "") -> Ve
 
 
 @pytest.fixture(scope="module")
-def confined() -> Iterator[Sandbox]:
+def confined(bubblewrap: None) -> Iterator[Sandbox]:
     sandbox = Sandbox("bubblewrap", PATIENT)
     yield sandbox
     sandbox.close()
 
 
 @pytest.fixture(scope="module")
-def short() -> Iterator[Sandbox]:
+def short(bubblewrap: None) -> Iterator[Sandbox]:
     sandbox = Sandbox("bubblewrap", SHORT)
     yield sandbox
     sandbox.close()
@@ -230,7 +230,9 @@ def test_deep_lines_do_not_reach_a_question(confined: Sandbox) -> None:
     assert (verdict.reward, verdict.judge_failed) == (CodeConfig().failed, False)
 
 
-def test_a_spare_sandbox_that_cannot_start_fails_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_spare_sandbox_that_cannot_start_fails_nobody(
+    bubblewrap: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sandbox = Sandbox("bubblewrap", PATIENT)
     program, test = "def answer(): return 1", "assert answer() == 1"
     assert judge_in(sandbox, program, test).correct  # and a spare one waits
@@ -248,7 +250,7 @@ def sandboxes(mebibytes: int) -> list[int]:
             line = process.cmdline()
         except psutil.Error:  # it is just ending
             continue
-        if any(word.startswith("/sandbox_driver.py") for word in line) and f'"mebibytes": {mebibytes},' in line[-1]:
+        if any(word.startswith("/sandbox_driver.py") for word in line) and f"'mebibytes': {mebibytes}," in line[-1]:
             found.append(process.pid)
     return found
 
@@ -267,19 +269,22 @@ def test_a_program_has_few_threads_also_when_root_starts_it(confined: Sandbox) -
     assert judge_in(confined, THREADS, "assert 50 < started() < 64").correct
 
 
-def test_a_control_group_bounds_the_tasks_where_there_is_one() -> None:
+def test_a_control_group_bounds_the_tasks_where_root_cannot_become_another_user(bubblewrap: None) -> None:
     """In a process of its own, because the group belongs to the judging process."""
     code = (
-        "import tasks.code.sandbox as s\nfrom tasks.code.confinement import bound_tasks\ns.TASKS = 1000\n"
+        "import tasks.code.sandbox as s\nimport tasks.code.confinement as c\n"
+        "s.TASKS, c._root_can_drop = 1000, lambda _: False\n"
         f"program = s.Program({THREADS!r})\nsandbox = s.Sandbox('bubblewrap', s.Limits(60.0, 512))\n"
         "with sandbox.session(program) as session: found = session.evaluate(['started()'])[0].values[0]\n"
-        "sandbox.close()\nprint(bound_tasks(0), found < 256)"
+        "sandbox.close()\nprint(c.bounded(['true']) != ['true'], found < 256)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == "False" or done.stdout == "True True\n"
 
 
-def test_programs_are_refused_where_nothing_bounds_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_refused_where_nothing_bounds_their_threads(
+    bubblewrap: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As root in a container that may neither change the user nor make a group; an ordinary user is always bounded."""
     monkeypatch.setattr(confinement, "_root_can_drop", lambda _: False)
     monkeypatch.setattr(confinement, "_task_group", lambda _: None)
@@ -290,7 +295,7 @@ def test_programs_are_refused_where_nothing_bounds_their_threads(monkeypatch: py
         check_sandbox("bubblewrap", Limits(seconds=10.0, memory_mib=512))
 
 
-def test_nothing_outlives_its_verdict() -> None:
+def test_nothing_outlives_its_verdict(bubblewrap: None) -> None:
     """Threads, processes that left the session, and those whose parent's death would not end them."""
     patient, hasty = (Sandbox("bubblewrap", Limits(seconds, memory_mib=257)) for seconds in (60.0, 0.4))
     lingering = (
@@ -307,7 +312,7 @@ def test_nothing_outlives_its_verdict() -> None:
         time.sleep(0.05)
 
 
-def test_a_judge_that_is_killed_takes_its_sandbox_along() -> None:
+def test_a_judge_that_is_killed_takes_its_sandbox_along(bubblewrap: None) -> None:
     code = (
         "import sys\nfrom tasks.code.sandbox import *\nsandbox = Sandbox('bubblewrap', Limits(300.0, 258))\n"
         "with sandbox.session(Program('import time\\ntime.sleep(10000)')) as session:\n"

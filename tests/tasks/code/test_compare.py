@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.code.compare import equal, is_plain, same_output, same_value
-from tasks.code.sandbox_values import decode_value, encode_value
+from tasks.code.sandbox_values import decode_value, encode_value, to_json
 
 
 class Pair(NamedTuple):
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
     ],
 )  # fmt: skip
 def test_plain_values_survive_the_way_out_and_equal_themselves_only(value: object) -> None:
-    found = json.loads(json.dumps(encode_value(value)))
+    found = json.loads(to_json(encode_value(value)))
     assert decode_value(found) == value
     assert type(decode_value(found)) is type(value)
     assert isinstance(value, Decimal | Fraction) or equal(value, found)  # these are no literals
@@ -36,6 +36,14 @@ def test_plain_values_survive_the_way_out_and_equal_themselves_only(value: objec
     assert not equal((value,), found)
     assert not equal({"other": value}, found)
     assert not equal("other", found)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.tuples(inner, inner)))
+def test_the_json_of_a_value_is_that_of_the_library(value: object) -> None:
+    assert to_json(value) == json.dumps(value, separators=(",", ":")).encode()
 
 
 def test_equality_is_that_of_python() -> None:

@@ -36,7 +36,7 @@ Judge = Callable[[Item, str], Verdict]
 
 
 @pytest.fixture(scope="module")
-def boxes() -> Iterator[Boxes]:
+def boxes(bubblewrap: None) -> Iterator[Boxes]:
     limits = Limits(60.0, 512)
     config = TaskConfig(name="apps")
     program, own = Sandbox("bubblewrap", limits, setting_of(config)), Sandbox("bubblewrap", limits)
@@ -66,7 +66,7 @@ def check(prompt: str, test: str, entry: str) -> Item:
     return read_humaneval(row, CHECK, "row 1")
 
 
-def test_fifty_problems_for_standard_input() -> None:
+def test_fifty_problems_for_standard_input(bubblewrap: None) -> None:
     """Their own solutions pass every test, and fail where each output is off."""
     config = TaskConfig(name="apps", path=str(STDIN), columns=APPS, judge_workers=2, judge_timeout=60.0)
     items = load_items(config, read_apps, str(STDIN), "train")
@@ -79,7 +79,7 @@ def test_fifty_problems_for_standard_input() -> None:
     assert {one.reward for one in wrong} == {CodeConfig().failed}
 
 
-def test_mbpp_in_the_format_of_apps(shared_data: Path, whole_data: bool, tmp_path: Path) -> None:
+def test_mbpp_in_the_format_of_apps(bubblewrap: None, shared_data: Path, whole_data: bool, tmp_path: Path) -> None:
     rows = apps_rows(shared_data / "mbpp" / "mbpp.jsonl")
     assert len(rows) == (779 if whole_data else 7)
     columns = Columns(prompt="question", tests="input_output", solution="solutions")
@@ -168,7 +168,7 @@ def test_a_canonical_solution_that_fails_is_said_each_time(judge: Judge) -> None
         assert "the canonical solution gives no plain value for g(1) (ZeroDivisionError" in verdict.detail
 
 
-def test_an_answer_that_takes_long_to_check_is_the_programs() -> None:
+def test_an_answer_that_takes_long_to_check_is_the_programs(bubblewrap: None) -> None:
     sandbox = Sandbox("bubblewrap", Limits(0.5, 256))
     judge = CodeJudge(Boxes(sandbox, sandbox))
     test = "def check(candidate):\n    for _ in range(candidate(1)): pass"
@@ -177,7 +177,7 @@ def test_an_answer_that_takes_long_to_check_is_the_programs() -> None:
     sandbox.close()
 
 
-def test_short_naps_are_not_free() -> None:
+def test_short_naps_are_not_free(bubblewrap: None) -> None:
     """A program that sleeps in pieces too short to be idling: a third of the time on the clock counts."""
     sandbox = Sandbox("bubblewrap", Limits(1.0, 256))
     with sandbox.session(Program("import time\nfor _ in range(900):\n    time.sleep(0.002)\nprint(1)")) as session:
@@ -186,7 +186,7 @@ def test_short_naps_are_not_free() -> None:
     assert ending.seconds >= 0.6, ending  # 900 x 2 ms = 1.8 s
 
 
-def test_every_test_has_its_own_outcome_and_limit() -> None:
+def test_every_test_has_its_own_outcome_and_limit(bubblewrap: None) -> None:
     limits = Limits(0.5, 256, output_mib=1)
     sandbox = Sandbox("bubblewrap", limits)
     judge = CodeJudge(Boxes(sandbox, sandbox))
@@ -208,7 +208,7 @@ def test_every_test_has_its_own_outcome_and_limit() -> None:
     sandbox.close()
 
 
-def test_a_program_that_idles_costs_its_limit_once() -> None:
+def test_a_program_that_idles_costs_its_limit_once(bubblewrap: None) -> None:
     sandbox = Sandbox("bubblewrap", Limits(2.0, 256))
     judge = CodeJudge(Boxes(sandbox, sandbox))
     begun = time.monotonic()
@@ -299,7 +299,7 @@ def test_a_language_whose_compiler_is_missing_is_one_line(monkeypatch: pytest.Mo
         find_language("cobol")
 
 
-def test_packages_that_the_user_allows() -> None:
+def test_packages_that_the_user_allows(bubblewrap: None) -> None:
     settings = TaskConfig(name="apps", judge_timeout=60.0, code=CodeConfig(packages=("numpy",), memory_mib=1024))
     judge = verifier(settings.model_dump_json())
     item = script(("1 2 3\n", "6\n"))

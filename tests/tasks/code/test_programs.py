@@ -28,7 +28,7 @@ REWARDS = CodeConfig()
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[CodeJudge]:
+def judge(bubblewrap: None) -> Iterator[CodeJudge]:
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
     yield CodeJudge(Boxes(sandbox, sandbox))
     sandbox.close()
@@ -82,7 +82,7 @@ def is_usual(item: Item) -> bool:
     return not asked.setup and all(test.literal for test in asked.tests)
 
 
-def test_the_canonical_solutions_of_mbpp_pass(shared_data: Path, whole_data: bool) -> None:
+def test_the_canonical_solutions_of_mbpp_pass(bubblewrap: None, shared_data: Path, whole_data: bool) -> None:
     """Every fourth of the 974 (`launch.py check` judges all), and none passes a test whose expected value is off by a little."""
     items = mbpp(shared_data)
     assert len(items) == (974 if whole_data else 11)
@@ -122,7 +122,7 @@ def test_rewards_are_graded(judge: CodeJudge) -> None:
         assert verdict.detail.startswith(detail)
 
 
-def test_every_value_of_the_reward_is_a_setting() -> None:
+def test_every_value_of_the_reward_is_a_setting(bubblewrap: None) -> None:
     rewards = CodeConfig(compile_error=-9, runtime_error=-8, failed=-4, passed=4, fraction=0.5)
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
     judge = CodeJudge(Boxes(sandbox, sandbox, rewards))
@@ -284,7 +284,7 @@ def test_a_judge_that_is_lost_earns_no_more_than_the_worst_program() -> None:
     ]
 
 
-def test_without_judging_processes_programs_are_still_confined() -> None:
+def test_without_judging_processes_programs_are_still_confined(bubblewrap: None) -> None:
     judges = start_judges(TaskConfig(name="mbpp", path="unused", columns=MBPP, judge_workers=0, judge_timeout=30.0))
     program = "import os\ndef f(x): return os.listdir('/etc')"
     wrong = "def f(x): return 2"
@@ -299,7 +299,7 @@ def test_the_driver_stands_alone() -> None:
         assert set(re.findall(r"from ((?:tasks|core)\S*)", file.read_text())) <= {"tasks.code.sandbox_values"}
 
 
-def test_the_task_is_built_and_judged(shared_data: Path) -> None:
+def test_the_task_is_built_and_judged(bubblewrap: None, shared_data: Path) -> None:
     from tasks.corpus import character_tokenizer
     from tests.tasks.test_task import trajectory
 
