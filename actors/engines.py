@@ -1,6 +1,7 @@
-"""What every engine does, and the engine that `rollout.engine` names.
+"""Builds the engine that `rollout.engine` names.
 
-Implemented by `actors/vllm_engine.py` and `actors/hf_engine.py`; made by `actors/actor.py` and `trainer/build.py`. Invariants of both:
+Called by `actors/actor.py` and `trainer/build.py`. Engines (`actors.jobs.Engine`) are `actors/vllm_engine.py`, `actors/hf_engine.py` and,
+around one of them, `actors/turns.py`. Invariants of all:
 
 - Weights change between two steps only.
 - A token's log-probability is that of the distribution it was drawn from, and its version names the weights that drew it.
@@ -8,48 +9,23 @@ Implemented by `actors/vllm_engine.py` and `actors/hf_engine.py`; made by `actor
   do not change it. Elsewhere they change the order of sums, so that a near tie may be decided differently.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
-
 from actors.hf_engine import HfEngine
-from actors.jobs import Continuation, Job
+from actors.jobs import Engine
+from actors.turns import TurnsEngine
 from actors.vllm_engine import VllmEngine
 from core.config import Device, RolloutConfig
-from core.records import FloatArray, IntArray
-from core.weights import Acknowledgement, Weights
-
-
-class Engine(Protocol):
-    """One model and the samples that it generates."""
-
-    @property
-    def unfinished(self) -> int:
-        """Samples in flight."""
-
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Queue the samples of `jobs`. A replayed prefix uses part of the response's token budget.
-
-        Temperature 0 is greedy: the most likely tokens, with the model's log-probabilities at temperature 1.
-        """
-
-    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
-        """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what finished."""
-
-    def abort(self) -> None:
-        """Drop everything that is in flight."""
-
-    def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps; samples in flight continue with the new ones.
-
-        Raises WeightError when a parameter is missing.
-        """
-
-    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""
+from core.tools import TokenTool, load_tool
 
 
 def build_engine(model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str) -> Engine:
-    """Load a model. `seed`: for random numbers that do not come from a sample's own seed. Raises ModelError."""
+    """Load a model. `seed`: for random numbers that do not come from a sample's own seed. Raises ModelError, ConfigError."""
+    engine: Engine
     if config.engine == "hf":
-        return HfEngine(model_path, config, dtype=dtype, device=device, name=name)
-    return VllmEngine(model_path, config, dtype=dtype, device=device, seed=seed, name=name)
+        engine = HfEngine(model_path, config, dtype=dtype, device=device, name=name)
+    else:
+        engine = VllmEngine(model_path, config, dtype=dtype, device=device, seed=seed, name=name)
+    if not config.tool:
+        return engine
+    from transformers import AutoTokenizer
+
+    return TurnsEngine(engine, TokenTool(load_tool(config.tool), AutoTokenizer.from_pretrained(model_path)))

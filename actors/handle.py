@@ -21,6 +21,7 @@ from actors.actor import Process, RolloutActor
 from actors.vllm_setup import environment
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError
+from core.startup import in_group
 
 NAME_TRIES, NAME_PAUSE = 300, 0.1
 """Tries, and seconds between them, until Ray frees the name of a killed actor. After that the name counts as another pool's."""
@@ -48,7 +49,7 @@ class EngineRecipe:
     seed: int
     cpus: float
 
-    def create(self, name: str) -> Any:
+    def create(self, name: str, index: int) -> Any:
         """Create an actor process; `start` adds its engine. Raises ValueError while the name is taken."""
         cuda = self.device == "cuda"
         options = ray.remote(RolloutActor).options(
@@ -58,6 +59,7 @@ class EngineRecipe:
             runtime_env={"env_vars": environment(self.device, self.config.threads)},
             max_restarts=0,  # the pool restarts: it alone knows the current weights and what was in flight
             max_task_retries=0,
+            **(in_group("rollout actor", index) if index < self.config.actors else {}),  # more actors: any node
         )
         return options.remote(name)
 
@@ -176,7 +178,7 @@ class ActorHandle:
         taken: ValueError | None = None
         for _ in range(NAME_TRIES):
             try:
-                return self._recipe.create(self.name)
+                return self._recipe.create(self.name, self.index)
             except ValueError as error:
                 taken = error
             time.sleep(NAME_PAUSE)

@@ -21,7 +21,6 @@ from core.config import Device, RolloutConfig
 from core.errors import ModelError, WeightError, first_line
 from core.records import Finish, FloatArray, IntArray
 from core.sampling import Sampling
-from core.seeds import derive
 from core.weights import Acknowledgement, Weights, digest, unpack
 
 
@@ -86,9 +85,9 @@ class HfEngine:
     def add(self, jobs: Iterable[Job]) -> None:
         """Queue the samples of `jobs`; see `Engine.add`."""
         for job in jobs:
-            context = job.start.context_ids.tolist()
+            context = job.context
             for number in job.samples:
-                generator = torch.Generator(self._device).manual_seed(derive(job.start.seed, number))
+                generator = torch.Generator(self._device).manual_seed(job.seed(number))
                 self._waiting.append(Sample(job, number, context, generator))
 
     def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
@@ -158,7 +157,7 @@ class HfEngine:
 
     def _finish(self, sample: Sample) -> Finish | None:
         """Why a sample ends with its last token, if it does."""
-        if sample.tokens[-1] in self._stop:
+        if sample.tokens[-1] in self._stop or sample.tokens[-1] in sample.job.calls:
             return Finish.STOP
         if len(sample.tokens) == sample.job.budget:
             return Finish.LENGTH

@@ -1,9 +1,16 @@
-"""What travels between the driver and a rollout actor: jobs one way, finished continuations the other. No Ray, no engine."""
+"""What travels between the driver and a rollout actor, jobs one way and finished continuations the other, and what an engine does with them.
 
+No Ray, no engine. `actors/engines.py` says what all engines keep to.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from core.records import Finish, Start
+from core.records import Finish, FloatArray, IntArray, Start
 from core.sampling import Sampling
+from core.seeds import derive
+from core.weights import Acknowledgement, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +20,22 @@ class Job:
     start: Start
     sampling: Sampling
     samples: tuple[int, ...]
+    calls: frozenset[int] = frozenset()  # tokens that end the sample, beside the model's end of sequence
+    written: tuple[int, ...] = ()  # of the continuation so far, where a tool has answered (one sample)
 
     @property
     def budget(self) -> int:
-        """Tokens that a continuation may have: the response's budget less the prefix."""
-        return self.sampling.max_response_tokens - len(self.start.prefix_ids)
+        """Tokens that may still be generated: the response's budget less the prefix and what is written."""
+        return self.sampling.max_response_tokens - len(self.start.prefix_ids) - len(self.written)
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens before the first one to generate."""
+        return [*self.start.context_ids.tolist(), *self.written]
+
+    def seed(self, sample: int) -> int:
+        """The seed of a sample, its own for every turn."""
+        return derive(self.start.seed, sample, *([len(self.written)] if self.written else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +51,33 @@ class Continuation:
     logprobs: list[float]  # [C]
     versions: list[int]  # [C]
     finish: Finish
+    mask: list[bool] | None = None  # [C]
+
+
+class Engine(Protocol):
+    """One model and the samples that it generates."""
+
+    @property
+    def unfinished(self) -> int:
+        """Samples in flight."""
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Queue the samples of `jobs`. A replayed prefix uses part of the response's token budget.
+
+        Temperature 0 is greedy: the most likely tokens, with the model's log-probabilities at temperature 1.
+        """
+
+    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
+        """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what finished."""
+
+    def abort(self) -> None:
+        """Drop everything that is in flight."""
+
+    def load_weights(self, weights: Weights) -> Acknowledgement:
+        """Swap the weights between two steps; samples in flight continue with the new ones.
+
+        Raises WeightError when a parameter is missing.
+        """
+
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""

@@ -158,7 +158,10 @@ class Ledger:
             if one.sample not in entry.done:
                 tokens, versions = np.array(one.tokens, np.int32), np.array(one.versions, np.int32)
                 logprobs = np.array(one.logprobs, np.float32)
-                entry.done[one.sample] = Trajectory(entry.start, one.sample, tokens, logprobs, versions, one.finish)
+                mask = None if one.mask is None or all(one.mask) else np.array(one.mask, np.bool_)
+                entry.done[one.sample] = Trajectory(
+                    entry.start, one.sample, tokens, logprobs, versions, one.finish, mask
+                )
                 self.open -= 1
                 if len(entry.done) == entry.start.samples:
                     self._complete[one.start_id] = None

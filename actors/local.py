@@ -8,7 +8,7 @@ where they arise.
 import time
 from collections.abc import Sequence
 
-from actors.engines import Engine
+from actors.jobs import Engine
 from actors.ledger import Ledger, Queues, check_room
 from core.config import RolloutConfig
 from core.records import FloatArray, IntArray, Start, Trajectory

@@ -83,6 +83,11 @@ def check_options(config: RolloutConfig, device: str) -> None:
         _check_known(f"rollout.{field}", list(given), file, name)
     if STRUCTURED in config.sampling_options:
         _check_structured(config.sampling_options[STRUCTURED])
+    for option in (STRUCTURED, "min_tokens") if config.tool else ():
+        if option in config.sampling_options:
+            raise ConfigError(
+                f"rollout.sampling_options.{option}: vLLM applies it anew after every answer of the tool {config.tool}; leave it out"
+            )
 
 
 def check_sampling_values(given: Mapping[str, object]) -> None:

@@ -220,7 +220,8 @@ class RolloutPool:
         An elastic actor may get the resources of a required one that was lost. It then becomes required, so that the run does not end. A
         required actor must get a process within START_SECONDS, counted from when it becomes required.
         """
-        order = sorted(self._actors, key=lambda actor: (not actor.serving, actor.process is None, actor.elastic))
+        count = self._config.actors  # those with a place in the run's placement group first: its resources stay theirs
+        order = sorted(self._actors, key=lambda one: (not one.serving, one.process is None, one.index >= count))
         for place, actor in enumerate(order):
             actor.elastic = place >= self._config.actors
             if actor.elastic and actor.process is None and actor.requests:

@@ -18,9 +18,8 @@ from actors.options import STRUCTURED
 from core.config import Device, RolloutConfig
 from core.errors import ModelError, first_line
 from core.records import Finish, FloatArray, IntArray
-from core.sampling import Sampling
-from core.seeds import derive
 from core.startup import without_gc
+from core.transport import alone
 from core.weights import Acknowledgement, Weights, digest
 
 WEIGHTS = "weights"
@@ -50,6 +49,8 @@ class VllmEngine:
         self._sleeps = config.sleep and device != "cpu"
         self._asleep = set[str]()  # of SLEEPERS: what is off the GPU
         try:
+            if device == "cpu":
+                setup.register_model_class(model_path)
             arguments = EngineArgs(
                 model=model_path,
                 dtype=dtype,  # type: ignore[arg-type]
@@ -58,6 +59,8 @@ class VllmEngine:
                 max_num_seqs=config.max_running,
                 **(setup.engine_arguments(config, device) | config.engine_options),
             )
+            if config.tensor_parallel == 1:
+                alone(setup.group_backend())
             self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except (OSError, ValueError, RuntimeError, TypeError, VLLMError) as error:
             named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""
@@ -82,9 +85,9 @@ class VllmEngine:
 
         for job in jobs:
             self._wake(*SLEEPERS)
-            context = job.start.context_ids.tolist()
+            context = job.context
             for sample in job.samples:
-                params = self._sampling_params(job.sampling, job.budget, derive(job.start.seed, sample))
+                params = self._sampling_params(job, job.seed(sample))
                 self._engine.add_request(f"{sample}/{job.start.id}", tokens_input(context), params)
 
     def step(self) -> None:
@@ -169,10 +172,11 @@ class VllmEngine:
             self._engine.wake_up([tag])
             self._asleep.remove(tag)
 
-    def _sampling_params(self, sampling: Sampling, budget: int, seed: int) -> Any:
+    def _sampling_params(self, job: Job, seed: int) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 
+        sampling, budget = job.sampling, job.budget
         greedy = sampling.temperature == 0
         extra, size, times = self._extra, sampling.repetition_tokens, sampling.repetition_times
         if "min_tokens" in extra:  # vLLM refuses more than there is room for after a prefix
@@ -182,7 +186,7 @@ class VllmEngine:
             top_p=1.0 if greedy else sampling.top_p,
             seed=None if greedy else seed,
             max_tokens=budget,
-            stop_token_ids=self._stop,
+            stop_token_ids=[*self._stop, *job.calls],
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,

@@ -68,6 +68,16 @@ def stop_tokens(model_path: str) -> list[int]:
     return sorted(found)
 
 
+def register_model_class(model_path: str) -> None:
+    """Import the model's class, which vLLM otherwise does in a second process that imports vLLM again (8 s on a first start)."""
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+
+    for name in AutoConfig.from_pretrained(model_path).architectures or ():
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
 def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
     """vLLM's arguments that do not depend on the model; see `actors/options.py` for those that a user may add."""
     from vllm.config import WeightTransferConfig
@@ -99,6 +109,13 @@ def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
             "max_num_batched_tokens": max(4096, context, config.max_running),  # 4096: vLLM's default on CPU
         }
     return common | {"gpu_memory_utilization": config.gpu_memory_share}
+
+
+def group_backend() -> str:
+    """The backend of torch's process groups on vLLM's device."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.dist_backend)
 
 
 def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:

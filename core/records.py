@@ -8,14 +8,19 @@ All records are immutable and cheap to pickle. Shapes: P prompt tokens, K prefix
 R = K + C response tokens, S states. Arrays are numpy, tokens int32, reals float32.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from core.scoring import Flags
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+Boundaries = Callable[[IntArray], IntArray]
+"""The boundaries of a response: increasing lengths, each strictly inside it."""
 
 StateKey = int
 """64-bit hash of (problem id, prefix tokens): the same prefix of the same problem is the same state."""
@@ -82,7 +87,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A start and one continuation of it, as the engine produced it."""
+    """A start and one continuation of it, as the engine produced it, with what a tool answered in between.
+
+    The first and the last token of a continuation are the policy's.
+    """
 
     start: Start
     sample: int  # in [0, start.samples)
@@ -90,6 +98,12 @@ class Trajectory:
     logprobs: FloatArray  # [C] behaviour log-probabilities, of the distribution that was sampled from
     versions: IntArray  # [C] weight version that generated each token
     finish: Finish
+    mask: Flags | None = None  # [C] whether the policy generated the token, and not a tool; None: it generated all
+
+    @property
+    def generated(self) -> Flags:
+        """[C] whether the policy generated the token; a tool's tokens have log-probability 0 and no loss."""
+        return np.ones(len(self.tokens), np.bool_) if self.mask is None else self.mask
 
     @property
     def response_ids(self) -> IntArray:
@@ -100,6 +114,20 @@ class Trajectory:
     def sequence_ids(self) -> IntArray:
         """[P + R] prompt, prefix and continuation: what a model reads."""
         return np.concatenate([self.start.prompt_ids, self.start.prefix_ids, self.tokens])
+
+    def states(self, boundaries: Boundaries) -> IntArray:
+        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation.
+
+        A tool's answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before one.
+        """
+        depth = self.start.prefix_ids.size
+        lengths = boundaries(self.response_ids)
+        lengths = lengths[lengths > depth]
+        if self.mask is None:
+            return lengths
+        answered = np.flatnonzero(self.mask[1:] & ~self.mask[:-1]) + 1 + depth
+        lengths = np.union1d(lengths, answered)
+        return lengths[self.mask[lengths - depth]].astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)

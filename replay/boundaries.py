@@ -12,13 +12,14 @@ import tokenize
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from core.errors import ModelError
-from core.records import IntArray
+from core.records import Boundaries, IntArray
 
 Rule = Literal["line", "sentence", "code", "stride"]
 Ends = list[int]
@@ -81,6 +82,18 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
     content = len(text.rstrip())
     inside = [k for k in lengths if 0 < k < len(known) and 0 < ends[k - 1] < content]
     return np.array(inside, np.int32)
+
+
+def remembered(find: Boundaries) -> Boundaries:
+    """`find`, which remembers the responses of an iteration: the store and the critic's calibration ask for the same ones."""
+
+    @lru_cache(maxsize=2048)
+    def _of(tokens: bytes) -> IntArray:
+        found = find(np.frombuffer(tokens, np.int32))
+        found.setflags(write=False)
+        return found
+
+    return lambda response: _of(response.astype(np.int32).tobytes())
 
 
 def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> Ends:

@@ -17,6 +17,10 @@ the problem's own outcomes, from the root and from its proven states. A state's 
 
 n is measured: two continuations of a state differ with chance 2 c (1 - c) n / (n + 1) if states with the same c have a
 Beta(n c, n (1 - c)) distribution. States that are right or wrong for good give a small n: then their own outcomes decide.
+
+A proven state's outcomes count in d and again on top, on purpose: they tell of the problem and of the state. To leave them out of its own
+d keeps a chain with 8 losses of its end at p = 0.23, while its untried states fall to 0.03. To count them as n + 1 outcomes at most
+slows the way back to the root.
 """
 
 import json

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from core.config import Columns, TaskConfig, task_sources
-from core.errors import DataError
+from core.errors import ConfigError, DataError
 from tasks.code.formats import read_apps, read_humaneval, read_mbpp
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
@@ -27,6 +27,7 @@ from tasks.problems import (
 )
 from tasks.sources import BadRow, BadRowsError, Row
 from tasks.synthetic.arithmetic import ARITHMETIC, arithmetic_answer
+from tasks.synthetic.calculator import CALCULATOR
 from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, puzzle_items
 from tasks.synthetic.lock import LOCK
@@ -48,6 +49,7 @@ class TaskKind:
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
     answer_is_reference: bool = False  # whether the judge can compare a response with another one's answer
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
+    tool: str = ""  # import path of a `core.tools.Tool` that answers calls inside responses
 
 
 def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
@@ -71,6 +73,12 @@ KINDS: Mapping[str, TaskKind] = {
     "countdown": TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN),
     "rule": TaskKind("tasks.synthetic.rule:verify_rule", RULE),
     "stories": TaskKind("tasks.synthetic.stories:verify_stories", STORIES),
+    "calculator": TaskKind(
+        "tasks.synthetic.calculator:verify_calculator",
+        CALCULATOR,
+        answer=arithmetic_answer,
+        tool="tasks.synthetic.calculator:TOOL",
+    ),
     "gsm8k": TaskKind(
         "tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer, answer_is_reference=True
     ),
@@ -82,6 +90,14 @@ KINDS: Mapping[str, TaskKind] = {
     "apps": TaskKind("tasks.code.programs:verifier", read=read_apps, runs_programs=True),
     "dialogue": TaskKind("", read=read_dialogue, has_answers=False),
 }
+
+
+def task_tool(config: TaskConfig) -> str:
+    """Import path of the tool of a task, or of its mixture; empty: none. Raises ConfigError for a mixture with several."""
+    tools = {tool for source in task_sources(config) if (tool := KINDS[source.config.name].tool)}
+    if len(tools) > 1:
+        raise ConfigError(f"task.sources: {' and '.join(sorted(tools))} are two tools; a run has one, so leave one out")
+    return next(iter(tools), "")
 
 
 def judged_by_model(config: TaskConfig) -> bool:

@@ -21,12 +21,12 @@ def step_rewards(trajectory: Trajectory, verdict: Verdict, decode: Callable[[Int
     """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none.
 
     A step that ends after `end` characters belongs to the first token with which the decoded response has so many, at the latest to
-    the last token.
+    the last token. If a tool wrote that token, it belongs to the call before it.
     """
     response, context = trajectory.response_ids, trajectory.start.prefix_ids.size
     rewards = np.zeros(trajectory.tokens.size, np.float32)
     for end, reward in verdict.steps:
         length = bisect_left(range(1, response.size), end, key=lambda count: len(decode(response[:count]))) + 1
         if length > context:
-            rewards[length - context - 1] += reward
+            rewards[np.flatnonzero(trajectory.generated[: length - context])[-1]] += reward
     return rewards

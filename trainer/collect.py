@@ -48,7 +48,7 @@ def collect_metrics(
     """
     scored = result.scored
     judged = [*(item.judged for item in scored), *result.dropped]
-    tokens = sum(item.trajectory.tokens.size for item in [*judged, *result.extra])
+    tokens = sum(int(item.trajectory.generated.sum()) for item in [*judged, *result.extra])
     return IterationMetrics(
         iteration=result.number,
         weight_version=result.broadcast.version,
@@ -119,7 +119,9 @@ def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, 
     """Staleness of the tokens, idle times and queues."""
     queues = parts.actors.queues()
     trained_at = result.broadcast.version - 1
-    staleness = trained_at - np.concatenate([item.trajectory.versions for item in result.scored])
+    staleness = trained_at - np.concatenate(
+        [item.trajectory.versions[item.trajectory.generated] for item in result.scored]
+    )
     busy = queues.busy - busy_before
     return {
         "rollout_actors": queues.actors,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from core.records import Continued, IntArray, Judged, Start, Trajectory
+from core.records import Boundaries, Continued, IntArray, Judged, Start, Trajectory
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
@@ -36,14 +36,15 @@ def with_more_rollouts(
     return judged, dropped, extra
 
 
-def by_information(judged: Sequence[Judged]) -> tuple[list[Judged], list[Judged]]:
-    """The rollouts of starts whose continuations differ in reward, and the others, each in order."""
-    rewards: dict[str, set[float]] = {}
+def by_information(judged: Sequence[Judged], settings: IterationSettings) -> tuple[list[Judged], list[Judged]]:
+    """The rollouts of starts whose continuations differ in reward, as the learner sees it, and the others, each in order."""
+    rewards: dict[str, set[float]] = {item.trajectory.start.id: set() for item in judged}
     for item in judged:
-        rewards.setdefault(item.trajectory.start.id, set()).add(item.verdict.reward)
+        if not (settings.mask_truncated and item.trajectory.finish.truncated):
+            rewards[item.trajectory.start.id].add(settings.reward(item))
     split: tuple[list[Judged], list[Judged]] = ([], [])
     for item in judged:
-        split[len(rewards[item.trajectory.start.id]) == 1].append(item)
+        split[len(rewards[item.trajectory.start.id]) < 2].append(item)
     return split
 
 
@@ -53,10 +54,10 @@ def resampled(
     """Dynamic sampling (DAPO, 2503.14476, section 3.2): replace the starts whose continuations all have the same reward.
 
     At most `settings.resample` rounds; replayed starts are replaced by replayed ones, fresh by fresh ones. What is still missing
-    then is filled with the first of those that teach nothing, so that the batch keeps its size. Returns the batch, and the rollouts
-    that were left out.
+    then is filled with the first of those that teach nothing, of the source that lacks them, so that the batch keeps its size and
+    its share of replay. Returns the batch, and the rollouts that were left out.
     """
-    kept, others = by_information(judged)
+    kept, others = by_information(judged, settings)
     replayed = len(_replayed(judged))
     for number in range(1, settings.resample + 1):
         lacking = settings.starts - len({item.trajectory.start.id for item in kept})
@@ -68,10 +69,20 @@ def resampled(
         with clock.phase("generate"):
             trajectories = parts.actors.generate(starts, settings.sampling)
         with clock.phase("reward"):
-            good, bad = by_information(parts.task.judge(trajectories))
+            good, bad = by_information(parts.task.judge(trajectories), settings)
         kept, others = kept + good, others + bad
     size = settings.starts * settings.samples
-    return (kept + others)[:size], (kept + others)[size:]
+    room = {True: replayed * settings.samples, False: size - replayed * settings.samples}
+    for item in kept:
+        room[item.trajectory.start.replayed] -= 1
+    fill: list[Judged] = []
+    rest: list[Judged] = []
+    for item in others:
+        source = item.trajectory.start.replayed
+        (fill if room[source] > 0 else rest).append(item)
+        room[source] -= 1
+    whole = kept + fill + rest  # of a source that has too few, the other fills the rest
+    return whole[:size], whole[size:]
 
 
 def _replayed(judged: Sequence[Judged]) -> set[str]:
@@ -124,11 +135,9 @@ def with_continuations(
     return out, continuations
 
 
-def step_ends(item: Judged, boundaries: Callable[[IntArray], IntArray]) -> IntArray:
+def step_ends(item: Judged, boundaries: Boundaries) -> IntArray:
     """Lengths of the continuation at which a step ends, strictly inside it."""
-    depth = item.trajectory.start.prefix_ids.size
-    lengths = boundaries(item.trajectory.response_ids)
-    return lengths[lengths > depth] - depth
+    return item.trajectory.states(boundaries) - item.trajectory.start.prefix_ids.size
 
 
 def state_start(trajectory: Trajectory, number: int, length: int, samples: int) -> Start:

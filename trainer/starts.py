@@ -23,7 +23,9 @@ from core.records import (
     Trajectory,
     Verdict,
 )
+from core.scoring import Flags
 from core.seeds import derive
+from core.tools import TokenTool
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
@@ -126,16 +128,15 @@ def candidates(
         depth = start.prefix_ids.size
         if chains and depth and item.verdict.correct:
             continue
-        response = item.trajectory.response_ids
-        lengths = boundaries(response)
-        lengths = lengths[lengths > depth]
+        lengths = item.trajectory.states(boundaries)
+        lengths = lengths[lengths - depth < known.size]  # without values there are no states
         if budget is not None and item.trajectory.finish.truncated:
             lengths = lengths[lengths <= (1.0 - ROOM) * budget]
         lengths = lengths[np.isfinite(known[lengths - depth])]
         found.append(
             Candidate(
                 problem_id=start.problem_id,
-                response_ids=response,
+                response_ids=item.trajectory.response_ids,
                 lengths=lengths,
                 values=known[lengths - depth],
                 provenance=provenance(item),
@@ -152,10 +153,14 @@ def no_boundary(response: IntArray) -> IntArray:  # noqa: ARG001  one signature 
     return EMPTY
 
 
-def canonical_rollouts(starts: Sequence[Start], problems: Mapping[str, Problem]) -> list[Judged]:
-    """The canonical solutions of the fresh starts' problems as rollouts, for the critic to value."""
+def canonical_rollouts(
+    starts: Sequence[Start], problems: Mapping[str, Problem], tool: TokenTool | None = None
+) -> list[Judged]:
+    """The canonical solutions of the fresh starts' problems as rollouts, for the critic to value. `tool`: wrote a part of them."""
     return [
-        _rollout(start, solution, Verdict(1.0, True, "canonical solution"))
+        _rollout(
+            start, solution, Verdict(1.0, True, "canonical solution"), None if tool is None else tool.mask(solution)
+        )
         for start in starts
         if not start.replayed and (solution := problems[start.problem_id].solution_ids) is not None and solution.size
     ]
@@ -167,10 +172,10 @@ def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Proble
     return [_rollout(start, np.zeros(1, np.int32), Verdict(0.0, False)) for start in starts]
 
 
-def _rollout(start: Start, tokens: IntArray, verdict: Verdict) -> Judged:
+def _rollout(start: Start, tokens: IntArray, verdict: Verdict, mask: Flags | None = None) -> Judged:
     """A continuation that no engine generated, to be valued and never trained on."""
     logprobs = np.zeros(tokens.size, np.float32)
-    return Judged(Trajectory(start, 0, tokens, logprobs, np.zeros(tokens.size, np.int32), Finish.STOP), verdict)
+    return Judged(Trajectory(start, 0, tokens, logprobs, np.zeros(tokens.size, np.int32), Finish.STOP, mask), verdict)
 
 
 def erroneous_share(

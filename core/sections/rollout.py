@@ -71,6 +71,10 @@ class RolloutConfig(Section):
     sampling_options: Options = Field(
         {}, description="More of vLLM's SamplingParams by name, e.g. {top_k: 50}; JSON on the command line."
     )
+    tool: str = Field(
+        "",
+        description="Tool that answers calls inside responses, 'module:name' of a core.tools.Tool (importable from the working directory); empty: the task's own, or none.",
+    )
     threads: int = Field(2, ge=1, description="CPU threads per engine (OMP_NUM_THREADS).")
     deadline: float = Field(
         600.0,

@@ -144,11 +144,22 @@ class DataConfig(Section):
     """A data set, the form of its prompts, and the judge of its responses."""
 
     name: Literal[
-        "arithmetic", "lock", "countdown", "rule", "stories", "gsm8k", "math", "mbpp", "humaneval", "apps", "dialogue"
+        "arithmetic",
+        "lock",
+        "countdown",
+        "rule",
+        "stories",
+        "calculator",
+        "gsm8k",
+        "math",
+        "mbpp",
+        "humaneval",
+        "apps",
+        "dialogue",
     ] = Field("arithmetic", description="Task: it sets how prompts are built and how answers are judged.")
     path: str = Field(
         "",
-        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories).",
+        description="Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set to train on.")
     eval_path: str = Field(
@@ -177,7 +188,7 @@ class DataConfig(Section):
     min_operations: int = Field(
         4,
         ge=1,
-        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read).",
+        description="Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read; calculator: calls).",
     )
     max_operations: int = Field(10, ge=1, description="Generated tasks: most operations of a problem to train on.")
     problems: int = Field(

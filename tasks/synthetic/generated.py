@@ -123,3 +123,14 @@ def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> 
 def wrong(detail: str) -> Verdict:
     """Reward 0 with its reason."""
     return Verdict(0.0, False, detail)
+
+
+def same_lines(solution: str, response: str) -> Verdict:
+    """Reward 1 if the response is the solution, line by line; otherwise the first line that differs is named."""
+    expected, found = solution.split("\n"), response.rstrip("\n").split("\n")
+    for number, (right, written) in enumerate(zip(expected, found, strict=False), 1):
+        if right != written:
+            return wrong(f"line {number}: {written[:20]!r}, expected {right}")
+    if len(found) != len(expected):
+        return wrong(f"{len(found)} lines, expected {len(expected)}")
+    return Verdict(1.0, True)

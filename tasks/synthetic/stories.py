@@ -19,7 +19,7 @@ import re
 import numpy as np
 
 from core.records import Verdict
-from tasks.synthetic.generated import Puzzle, can_follow, wrong
+from tasks.synthetic.generated import Puzzle, can_follow, same_lines
 
 VERBS = {
     **dict.fromkeys(("buys", "finds", "gets", "wins"), "+"),
@@ -82,13 +82,7 @@ def _prefix_correct(text: str, response: str) -> bool:
 
 def verify_stories(text: str, response: str) -> Verdict:
     """Reward 1 if every sentence is read and computed correctly and the last line is `#` and the number at the end."""
-    expected, found = _solution(text).split("\n"), response.rstrip("\n").split("\n")
-    for number, (right, written) in enumerate(zip(expected, found, strict=False), 1):
-        if right != written:
-            return wrong(f"line {number}: {written[:20]!r}, expected {right}")
-    if len(found) != len(expected):
-        return wrong(f"{len(found)} lines, expected {len(expected)}")
-    return Verdict(1.0, True)
+    return same_lines(_solution(text), response)
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:

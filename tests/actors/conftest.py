@@ -28,15 +28,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Pat
 
 
 @pytest.fixture(scope="session")
-def vllm_engines(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator[dict[bool, Any]]:
-    """vLLM in a rollout actor for tied and in one for untied embeddings."""
-    yield from start(tiny_model, "vllm")
+def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vLLM's cache, empty as on a first start."""
+    return tmp_path_factory.mktemp("vllm")
 
 
 @pytest.fixture(scope="session")
-def hf_engines(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator[dict[bool, Any]]:
+def vllm_engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: Path) -> Iterator[dict[bool, Any]]:
+    """vLLM in a rollout actor for tied and in one for untied embeddings."""
+    yield from start(tiny_model, "vllm", vllm_cache)
+
+
+@pytest.fixture(scope="session")
+def hf_engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: Path) -> Iterator[dict[bool, Any]]:
     """The same with plain transformers."""
-    yield from start(tiny_model, "hf")
+    yield from start(tiny_model, "hf", vllm_cache)
 
 
 @pytest.fixture(params=["vllm", "hf"])
@@ -46,7 +52,7 @@ def engines(request: pytest.FixtureRequest) -> dict[bool, Any]:
     return found
 
 
-def start(tiny_model: Callable[[bool], Path], engine: str) -> Iterator[dict[bool, Any]]:
+def start(tiny_model: Callable[[bool], Path], engine: str, cache: Path) -> Iterator[dict[bool, Any]]:
     """Rollout actors for tied and for untied embeddings, started at the same time."""
     import ray
 
@@ -56,7 +62,9 @@ def start(tiny_model: Callable[[bool], Path], engine: str) -> Iterator[dict[bool
     actors, ready = {}, []
     for tied in (True, False):
         recipe = EngineRecipe(str(tiny_model(tied)), config, "float32", "cpu", seed=0, cpus=0.25)
-        actors[tied] = recipe.create(f"{engine}-{tied}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VLLM_CACHE_ROOT", str(cache))
+            actors[tied] = recipe.create(f"{engine}-{tied}", 0)
         ready.append(recipe.start(actors[tied]))
     ray.get(ready, timeout=500)
     yield actors

@@ -50,6 +50,12 @@ def largest_gap(model: Any, trajectories: Sequence[Trajectory], temperature: flo
     return float(max(gaps))
 
 
+def test_a_first_start_looks_at_the_model_in_no_second_process(vllm_engines: dict[bool, Any], vllm_cache: Path) -> None:
+    """Such a process writes down what it has found, after 8 s."""
+    assert len(vllm_engines) == 2
+    assert not (vllm_cache / "modelinfos").exists()
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_logprobs_agree_with_hugging_face_before_and_after_updates(
     engines: dict[bool, Any], tiny_model: Get, tmp_path: Path, tied: bool

@@ -21,7 +21,7 @@ from tests.processes import LONG, ends
 def actor(ray_cluster: None, tiny_model: Get) -> Iterator[Any]:
     config = CONFIG.model_copy(update={"tensor_parallel": 2})
     recipe = EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
-    actor = recipe.create("tensor-parallel")
+    actor = recipe.create("tensor-parallel", 0)
     ray.get(recipe.start(actor), timeout=LONG)
     yield actor
     ray.kill(actor)

@@ -1,5 +1,7 @@
 """Rewards of steps: from characters of a response to the tokens with which the steps end."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,9 @@ def test_a_users_steps_are_checked(steps: tuple[tuple[int, float], ...], failed:
     verdict = judge_one(lambda _reference, _response: Verdict(1.0, True, steps=steps), "", "", 0.0)
     assert verdict.judge_failed == failed
     assert failed or verdict.steps == ((3, 0.5),)
+
+
+def test_a_step_that_ends_in_a_tools_answer_pays_the_call_before_it() -> None:
+    verdict = Verdict(1.0, True, steps=((8, 0.5), (19, -1.0)))
+    answered = replace(trajectory([], [0, 1, 2, 3, 4]), mask=np.array([True, False, True, True, True]))
+    assert step_rewards(answered, verdict, decode).tolist() == [0.5, 0.0, 0.0, -1.0, 0.0]

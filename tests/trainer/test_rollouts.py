@@ -126,7 +126,42 @@ def test_an_informative_batch_costs_nothing() -> None:
     judged = first_batch(parts, settings)
     assert again(parts, settings, judged) == (judged, [])
     assert len(parts.asked) == 1
-    assert by_information(judged) == (judged, [])
+    assert by_information(judged, settings) == (judged, [])
+
+
+def test_a_start_is_informative_if_the_learner_sees_different_rewards() -> None:
+    parts, settings = Parts({}), settings_of("--algorithm.overlong", "penalise")
+    judged = first_batch(parts, settings)  # all fail
+    assert by_information(judged, settings) == ([], judged)
+    cut = replace(judged[1], trajectory=replace(judged[1].trajectory, finish=Finish.LENGTH))
+    batch = [judged[0], cut, *judged[2:]]  # one of the first start is truncated: its reward is lower by the penalty
+    assert by_information(batch, settings) == (batch[:2], batch[2:])
+    masked = settings_of("--algorithm.overlong", "mask")
+    right = [replace(item, verdict=Verdict(1.0, True)) for item in batch[:2]]
+    wrong = [
+        right[0],
+        replace(cut, verdict=Verdict(0.0, False)),
+    ]  # the learner sees one reward, for it leaves out the truncated one
+    assert by_information(wrong, masked) == ([], wrong)
+    assert by_information(wrong, settings) == (wrong, [])
+    clipped = [replace(item, verdict=Verdict(2.0 + at, True)) for at, item in enumerate(judged)]
+    alike = settings_of("--algorithm.reward_clip", "1")
+    assert by_information(clipped, alike) == ([], clipped)
+
+
+def test_the_fill_of_a_batch_keeps_its_share_of_replay() -> None:
+    """Starts 0 and 1 are fresh, 2 and 3 replayed. Only start 0 and a fresh one of the round teach; so one fresh start too many came."""
+    parts, settings = Parts({"p0": 1, "p50": 1}), settings_of("--rollout.resample", "1")
+    starts = fresh_starts(parts.sample(4), 2, 0, 7)
+    starts = [*starts[:2], *(replace(start, state_key=start.seed) for start in starts[2:])]
+    judged = parts.judge(parts.generate(starts, settings.sampling))
+
+    def _choose(few: IterationSettings, number: int) -> list[Start]:
+        return fresh_starts(PROBLEMS[50:][: few.starts], 2, 0, 7, first=100 * number)  # the store has no states
+
+    batch, dropped = resampled(parts.components(), settings, judged, _choose, PhaseClock())
+    assert [item.trajectory.start.problem_id for item in batch[::2]] == ["p0", "p50", "p2", "p3"]
+    assert [item.trajectory.start.problem_id for item in dropped[::2]] == ["p1", "p51", "p52"]
 
 
 def test_the_baseline_is_the_reward_of_the_greedy_continuation() -> None:

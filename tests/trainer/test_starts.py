@@ -117,6 +117,9 @@ def test_a_trajectory_without_inner_boundaries_offers_its_outcome_alone() -> Non
     found = candidates([item], [NO_VALUES], no_boundary, 1)[0]
     assert found.lengths.size == 0
     assert found.provenance is Provenance.OWN_SUCCESSFUL
+    called = judged(item.trajectory.start, ids(8, 9, 10), correct=True)
+    answered = replace(called, trajectory=replace(called.trajectory, mask=np.array([True, False, True])))
+    assert candidates([answered], [NO_VALUES], no_boundary, 1)[0].lengths.size == 0  # the end of an answer neither
 
 
 def test_canonical_solutions_of_fresh_starts_only() -> None:

@@ -18,6 +18,7 @@ from tasks.judge_worker import load_verifier
 from tasks.kinds import KINDS
 from tasks.synthetic import countdown, lock, rule, stories
 from tasks.synthetic.arithmetic import ARITHMETIC
+from tasks.synthetic.calculator import CALCULATOR
 from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzle_items, shown
 from tasks.synthetic.lock import LOCK
@@ -80,7 +81,7 @@ def right_stories(text: str) -> Iterator[str]:
             yield found
 
 
-PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE, STORIES)
+PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE, STORIES, CALCULATOR)
 Right = Callable[[str], Iterator[str]]
 
 
@@ -116,7 +117,7 @@ def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -
     for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
         assert verify(item.reference, item.solution).correct
-        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0, "stories": 1}[
+        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0, "stories": 1, "calculator": 1}[
             puzzle.name
         ]  # the answer line, `open`
         assert item.level.startswith(f"{item.solution.count(chr(10)) + 1 - extra} ")

@@ -1,0 +1,96 @@
+"""Responses in several turns: an engine whose samples stop at a tool's call and go on after its answer.
+
+Made by `actors/engines.py` where `rollout.tool` names a tool. To its caller it is an engine like any other (`actors.jobs.Engine`). Invariants:
+
+- A continuation begins and ends with a token of the policy. An answer that leaves no room for one is not given: the response is truncated.
+- The answers use up the response's budget, and have log-probability 0 and the version of the call.
+- The seed of a turn comes from (start, sample, tokens so far), so a sample does not depend on the others.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from actors.jobs import Continuation, Engine, Job
+from core.records import Finish, FloatArray, IntArray
+from core.tools import TokenTool
+from core.weights import Acknowledgement, Weights
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A sample that is being generated: its turns so far, with the answers between them."""
+
+    job: Job
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+
+    def append(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], own: bool) -> None:
+        """Add the tokens of a turn, or of an answer."""
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += versions
+        self.mask += [own] * len(tokens)
+
+
+class TurnsEngine:
+    """The samples of `engine`, with what `tool` answers."""
+
+    def __init__(self, engine: Engine, tool: TokenTool) -> None:
+        self._engine, self._tool = engine, tool
+        self._open: dict[tuple[str, int], _Sample] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """Samples in flight, also those whose turn has ended in a step that `run` did not take (`sequence_logprobs`)."""
+        return len(self._open)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Queue the samples of `jobs`; see `Engine.add`."""
+        for job in jobs:
+            self._open |= {(job.start.id, sample): _Sample(job) for sample in job.samples}
+            self._engine.add([replace(job, calls=self._tool.calls)])
+
+    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
+        """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what finished."""
+        end = time.monotonic() + seconds
+        done: list[Continuation] = []
+        while self.unfinished > refill:
+            for turn in self._engine.run(0.0, refill):
+                done += self._next(turn)
+            if time.monotonic() >= end:
+                break
+        return done
+
+    def _next(self, turn: Continuation) -> list[Continuation]:
+        """The whole continuation if it ends with this turn. Else the tool answers, and the next turn is queued."""
+        key = turn.start_id, turn.sample
+        sample = self._open[key]
+        sample.append(turn.tokens, turn.logprobs, turn.versions, own=True)
+        finish = turn.finish
+        if finish is Finish.STOP and turn.tokens[-1] in self._tool.calls:
+            prefix = sample.job.start.prefix_ids.tolist()
+            answer = self._tool.answer(prefix + sample.tokens)
+            if len(sample.tokens) + len(answer) < sample.job.budget:
+                sample.append(answer, [0.0] * len(answer), turn.versions[-1:] * len(answer), own=False)
+                written = tuple(sample.tokens)
+                self._engine.add([replace(sample.job, samples=(turn.sample,), calls=self._tool.calls, written=written)])
+                return []
+            finish = Finish.LENGTH
+        del self._open[key]
+        return [Continuation(*key, sample.tokens, sample.logprobs, sample.versions, finish, sample.mask)]
+
+    def abort(self) -> None:
+        """Drop everything that is in flight."""
+        self._engine.abort()
+        self._open.clear()
+
+    def load_weights(self, weights: Weights) -> Acknowledgement:
+        """Swap the weights between two steps; see `Engine.load_weights`."""
+        return self._engine.load_weights(weights)
+
+    def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""
+        return self._engine.sequence_logprobs(sequences)

@@ -1,0 +1,85 @@
+"""Chained arithmetic with a calculator: a synthetic task in several turns.
+
+`12*7-35` is computed strictly from left to right. The response calls the calculator once per operation, and copies the last
+result. What the calculator writes is shown as <84]>, with the line break that follows:
+
+    [12*7=<84]>
+    [84-35=<49]>
+    #49
+
+The numbers are too large for a small model to compute, but calls and copies are easy. Called by `tasks/kinds.py` (`CALCULATOR`),
+`actors/turns.py` (`TOOL`, by import path) and `tasks/judge_worker.py` (`verify_calculator`). Invariant: the prefix check is exact.
+Every line is judged, so no answer is right by luck.
+"""
+
+import re
+
+import numpy as np
+
+from core.records import Verdict
+from core.tools import Tool
+from tasks.synthetic.generated import Puzzle, same_lines
+
+_CALL = re.compile(r"\[(-?\d{1,30})([+*-])(\d{1,30})=$")
+_TERM = re.compile(r"([+*-])(\d+)")
+
+
+def _result(first: int, operation: str, second: int) -> int:
+    return {"+": first + second, "-": first - second, "*": first * second}[operation]
+
+
+def answer_call(text: str) -> str | None:
+    """What the calculator writes after a response that ends with a call `[A*B=`; an error if the call cannot be computed.
+
+    >>> answer_call("[12*7="), answer_call("[12/7="), answer_call("12*7=")
+    ('84]\\n', 'error]\\n', None)
+    """
+    call = _CALL.search(text)
+    if call is not None:
+        return f"{_result(int(call[1]), call[2], int(call[3]))}]\n"
+    return "error]\n" if text.endswith("=") and text.rpartition("\n")[2].startswith("[") else None
+
+
+TOOL = Tool("=", answer_call)
+
+
+def _solution(text: str) -> str:
+    """The calls with their answers, then the result."""
+    value = int(_TERM.split(text)[0])
+    lines = ""
+    for operation, number in _TERM.findall(text):
+        call = f"[{value}{operation}{number}="
+        value = _result(value, operation, int(number))
+        lines += f"{call}{value}]\n"
+    return f"{lines}#{value}"
+
+
+def _prefix_correct(text: str, response: str) -> bool:
+    """Whether every call so far is the right one, in order, and the result too.
+
+    >>> _prefix_correct("12*7-35", "[12*7=84]\\n[84-"), _prefix_correct("12*7-35", "[12*7=84]\\n[12-")
+    (True, False)
+    """
+    return (_solution(text) + "\n").startswith(response)
+
+
+def verify_calculator(text: str, response: str) -> Verdict:
+    """Reward 1 if every call is the right one, in order, and the last line is `#` and the value of the expression."""
+    return same_lines(_solution(text), response)
+
+
+def _draw(rng: np.random.Generator, operations: int) -> str:
+    """A random expression of that many operations on numbers from 2 to 99."""
+    numbers, signs = rng.integers(2, 100, operations + 1), rng.integers(0, 3, operations)
+    return str(numbers[0]) + "".join(f"{'+-*'[s]}{number}" for s, number in zip(signs, numbers[1:], strict=True))
+
+
+CALCULATOR = Puzzle(
+    "calculator",
+    "0123456789+-*=[]#\nero",  # and the letters of "error"
+    _draw,
+    _solution,
+    lambda text: len(_TERM.findall(text)),
+    _prefix_correct,
+    units=("call", "calls"),
+)
