@@ -3,15 +3,12 @@
 Called by `learner.targets` on the scored batch, before the update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import FloatArray, IntArray, Scored
+from core.records import Boundaries, FloatArray, IntArray, Scored
 from core.scoring import Flags, Numbers, Reals, auc, brier
-
-Boundaries = Callable[[IntArray], IntArray]
-"""The boundaries of a response: increasing lengths, each strictly inside it."""
 
 
 def explained_variance(values: Reals, returns: Reals) -> float:
@@ -35,22 +32,23 @@ def every_token(response: IntArray) -> IntArray:
 def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tuple[float, float, float]:
     """(AUC, AUC within start and depth, Brier score) of V against outcomes, measured at the starts and the boundaries."""
     correct = np.array([s.judged.verdict.correct for s in scored])
-    depths = []  # of each continuation: its boundaries, counted from its first token
-    for s in scored:
-        lengths, prefix = boundaries(s.trajectory.response_ids), s.trajectory.start.prefix_ids.size
-        depths.append(lengths[lengths > prefix] - prefix)
+    trajectories = [s.trajectory for s in scored]
+    # of each continuation: its boundaries, counted from its first token
+    depths = [one.states(boundaries) - one.start.prefix_ids.size for one in trajectories]
 
     def _states(read: Sequence[IntArray]) -> tuple[FloatArray, Flags]:
         values = np.concatenate([s.values[at] for s, at in zip(scored, read, strict=True)])
         return values, np.repeat(correct, [at.size for at in read])
 
     values, succeed = _states([np.append(0, own) for own in depths])
-    read, groups = comparable_states([s.trajectory.start.id for s in scored], [len(s.values) for s in scored], depths)
+    read, groups = comparable_states(
+        [one.start.id for one in trajectories], [one.generated for one in trajectories], depths
+    )
     return auc(values, succeed), auc(*_states(read), groups), brier(values, succeed)
 
 
 def comparable_states(
-    starts: Sequence[str], counts: Sequence[int], depths: Sequence[IntArray]
+    starts: Sequence[str], generated: Sequence[Flags], depths: Sequence[IntArray]
 ) -> tuple[list[IntArray], Numbers]:
     """Groups of states with the same start and depth: a critic that knows only problem and depth cannot rank states within one.
 
@@ -58,7 +56,7 @@ def comparable_states(
 
     Args:
         starts: id of each continuation's start.
-        counts: tokens of each continuation.
+        generated: [C] of each continuation, its tokens that are the policy's; states begin only before them.
         depths: its boundaries, in tokens from the start.
 
     Returns:
@@ -69,7 +67,8 @@ def comparable_states(
         shared.setdefault(start, []).append(own)
     numbers = {start: number for number, start in enumerate(shared)}
     union = {start: np.unique(np.concatenate(all_of)) for start, all_of in shared.items()}
-    read = [union[start][union[start] < count] for start, count in zip(starts, counts, strict=True)]
-    span = max(counts, default=0) + 1
+    inside = [union[start][union[start] < len(own)] for start, own in zip(starts, generated, strict=True)]
+    read = [at[own[at]] for at, own in zip(inside, generated, strict=True)]
+    span = max(map(len, generated), default=0) + 1
     groups = [numbers[start] * span + at.astype(np.int64) for start, at in zip(starts, read, strict=True)]
     return read, np.concatenate([np.zeros(0, np.int64), *groups])

@@ -15,16 +15,16 @@ import numpy as np
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import DivergenceError, WeightError
-from core.records import FloatArray, IntArray, Judged, Scored
+from core.records import Boundaries, FloatArray, IntArray, Judged, Scored
 from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
-from learner.calibration import Boundaries, every_token
+from learner.calibration import every_token
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, RankCalls, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
 from learner.packing.assign import Assignment, assign_steps, assign_trees
-from learner.packing.batch import Row, one_longer, row_of, shared_share
+from learner.packing.batch import Row, one_longer, over_continuation, row_of, shared_share
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
@@ -132,10 +132,12 @@ class LearnerGroup:
         )
         found = []
         for i, j in enumerate(judged):
-            inside = slice(j.trajectory.tokens.size)
-            of_reference = reference[i][inside] if self._has_reference else None
+            inside = slice(row_of(j.trajectory).scored)
+            own, before, of_reference = (
+                over_continuation(column[i][inside], j.trajectory) for column in (values, proximal, reference)
+            )
             final = float(values[i][-1]) if cut[i] else None
-            found.append(Scored(j, values[i][inside], proximal[i][inside], of_reference, final))
+            found.append(Scored(j, own, before, of_reference if self._has_reference else None, final))
         return found
 
     def values(self, judged: Sequence[Judged]) -> list[FloatArray]:
@@ -144,7 +146,8 @@ class LearnerGroup:
 
     def begin_values(self, judged: Sequence[Judged]) -> Callable[[], list[FloatArray]]:
         """Start computing the values; the returned function waits for them and raises what the ranks raised."""
-        return self._begin(RankWorker.values, [row_of(j.trajectory) for j in judged])
+        finish = self._begin(RankWorker.values, [row_of(j.trajectory) for j in judged])
+        return lambda: [over_continuation(own, j.trajectory) for own, j in zip(finish(), judged, strict=True)]
 
     def update(self, scored: Sequence[Scored], boundaries: Boundaries = every_token) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.

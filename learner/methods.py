@@ -4,15 +4,13 @@ Called by `learner.targets` and `learner.distributed.worker` (find), `trainer/bu
 function is named by its import path, `module:function`; its module is found in the folder that the program was started from, too.
 """
 
-import importlib
-import os
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from core.errors import ConfigError
+from core.tools import imported
 from learner.estimators import ESTIMATORS
 from learner.estimators.base import Episodes, Estimator
 from learner.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyTokens
@@ -22,7 +20,7 @@ def find_estimator(name: str) -> Estimator:
     """The estimator of `algorithm.estimator`. A user's plain function counts as one that needs values. Raises ConfigError."""
     if name in ESTIMATORS:
         return ESTIMATORS[name]
-    found = _imported("algorithm.estimator", name)
+    found = _function("algorithm.estimator", name)
     return found if isinstance(found, Estimator) else Estimator(found, needs_values=True)
 
 
@@ -30,21 +28,13 @@ def find_policy_loss(name: str) -> PolicyLoss:
     """The loss of `algorithm.policy_loss`. Raises ConfigError."""
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
-    loss: PolicyLoss = _imported("algorithm.policy_loss", name)
+    loss: PolicyLoss = _function("algorithm.policy_loss", name)
     return loss
 
 
-def _imported(field: str, path: str) -> Any:
-    """The object at an import path 'module:name'. Raises ConfigError."""
-    module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        raise ConfigError(
-            f"{field} {path!r}: {type(error).__name__}: {error}; write it as 'module:function', in the folder that you start from"
-        ) from error
+def _function(field: str, path: str) -> Any:
+    """The function or estimator at an import path 'module:name'. Raises ConfigError."""
+    found = imported(field, path)
     if not callable(found) and not isinstance(found, Estimator):
         raise ConfigError(f"{field} {path!r}: {type(found).__name__} cannot be called; name a function")
     return found

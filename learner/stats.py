@@ -42,7 +42,7 @@ class BatchStats:
     value_brier: float  # of V at starts and boundaries against the outcomes; 0 is perfect
     importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
     importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
-    reference_kl: float  # mean KL of pi_prox to the reference per token; 0 without a reference policy
+    reference_kl: float  # mean KL of pi_prox to the reference per token, by k1; 0 without a reference policy
     engine_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
     engine_gap_max: float
 

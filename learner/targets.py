@@ -1,23 +1,23 @@
 """From scored trajectories to loss targets: rewards, advantages, returns, importance weights over the *global* batch.
 
 Called by `learner.group` on the driver before the batch is split into micro-batches, so that nothing here can depend on the
-split. Plain torch and numpy. Invariant: prompt and replayed prefix are context; every array is over continuation tokens only.
+split. Plain torch and numpy. Invariant: every array is over the tokens that the policy generated in this trajectory. Prompt and
+replayed prefix are context. A tool's answer is left out, so everything is computed as if its gap were not there.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import FloatArray, Judged, Scored
+from core.records import Boundaries, FloatArray, IntArray, Judged, Scored
 from core.scoring import Flags
 from learner.advantages import adaptive_lambda, gae, normalised
-from learner.calibration import Boundaries, critic_calibration, every_token, explained_variance, varies
+from learner.calibration import critic_calibration, every_token, explained_variance, varies
 from learner.estimators.base import Episodes
 from learner.losses import (
     Aggregation,
@@ -52,8 +52,10 @@ class TargetBatch:
 
     def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""
-        spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
-        return np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+        begins = self.offsets[:-1][list(rows)]
+        counts = np.diff(self.offsets)[list(rows)]
+        before = np.cumsum(counts) - counts  # tokens of the trajectories before each
+        return np.repeat(begins - before, counts) + np.arange(counts.sum())
 
     def finite(self, rows: Sequence[int]) -> bool:
         """Whether all targets of some trajectories are finite and no squared error of V overflows. If not, no step is taken.
@@ -83,10 +85,12 @@ class TargetBatch:
             flat[index] = weights[inside].numpy()
             return flat
 
+        weights = _flat_weights(self.mask, "token-mean" if how == "constant" else how)
+        alike = how != "constant" and bool(self.counted.all())
         return replace(
             self.targets,
-            weights=_flat_weights(self.mask, "token-mean" if how == "constant" else how),
-            policy_weights=_flat_weights(self.mask & self.counted, how),
+            weights=weights,
+            policy_weights=weights if alike else _flat_weights(self.mask & self.counted, how),
             positive=_flat_weights(self.mask & self.positive, "token-mean"),
         )
 
@@ -109,30 +113,31 @@ def compute_targets(
         boundaries: of a response; the critic's calibration is measured there.
         longest: tokens of the longest possible response; used if the penalty of overlong responses is soft.
     """
-    counts = np.array([len(s.trajectory.tokens) for s in scored], dtype=np.int64)
+    rows = [row_of(s.trajectory) for s in scored]
+    counts = np.array([row.scored for row in rows], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
     truncated = np.array([s.trajectory.finish.truncated for s in scored])
     mask = ~truncated if config.overlong == "mask" else np.ones(len(scored), dtype=np.bool_)
-    proximal = _flat([s.proximal for s in scored])
-    reference = _flat([s.proximal if s.reference is None else s.reference for s in scored])
-    divergence = kl(proximal, reference, config.chosen_kl)
-    penalty = kl_coefficient * divergence.double() if config.kl_placement == "reward" else None
+    proximal, old_values = _flat(scored, lambda s: s.proximal), _flat(scored, lambda s: s.values)
+    reference = _flat(scored, lambda s: s.proximal if s.reference is None else s.reference)
+    penalty = None
+    if config.kl_placement == "reward":
+        penalty = kl_coefficient * kl(proximal, reference, config.chosen_kl).double()
     values = torch.zeros(inside.shape, dtype=torch.float64)
-    values[inside] = _flat([s.values for s in scored]).double()
+    values[inside] = old_values.double()
     rewards = _rewards(scored, config, inside, penalty, longest)
-    importance = _importance(proximal, _flat([s.trajectory.logprobs for s in scored]), torch.from_numpy(counts), config)
+    behaviour = _flat(scored, lambda s: s.trajectory.logprobs)
+    importance = _importance(proximal, behaviour, torch.from_numpy(counts), config)
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]
-    advantages, counted = _advantages(scored, config, rewards, values, in_loss)
-    if penalty is None and config.normalise != "none" and find_estimator(config.estimator).whitened:
-        varied = _rewards_vary(rewards.sum(dim=1), in_loss.any(dim=1), _sources(scored, config))
-        advantages = torch.where(varied[:, None], advantages, 0.0)
+    totals = torch.tensor([whole_reward(s.judged, config, longest) for s in scored], dtype=torch.float64)
+    advantages, counted = _advantages(scored, config, rewards, totals, values, in_loss)
     unset = np.zeros(int(counts.sum()), dtype=np.float32)
     targets = TokenTargets(
         proximal=proximal.numpy(),
         advantages=advantages[inside].float().numpy(),
         importance=importance.numpy(),
-        old_values=_flat([s.values for s in scored]).numpy(),
+        old_values=old_values.numpy(),
         returns=returns[inside].float().numpy(),
         reference=reference.numpy(),
         weights=unset,
@@ -141,13 +146,13 @@ def compute_targets(
         sequence=np.repeat(np.arange(len(scored)), counts).astype(np.float32),
     )
     return TargetBatch(
-        rows=[row_of(s.trajectory) for s in scored],
+        rows=rows,
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
         counted=counted.numpy(),
         positive=np.array([s.judged.verdict.correct for s in scored]),
         targets=targets,
-        stats=_stats(scored, targets, config, version, float(divergence.mean()), boundaries),
+        stats=_stats(scored, targets, behaviour.numpy(), config, version, boundaries),
     )
 
 
@@ -160,7 +165,8 @@ def _rewards(
         rewards[inside] = -penalty
     for row, item in enumerate(scored):
         if (steps := item.judged.step_rewards) is not None:
-            rewards[row, : len(steps)] += torch.tensor([judged_reward(float(step), config) for step in steps]).double()
+            own = [judged_reward(float(step), config) for step in steps[item.trajectory.generated]]
+            rewards[row, : len(own)] += torch.tensor(own).double()
     last = inside.sum(dim=1) - 1
     shaped = torch.tensor([shaped_reward(s.judged, s.final_value, config, longest) for s in scored]).double()
     rewards[torch.arange(len(scored)), last] += shaped
@@ -176,43 +182,47 @@ def _importance(proximal: Tensor, behaviour: Tensor, counts: Tensor, config: Alg
 
 
 def _advantages(
-    scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, values: Tensor, mask: Tensor
+    scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, totals: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The policy's advantages [B, T], and which rows count in its loss [B]; rows without loss take no part in baselines."""
+    """The policy's advantages [B, T], and which rows count in its loss [B]; rows without loss take no part in baselines.
+
+    Rows whose task rewards `totals` [B] say nothing have no advantage, and whitening leaves them out.
+    """
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
     lam = torch.full((len(scored),), config.policy_lambda, dtype=torch.float64)
     if config.adaptive_lambda is not None:
-        lam = adaptive_lambda(torch.tensor([len(s.trajectory.tokens) for s in scored]), config.adaptive_lambda)
+        lam = adaptive_lambda(torch.tensor([s.trajectory.generated.sum() for s in scored]), config.adaptive_lambda)
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
     greedy = [s.judged.baseline for s in scored]
     baselines = torch.tensor([torch.nan if b is None else b for b in greedy], dtype=torch.float64)
     steps, step_values = torch.zeros(mask.shape, dtype=torch.int64), torch.full(mask.shape, torch.nan).double()
     for row, item in enumerate(scored):
         if (continued := item.judged.continued) is not None:
-            steps[row, : len(continued.step)] = torch.from_numpy(continued.step).long()
-            step_values[row, : len(continued.step)] = torch.from_numpy(continued.values).double()
+            own = item.trajectory.generated
+            steps[row, : own.sum()] = torch.from_numpy(continued.step[own]).long()
+            step_values[row, : own.sum()] = torch.from_numpy(continued.values[own]).double()
     episodes = Episodes(rewards, values, mask, groups, replayed, baselines, steps, step_values, config.gamma, lam)
     estimator = find_estimator(config.estimator)
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
+    every = torch.ones(len(scored), dtype=torch.bool)
+    varied, in_loss = every, mask.any(dim=1)
+    if estimator.needs_groups:
+        varied = _rewards_vary(totals, in_loss, groups)
+    elif estimator.whitened and config.normalise != "none":  # rows that are normalised together
+        sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)
+        varied = _rewards_vary(totals, in_loss, sources)
+    mask = mask & varied[:, None]
     if estimator.whitened:
         advantages = normalised(advantages, mask, replayed, config.normalise)
-    if not estimator.needs_groups:
-        return advantages, torch.ones(len(scored), dtype=torch.bool)
-    varied = _rewards_vary(episodes.totals(), mask.any(dim=1), groups)
-    return torch.where(varied[:, None], advantages, 0.0), varied
-
-
-def _sources(scored: Sequence[Scored], config: AlgorithmConfig) -> Tensor:
-    """[B] rows that are normalised together share a number."""
-    replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
-    return replayed.long() if config.normalise == "per_source" else torch.zeros(len(scored), dtype=torch.int64)
+    return torch.where(mask, advantages, 0.0), varied if estimator.needs_groups else every
 
 
 def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
     """[B] whether a row is of a source whose rewards [B] are not all equal.
 
-    Where they are, the advantages are the critic's errors alone. Whitened, they would make a step of full strength without any reward.
+    Where they are, the advantages are the critic's errors alone, and a KL that is taken from the reward. Whitened, they would make a
+    step of full strength without any reward.
     """
     varied = torch.zeros_like(in_loss)
     for source in torch.unique(sources):
@@ -274,13 +284,13 @@ def skipped_problems(
 def _stats(
     scored: Sequence[Scored],
     targets: ArrayTargets,
+    behaviour: FloatArray,
     config: AlgorithmConfig,
     version: int,
-    kl_mean: float,
     boundaries: Boundaries,
 ) -> BatchStats:
-    gap = np.abs(targets.proximal - np.concatenate([s.trajectory.logprobs for s in scored]))
-    gap = gap[np.concatenate([s.trajectory.versions for s in scored]) == version]
+    gap = np.abs(targets.proximal - behaviour)
+    gap = gap[_flat(scored, lambda s: s.trajectory.versions).numpy() == version]
     weights = targets.importance
     bounded = weights == 0.0 if config.importance.endswith("mask") else weights >= config.importance_cap
     auc, auc_within, brier = critic_calibration(scored, boundaries)
@@ -292,11 +302,16 @@ def _stats(
         value_brier=brier,
         importance_mean=float(weights.mean()),
         importance_truncated=float(bounded.mean()),
-        reference_kl=kl_mean,
+        reference_kl=float((targets.proximal - targets.reference).mean()),  # k1: unbiased, whatever the loss uses
         engine_gap_mean=float(gap.mean()) if gap.size else 0.0,
         engine_gap_max=float(gap.max()) if gap.size else 0.0,
     )
 
 
-def _flat(arrays: Sequence[npt.NDArray[np.float32]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays).astype(np.float32))
+def _flat(scored: Sequence[Scored], column: Callable[[Scored], FloatArray | IntArray]) -> Tensor:
+    """[N] float32: a column [C] of every trajectory, of the tokens that the policy generated."""
+    masks = [s.trajectory.mask for s in scored]
+    found = np.concatenate(
+        [column(s) if mask is None else column(s)[mask] for s, mask in zip(scored, masks, strict=True)]
+    )
+    return torch.from_numpy(found.astype(np.float32))

@@ -7,7 +7,9 @@ a step (`managed_gradient_accumulation: false`).
 """
 
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,19 +18,42 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from core.config import LearnerConfig
+from core.transport import serve_store
 from core.weights import NamedTensor
 
 
-def join_ranks(device: str, timeout: float) -> None:
-    """Enter DeepSpeed's process group (gloo or nccl) as RANK of WORLD_SIZE."""
-    import deepspeed
+def join_ranks(rank: int, ranks: int, address: tuple[str, int], device: str, timeout: float) -> None:
+    """Enter DeepSpeed's process group (gloo or nccl), which meets at a store that listens on rank 0's address alone."""
+    with _hidden("mlflow"):  # DeepSpeed's autotuner would import it: two seconds of every rank
+        import deepspeed
 
-    # Only tensor-parallel inference uses this operator, but on CPU `init_distributed` would compile it, for a minute.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # No operator is compiled: on CPU `init_distributed` would compile one for a minute, that only tensor-parallel inference uses.
+    deepspeed.ops.__compatible_ops__ = {}
     backend = "nccl" if device == "cuda" else "gloo"
+    host, port = address
+    if rank == 0:
+        store = serve_store(host, port, ranks, timeout)
+    else:
+        store = TCPStore(host, port, ranks, is_master=False, timeout=timedelta(seconds=timeout))
+    limit = timedelta(seconds=timeout)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
+
+
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Importing this module fails inside the block, unless it is imported already."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError
-from core.startup import openmp_waiting
+from core.startup import in_group, openmp_waiting
 from core.weights import copied
 from learner.distributed.worker import RankWorker
 
@@ -82,6 +82,7 @@ class Ranks(RankCalls):
                 num_cpus=cpus,
                 num_gpus=gpus if device == "cuda" else 0,
                 runtime_env={"env_vars": rank_environment(device, config.threads)},
+                **in_group("learner rank", rank),
             ).remote(ray.put)
             for rank in range(config.ranks)
         ]

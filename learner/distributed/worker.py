@@ -54,7 +54,7 @@ class RankWorker:
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 listens: this node's address and a free port."""
-        return ray.util.get_node_ip_address(), free_port()
+        return ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1", free_port()
 
     def join(self, rank: int, ranks: int, address: tuple[str, int], device: Device, timeout: float) -> None:
         """Set the environment that DeepSpeed reads and enter the process group."""
@@ -67,7 +67,7 @@ class RankWorker:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self._rank = rank
         self._device = torch.device(device)
-        join_ranks(device, timeout)
+        join_ranks(rank, ranks, address, device, timeout)
 
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int

@@ -1,7 +1,7 @@
 """Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
 
 Built by `learner.packing.micro_batches`, read by `learner.distributed`. Invariant: everything per token is a flat array over
-the N *continuation* tokens of the micro-batch, row after row; tokens that rows share exist once in what a model reads.
+the N *scored* tokens of the micro-batch, row after row; tokens that rows share exist once in what a model reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from core.records import FloatArray, IntArray, Trajectory
+from core.scoring import Flags
 from learner.packing.trees import IndexArray, line_of
 
 A = TypeVar("A")
@@ -19,15 +20,22 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence and where its continuation begins: tokens[context:] are scored, tokens[:context] are only read."""
+    """One sequence and where its continuation begins: tokens[:context] are only read, and so are those of a tool behind them."""
 
     tokens: IntArray  # [T]
     context: int  # >= 1: the first scored token needs a state before it
+    mask: Flags | None = None  # [T - context] which tokens behind the context are scored; None: all
+
+    @property
+    def places(self) -> IndexArray:
+        """[N] positions of the scored tokens."""
+        behind = np.arange(self.context, len(self.tokens))
+        return behind if self.mask is None else behind[self.mask]
 
     @property
     def scored(self) -> int:
         """Number of scored tokens."""
-        return len(self.tokens) - self.context
+        return len(self.tokens) - self.context if self.mask is None else int(self.mask.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +84,28 @@ class TrainBatch:
 
 
 def row_of(trajectory: Trajectory) -> Row:
-    """A trajectory as a model reads it; prompt and replayed prefix are context."""
-    return Row(trajectory.sequence_ids, len(trajectory.start.context_ids))
+    """A trajectory as a model reads it; prompt, replayed prefix and the tokens of a tool are context."""
+    return Row(trajectory.sequence_ids, len(trajectory.start.context_ids), trajectory.mask)
 
 
 def one_longer(row: Row) -> Row:
     """The row with one arbitrary token more: its last score is that of the state after the row's last token."""
-    return Row(np.append(row.tokens, row.tokens[-1]), row.context)
+    mask = None if row.mask is None else np.append(row.mask, True)
+    return Row(np.append(row.tokens, row.tokens[-1]), row.context, mask)
 
 
 def micro_batch(rows: Sequence[Row]) -> MicroBatch:
-    """Rows as a model reads them; all tokens behind their context are scored."""
-    return merged([row.tokens for row in rows], [np.arange(row.context, len(row.tokens)) for row in rows])
+    """Rows as a model reads them."""
+    return merged([row.tokens for row in rows], [row.places for row in rows])
+
+
+def over_continuation(found: FloatArray, trajectory: Trajectory) -> FloatArray:
+    """Numbers of the scored tokens [N] as numbers of all tokens of the continuation [C], 0 for those of a tool."""
+    if trajectory.mask is None:
+        return found
+    spread = np.zeros(len(trajectory.tokens), np.float32)
+    spread[trajectory.mask] = found
+    return spread
 
 
 def merged(rows: Sequence[IntArray], scored: Sequence[IndexArray | IntArray]) -> MicroBatch:

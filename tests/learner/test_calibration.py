@@ -18,7 +18,7 @@ def test_a_response_may_have_a_boundary_after_every_token() -> None:
 
 def test_continuations_of_a_start_are_compared_where_any_of_them_has_a_boundary() -> None:
     depths = [np.array(own, np.int32) for own in ([3, 6], [4], [], [5])]
-    read, groups = comparable_states(["a", "a", "a", "b"], [9, 5, 4, 7], depths)
+    read, groups = comparable_states(["a", "a", "a", "b"], [np.ones(count, np.bool_) for count in (9, 5, 4, 7)], depths)
     # of a: 3, 4 and 6; the second has tokens 0 to 4, the third 0 to 3
     assert [at.tolist() for at in read] == [[3, 4, 6], [3, 4], [3], [5]]
     first = groups[:3].tolist()

@@ -88,7 +88,7 @@ def test_a_users_own_loss_is_found() -> None:
         ("my_own:one_per_sequence", r"has the shape \[4\]; return a tensor of shape \[4, 3\]"),
         ("my_own:logarithm", "an advantage is NaN or Inf"),
         ("my_own:raises", "AttributeError: .*nothing"),
-        ("my_own:missing", "AttributeError: .*missing.* write it as 'module:function'"),
+        ("my_own:missing", "AttributeError: .*missing.* write it as 'module:name'"),
         ("no_such_module:f", "ModuleNotFoundError: .*no_such_module"),
         ("my_own:number", "int cannot be called; name a function"),
     ],

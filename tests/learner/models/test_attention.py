@@ -32,8 +32,8 @@ Tiny = Callable[[bool], Path]
 
 @st.composite
 def forests(draw: st.DrawFn) -> list[Row]:
-    """Rows that begin alike: each begins as an earlier one does up to some token. Contexts differ, so a token may be scored in some
-    of its rows only."""
+    """Rows that begin alike: each begins as an earlier one does up to some token. Contexts and a tool's tokens differ, so a token may
+    be scored in some of its rows only."""
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     rows = [rng.integers(0, 64, draw(st.integers(2, 20))).astype(np.int32)]
     for _ in range(draw(st.integers(0, 7))):
@@ -42,7 +42,12 @@ def forests(draw: st.DrawFn) -> list[Row]:
         rows.append(
             np.concatenate([base[:kept], rng.integers(0, 64, max(2 - kept, draw(st.integers(0, 12))))]).astype(np.int32)
         )
-    return [Row(row, draw(st.integers(1, len(row) - 1))) for row in rows]
+    contexts = [draw(st.integers(1, len(row) - 1)) for row in rows]
+    masks = [rng.random(len(row) - context) < 0.7 for row, context in zip(rows, contexts, strict=True)]
+    for mask in masks:
+        mask[-1] = True  # the policy's, as in every trajectory
+    gaps = draw(st.booleans())
+    return [Row(*one) if gaps else Row(*one[:2]) for one in zip(rows, contexts, masks, strict=True)]
 
 
 def results(models: list[PolicyModel | ValueModel], groups: list[list[Row]]) -> tuple[Tensor, Tensor]:

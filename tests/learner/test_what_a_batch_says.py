@@ -1,0 +1,72 @@
+"""A batch whose task rewards are equal says nothing about the task, whatever else is in its rewards."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.config import AlgorithmConfig
+from core.records import Finish, FloatArray, Scored
+from learner.targets import compute_targets
+from tests.learner.conftest import make_judged
+from tests.learner.test_targets import grouped, scored_from
+
+
+def with_reference(scored: list[Scored]) -> list[Scored]:
+    """A reference policy that differs from token to token, so that the KL does."""
+    rng = np.random.default_rng(0)
+    return [replace(s, reference=s.proximal - rng.random(len(s.proximal), np.float32)) for s in scored]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"normalise": "global"},
+        {"estimator": "reinforce++"},
+        {"estimator": "grpo"},
+        {"estimator": "reinforce++_baseline"},
+    ],
+    ids=lambda fields: "-".join(fields.values()),
+)
+def test_a_kl_in_the_reward_alone_makes_no_step(fields: dict[str, Any]) -> None:
+    config = AlgorithmConfig.model_validate(fields | {"kl_coefficient": 0.1, "kl_placement": "reward"})
+    equal = compute_targets(with_reference(grouped([0.5] * 5, [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
+    assert not equal.targets.advantages.any()
+    assert not equal.teaches(range(5), config)
+    assert equal.targets.returns.std() > 0.01  # the critic still learns of the KL
+    varied = compute_targets(with_reference(grouped([0.5, 1, 0, 0, 1], [0, 0, 1, 1, 1])), config, 0, kl_coefficient=0.1)
+    assert varied.teaches(range(5), config)
+
+
+def test_a_value_in_the_reward_alone_makes_no_step() -> None:
+    """All responses are truncated and bootstrapped with different values."""
+    cut = [
+        replace(
+            s, final_value=0.1 * at, judged=replace(s.judged, trajectory=replace(s.trajectory, finish=Finish.LENGTH))
+        )
+        for at, s in enumerate(grouped([0.0] * 4, [0, 1, 2, 3]))
+    ]
+    batch = compute_targets(cut, AlgorithmConfig(overlong="bootstrap", normalise="global"), 0)
+    assert not batch.targets.advantages.any()
+
+
+def test_equal_groups_take_no_part_in_whitening() -> None:
+    """R - mean is +-1/2 in the first group and 0 in the other; over all tokens the deviation would be smaller than 1/2."""
+    scored = grouped([1.0, 0.0, 0.1, 0.1, 0.1], [0, 0, 1, 1, 1])
+    batch = compute_targets(scored, AlgorithmConfig(estimator="reinforce++_baseline", normalise="global"), 0)
+    used = batch.targets.advantages[batch.token_index([0, 1])]
+    assert float(used.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(np.square(used).mean()) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_metric_of_the_kl_is_unbiased_whatever_the_loss_uses(estimator: str) -> None:
+    judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3)
+    away: FloatArray = np.array([0.5, 0.0, 1.0], np.float32)
+    (scored,) = scored_from([judged])
+    config = AlgorithmConfig.model_validate(
+        {"kl_coefficient": 0.1, "kl_estimator": estimator, "kl_placement": "reward"}
+    )
+    stats = compute_targets([replace(scored, reference=scored.proximal - away)], config, 0, kl_coefficient=0.1).stats
+    assert stats.reference_kl == pytest.approx(0.5)  # k1: (0.5 + 0 + 1) / 3; k2 would be 0.208, k3 0.158
