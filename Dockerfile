@@ -6,7 +6,7 @@
 
 FROM python:3.11-slim-bookworm AS base
 # g++: Triton compiles kernels on GPUs. bubblewrap: the sandbox of model-written programs. wget, rsync: Ray on Kubernetes, `ray up`.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ bubblewrap git rsync wget && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends g++ bubblewrap libnuma1 git rsync wget && rm -rf /var/lib/apt/lists/*
 WORKDIR /retrospect
 ENV PATH=/retrospect/.venv/bin:$PATH PYTHONPATH=/retrospect RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 COPY requirements requirements

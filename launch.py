@@ -13,6 +13,7 @@
     python launch.py runs [ROOT]                               the runs of a folder: state, step, success, size
     python launch.py report RUN...                             results so far, as text and as one page; several are compared
     python launch.py export RUN --to FOLDER|hub:OWNER/NAME     the policy with its tokenizer and a model card
+    python launch.py completion bash|zsh                       the script that completes the console script `retrospect`
 
 Every field of the configuration is an option: `python launch.py COMMAND --help`. `--version` prints what is installed.
 """
@@ -28,7 +29,19 @@ from core.errors import ConfigError, RetrospectError
 from core.interruption import INTERRUPTED
 from core.startup import set_environment, without_gc
 
-COMMANDS = ("train", "evaluate", "sft", "reward-model", "check", "replay", "inspect", "runs", "report", "export")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "sft",
+    "reward-model",
+    "check",
+    "replay",
+    "inspect",
+    "runs",
+    "report",
+    "export",
+    "completion",
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,6 +102,8 @@ def _command(name: str) -> Callable[[Namespace], int]:
             from commands.runs import list_runs as command
         case "export":
             from commands.export import export_run as command
+        case "completion":
+            from commands.completion import print_completion as command
         case _:
             from commands.report import report_runs as command
     return command
@@ -103,8 +118,10 @@ def _train(options: Namespace) -> int:
     with without_gc():
         from commands.train import resume, train
     if config is None:
-        return resume(options.resume, options.fields, local=options.local)
-    return train(config, (options.config or DEFAULT).stem, options.local)
+        resume(options.resume, options.fields, options.local)
+    else:
+        train(config, (options.config or DEFAULT).stem, options.local)
+    return 0
 
 
 def run() -> None:

@@ -28,16 +28,16 @@ from core.plan import (
     demand,
     kl_warnings,
     placement,
-    starts_here,
 )
 from core.run_directory import check_root
 from core.seeds import derive
+from core.startup import check_reachable, named_address
 from tasks.judging import check_judges
 from tasks.kinds import task_items
 from tasks.problems import Item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
-from trainer.build import check_methods
+from trainer.build import check_methods, open_tool, rollout_settings
 from trainer.model_files import check_judging_model, check_place, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
@@ -47,7 +47,7 @@ def check_recipe(options: Namespace) -> int:
     """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
     config = configuration(options)
     plan = batch_plan(config)
-    check_options(config.rollout, config.cluster.device)
+    check_options(rollout_settings(config), config.cluster.device)
     check_training_options(config)
     check_methods(config)
     device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
@@ -57,6 +57,7 @@ def check_recipe(options: Namespace) -> int:
     if options.offline:
         print("offline: model, data and devices were not checked")
         return 0
+    check_reachable(config.cluster)
     check_root(config.run.root)
     if config.learner.value_path:
         check_place(config.learner.value_path, "learner.value_path")
@@ -68,7 +69,7 @@ def check_recipe(options: Namespace) -> int:
         print(list_bad_rows(error.rows))
         raise
     check_resources(bundles, cluster_resources(config.cluster))
-    if starts_here(config.cluster, os.environ.get("RAY_ADDRESS", "")):
+    if not named_address(config.cluster):
         check_machine(config, this_machine(), device)
     print("devices: enough\ncheck passed")
     return 0
@@ -105,6 +106,7 @@ def check_model_and_data(config: Config) -> str:
     else:
         task, info = load_task(config, config.model.path)
         task.close()
+        open_tool(config, task.tokenizer)
         size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
         model = f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}"
     items = task_items(config.task, derive(config.run.seed, "task"))
@@ -150,7 +152,7 @@ def local_resources() -> Resources:
 
 def cluster_resources(cluster: ClusterConfig) -> Resources:
     """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
-    if starts_here(cluster, os.environ.get("RAY_ADDRESS", "")):
+    if not named_address(cluster):
         return local_resources()
     from trainer.cluster import attached_resources
 

@@ -99,15 +99,16 @@ def evaluate_target(options: Namespace) -> int:
     """`launch.py evaluate`: take the configuration of --config, or of the target's run, or of the default recipe."""
     run = run_of(Path(options.target)) if options.target else None
     config = configuration(options, run.config if run else DEFAULT)
-    return evaluate_models(config, options.target, options.against, options.responses, options.local)
+    evaluate_models(config, options.target, options.against, options.responses, options.local)
+    return 0
 
 
 def evaluate_models(
     config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False
-) -> int:
+) -> Evaluation:
     """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it.
 
-    `local`: in this process, without Ray.
+    `local`: in this process, without Ray. Returns what was measured of `target`.
     """
     if against:
         check_place(against, "--against")
@@ -149,7 +150,7 @@ def evaluate_models(
                 numbers["judged"] = {"model": config.reward_model.judge.model, **asdict(judged)}
     write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
-    return 0
+    return result
 
 
 def evaluate_model(config: Config, task: "Task", model: str, device: Device, local: bool) -> Evaluation:

@@ -18,6 +18,11 @@ DEFAULT = Path(core.__file__).parents[1] / "configs" / "demo.yaml"
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """The options given to a command; `fields` are those of the configuration. --help ends here. Raises ConfigError."""
+    return command_parser(command).read(arguments)
+
+
+def command_parser(command: str) -> OptionParser:
+    """The parser of a command's options."""
     about, fields, adders = COMMANDS[command]
     parser = OptionParser(command, about, fields)
     parser.set_defaults(local=False)
@@ -25,7 +30,7 @@ def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/demo.yaml)")
     for add in adders:
         add(parser)
-    return parser.read(arguments)
+    return parser
 
 
 def configuration(options: argparse.Namespace, recipe: Path = DEFAULT) -> Config:
@@ -34,7 +39,9 @@ def configuration(options: argparse.Namespace, recipe: Path = DEFAULT) -> Config
 
 
 def _resume(parser: OptionParser) -> None:
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue this run from its last checkpoint")
+    parser.add_argument(
+        "--resume", metavar="RUN", help="continue this run from its last checkpoint; train: also its URI"
+    )
 
 
 def _engines(parser: OptionParser) -> None:
@@ -96,6 +103,10 @@ def _export(parser: OptionParser) -> None:
     parser.add_argument("--public", action="store_true", help="hub: make a new repository public (default: private)")
 
 
+def _completion(parser: OptionParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh"))
+
+
 COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
     "train": ("Train a recipe, or continue a run.", True, [_resume, _engines]),
     "evaluate": (
@@ -111,5 +122,6 @@ COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]
     "runs": ("List the runs of a folder.", False, [_runs]),
     "report": ("Summarise runs and write them as one page; several are compared.", False, [_report]),
     "export": ("Export a run's policy with its tokenizer and a model card.", False, [_export]),
+    "completion": ("Print the script that completes `retrospect` in a shell.", False, [_completion]),
 }
 """Command -> its description, whether it takes a configuration, and the functions that add its own options."""

@@ -83,7 +83,7 @@ def accuracy(margins: Reals) -> Estimate:
 def train_reward_model(options: Namespace) -> int:
     """`launch.py reward-model`: start a new run, or with --resume continue an earlier one from its last checkpoint."""
     if options.resume is not None:
-        return resume_supervised(options.resume, options.fields, reward_job)
+        return resume_supervised(Path(options.resume), options.fields, reward_job)
     return begin_supervised(configuration(options), reward_job, "reward-model")
 
 

@@ -7,6 +7,7 @@ trained on. They are the task's evaluation problems, and the dialogues with the 
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_s
 def fine_tune(options: Namespace) -> int:
     """`launch.py sft`: start a new run, or with --resume continue an earlier one from its last checkpoint."""
     if options.resume is not None:
-        return resume_supervised(options.resume, options.fields, sft_job)
+        return resume_supervised(Path(options.resume), options.fields, sft_job)
     return begin_supervised(configuration(options), sft_job, "sft")
 
 

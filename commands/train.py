@@ -3,10 +3,10 @@
 Called by `launch.py`. Invariant: no actor starts before configuration, model and data have been checked.
 """
 
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
 from core.load import dump_config, load_config, override, setting
-from core.plan import batch_plan, check_machine, choose_device, kl_warnings, starts_here
+from core.plan import batch_plan, check_machine, choose_device, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
+from core.startup import check_reachable, named_address
 from monitor.console import open_console
 from monitor.problem_texts import write_problems
 from monitor.report import draw_report, print_summary
@@ -26,7 +27,8 @@ from monitor.starting import Starting, libraries_in_log
 from monitor.trackers import check_trackers, open_trackers
 from trainer import build, checkpoint
 from trainer.local import single_process
-from trainer.metrics import MetricSink
+from trainer.metrics import IterationMetrics, MetricSink
+from trainer.mirror import download, open_store, upload
 from trainer.session import Outputs, Schedule, Session, run_session
 
 LASTING = (
@@ -45,8 +47,12 @@ LASTING = (
 """Fields that a resumed run cannot change: its weights, random draws and files depend on them."""
 
 
-def train(config: Config, recipe: str, local: bool = False) -> int:
-    """Start a new run. `local`: all in this process, without Ray. Returns the exit status."""
+Callback = Callable[[IterationMetrics], object]
+"""Is told the metrics of every iteration. The run ends in order, as after Ctrl-C, when it returns something true."""
+
+
+def train(config: Config, recipe: str, local: bool = False, callback: Callback | None = None) -> RunDirectory:
+    """Start a new run. `local`: all in this process, without Ray."""
     batch_plan(config)
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
     with run.lock():
@@ -54,44 +60,69 @@ def train(config: Config, recipe: str, local: bool = False) -> int:
         write_atomically(run.config, dump_config(config))
         for line in kl_warnings(config):
             print(line, flush=True)
-        return _run(config, run, None, local)
+        _run(config, run, None, local, callback)
+    return run
 
 
-def resume(path: Path, options: Sequence[str], local: bool = False) -> int:
-    """Continue a run from its last checkpoint, with single fields changed by `options`.
+def resume(place: str, options: Sequence[str], local: bool = False, callback: Callback | None = None) -> RunDirectory:
+    """Continue a run from its last checkpoint, with single fields changed by `options`. `place`: its directory, or its URI.
 
     `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change.
     """
-    run = RunDirectory.open(path)
+    run = RunDirectory.open(download(place, override(Config(), options).run.root) if "://" in place else Path(place))
     with run.lock():
         before = load_config(run.config)
         config = override(before, options)
         check_changes(before, config)
         batch_plan(config)
         resumed = checkpoint.latest(run)
-        count = checkpoint.in_flight(checkpoint.progress_of(resumed))
+        progress = checkpoint.progress_of(resumed)
+        if progress.iteration > config.run.iterations:
+            raise ConfigError(
+                f"--resume: {run.path} has done {progress.iteration} iterations, more than run.iterations = {config.run.iterations}; raise it"
+            )
+        count = checkpoint.in_flight(progress)
         if local and count:
             raise ConfigError(
                 f"--local: {resumed} has {count} starts of asynchronous mode in flight; resume without --local"
             )
         if config != before:
             write_atomically(run.config, dump_config(config))
-        return _run(config, run, resumed, local)
+        _run(config, run, resumed, local, callback)
+    return run
 
 
-def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool) -> int:
-    """Train and report. A signal ends the run in order: it saves, reports and returns 0."""
+def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, callback: Callback | None) -> None:
+    """Train and report. A signal or `callback` ends the run in order: it saves and reports."""
     stop, done = Interruption(), False
+    watchers = [] if callback is None else [_CallbackSink(callback, stop)]
     with stop.handled():
-        with suppress(KeyboardInterrupt), _open_session(config, run, local) as session:
+        with suppress(KeyboardInterrupt), _open_session(config, run, local, watchers) as session:
             done = run_session(session, resumed, stop)
         if not done and not run.has_results():
             print(f"interrupted before the first iteration of {run.path} ended: start it again", file=sys.stderr)
-            return 0
+            return
         print_summary(run)
+        if config.run.mirror:
+            upload(run, config.run.mirror)  # what was written after the last checkpoint: report, curves, policy
     if not done:
-        print(f"interrupted; continue with: python launch.py train --resume {run.path}", file=sys.stderr)
-    return 0
+        how = "interrupted" if stop.asked else "ended by its callback"
+        print(f"{how}; continue with: python launch.py train --resume {run.path}", file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallbackSink:
+    """Passes the metrics to a user's function, and ends the run when it returns something true."""
+
+    callback: Callback
+    stop: Interruption
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Tell the user's function of one iteration."""
+        self.stop.ended |= bool(self.callback(metrics))
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def check_changes(before: Config, after: Config) -> None:
@@ -106,25 +137,33 @@ def check_changes(before: Config, after: Config) -> None:
 
 
 @contextmanager
-def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Session]:
+def _open_session(
+    config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink] = ()
+) -> Iterator[Session]:
     """Check model and data, connect, and start all components. They stop at the end of the block."""
     from actors.options import check_training_options
 
     open_log(run)
     check_trackers(config)
+    if config.run.mirror:
+        open_store(config.run.mirror)
     check_training_options(config)
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     config = single_process(config) if local else config
-    if local or starts_here(config.cluster, os.environ.get("RAY_ADDRESS", "")):
+    if not local:
+        check_reachable(config.cluster)
+    if local or not named_address(config.cluster):
         check_machine(config, this_machine(), choose_device(config.cluster, lambda: local_resources().gpus > 0))
-    print("reading model and data, starting judges ...", flush=True)
+    model_path = build.find_model(config)
     with ExitStack() as stack:
-        model = stack.enter_context(build.open_model_and_task(config))
+        waiting = ["task", *([] if local else ["cluster"]), "engines", "learner"]
+        starting = stack.enter_context(closing(Starting(run, waiting)))
+        model = stack.enter_context(build.open_task(config, model_path))
         write_versions(run)
         write_problems(run, model.task)
+        starting.ready(waiting[0])
         stack.enter_context(libraries_in_log(run.log))
-        starting = stack.enter_context(closing(Starting(run, [*([] if local else ["cluster"]), "engines", "learner"])))
         device = stack.enter_context(build.connected(config, run.name, local))
         if not local:
             starting.ready("cluster")
@@ -138,28 +177,35 @@ def _open_session(config: Config, run: RunDirectory, local: bool) -> Iterator[Se
                 evaluation=build.evaluation_plan(config),
                 learner_restarts=config.learner.max_restarts,
             )
-            outputs = partial(_open_outputs, config, run, local)
-            yield Session(started, build.iteration_settings(config), schedule, run, outputs)
+            outputs = partial(_open_outputs, config, run, local, watchers)
+            mirror = partial(upload, run, config.run.mirror) if config.run.mirror else lambda _: ""
+            yield Session(started, build.iteration_settings(config), schedule, run, outputs, mirror)
 
 
 @contextmanager
-def _open_outputs(config: Config, run: RunDirectory, local: bool, last: int) -> Iterator[Outputs]:
+def _open_outputs(
+    config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink], last: int
+) -> Iterator[Outputs]:
     """Console and metric files of a run that continues after iteration `last`."""
     hints = [f"tensorboard --logdir {run.tensorboard}"] if "tensorboard" in config.monitor.sinks else []
+    phases: list[Callable[[str], None]] = []
     with ExitStack() as stack:
         sinks: list[MetricSink] = [JsonlSink(run.metrics, last=last), *open_trackers(config, run, last)]
         if not local:
             from monitor.ray_metrics import RayGaugeSink
-            from trainer.cluster import dashboard_url
+            from trainer.cluster import places
 
-            sinks.append(RayGaugeSink(run.name))
-            hints = [*(f"dashboard {url}" for url in [dashboard_url()] if url), *hints]
+            gauges = RayGaugeSink(run.name)
+            sinks.append(gauges)
+            phases.append(gauges.phase)
+            hints = [*places(), *hints]
         console = open_console(run.name, config.run.iterations, earlier=read_metrics(run.metrics), hints=hints)
-        sinks.append(console)
+        sinks += [console, *watchers]
         for sink in sinks:
             stack.callback(sink.close)
         stack.callback(_draw, run)  # first, also after an error or an interruption, so that trackers get the curves
-        yield Outputs(console.phase, console.note, sinks)
+        phases.append(console.phase)
+        yield Outputs(lambda name: [begin(name) for begin in phases], console.note, sinks)
 
 
 def _draw(run: RunDirectory) -> None:

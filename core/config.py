@@ -42,6 +42,11 @@ class RunConfig(Section):
         description="Name of the run directory, without slashes; empty: recipe name and date.",
     )
     root: Path = Field(Path("runs"), description="Folder of the run directories.")
+    mirror: str = Field(
+        "",
+        pattern=r"^([a-z0-9+]+://[^@\s]+)?$",
+        description="URI of a folder, such as s3://bucket/path, that gets a copy of the run after every checkpoint; without keys, which come from the environment. Empty: none.",
+    )
     seed: int = Field(0, ge=0, description="The one seed that all randomness is derived from.")
     iterations: int = Field(
         40, ge=1, description="Iterations to train: rollout, reward, score, replay, update, broadcast."
@@ -79,6 +84,10 @@ class ClusterConfig(Section):
     rollout_cpus: float = Field(1.0, ge=0, description="CPUs that one rollout actor reserves.")
     learner_cpus: float = Field(1.0, ge=0, description="CPUs that one learner rank reserves.")
     learner_gpus: float = Field(1.0, ge=0, description="GPUs that one learner rank reserves (device cuda).")
+    spread: bool = Field(
+        False,
+        description="Spread the rollout actors over the nodes, and the learner ranks; false: as few nodes for each as possible.",
+    )
     wait: float = Field(
         0.0, ge=0, description="Seconds to wait for an autoscaling cluster to bring up the asked resources."
     )

@@ -19,10 +19,11 @@ DROPPABLE = ("generate", "reward", "score", "evaluate")
 
 
 class Interruption:
-    """Whether a signal has asked the run to end, and the phase in which it came."""
+    """Whether a signal, or the user's code, has asked the run to end, and the phase in which the signal came."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = False  # by a signal: the next one ends the process
+        self.ended = False  # by the user's code
         self._phase = DROPPABLE[0]  # start-up changes nothing that is saved either
 
     @contextmanager
@@ -35,7 +36,7 @@ class Interruption:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
-    def announcing(self, announce: Callable[[str], None]) -> Callable[[str], None]:
+    def announcing(self, announce: Callable[[str], object]) -> Callable[[str], None]:
         """`announce`, to be called with the name of a phase that begins; it raises KeyboardInterrupt as `check` does."""
 
         def _begin(phase: str) -> None:
@@ -51,8 +52,8 @@ class Interruption:
         self._phase = ""
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt when a signal has asked the run to end."""
-        if self.asked:
+        """Raises KeyboardInterrupt when the run has been asked to end."""
+        if self.asked or self.ended:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the signature of a signal handler)
@@ -63,4 +64,4 @@ class Interruption:
         if self._phase in DROPPABLE:
             print("interrupted: saving and closing; a second signal stops at once", file=sys.__stderr__, flush=True)
             raise KeyboardInterrupt
-        print("interrupted: finishing the update; a second signal stops at once", file=sys.stderr, flush=True)
+        print("interrupted: finishing the update; a second signal stops at once", file=sys.__stderr__, flush=True)

@@ -31,13 +31,13 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_config(path: Path) -> Config:
+def load_config(path: Path | str) -> Config:
     """The configuration of a YAML file; sections and fields that it leaves out keep their defaults.
 
     Raises ConfigError for an unreadable file, an unknown key (with the nearest valid name) or a bad value.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}; give a YAML file such as configs/demo.yaml") from None
     except UnicodeDecodeError as error:

@@ -33,6 +33,7 @@ class Bundle:
     count: int
     cpus: float
     gpus: float
+    spread: bool = False  # over nodes, where Ray can; else on as few as it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +284,15 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
         )
     rollout_gpus = config.rollout.tensor_parallel * config.rollout.gpus if cuda else 0.0
     return (
-        Bundle("rollout actor", config.rollout.actors, config.cluster.rollout_cpus, rollout_gpus),
+        Bundle(
+            "rollout actor", config.rollout.actors, config.cluster.rollout_cpus, rollout_gpus, config.cluster.spread
+        ),
         Bundle(
             "learner rank",
             config.learner.ranks,
             config.cluster.learner_cpus,
             config.cluster.learner_gpus if cuda else 0.0,
+            config.cluster.spread,
         ),
         Bundle("replay shard", config.replay.shards, 0.0, 0.0),
         *reward_placement(config, device),
@@ -302,10 +306,10 @@ def evaluation_placement(config: Config, device: str) -> tuple[Bundle, ...]:
 
 def reward_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The actor that serves rewards to the task dialogue."""
-    judged = any(source.config.name == "dialogue" for source in task_sources(config.task))
+    judged = sum(source.config.name == "dialogue" for source in task_sources(config.task))
     settings = config.reward_model
     gpus = settings.gpus if device == "cuda" else 0.0
-    return (Bundle("reward model", 1, settings.cpus, gpus),) if judged else ()
+    return (Bundle("reward model", judged, settings.cpus, gpus),) if judged else ()
 
 
 def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
@@ -332,11 +336,6 @@ def check_starter(config: Config) -> None:
             f"starter.hidden_size / starter.heads = {size}: vLLM's CPU engine has heads of {', '.join(map(str, HEAD_SIZES))}; "
             f"change one of them, or set rollout.engine to hf"
         )
-
-
-def starts_here(cluster: ClusterConfig, ray_address: str) -> bool:
-    """Whether all processes run on this machine; `ray_address`: RAY_ADDRESS of the environment."""
-    return cluster.address == "local" or (cluster.address == "auto" and not ray_address)
 
 
 def check_machine(config: Config, machine: Machine, device: str) -> None:

@@ -218,7 +218,7 @@ def write_samples(
     """Write a few responses of the iteration for a person to read; returns samples/NNNNNN.jsonl.
 
     They alternate between replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's tokens, and
-    `values` the critic's value before each.
+    `values` the critic's value before each; null before those that a tool wrote.
     """
     seen: Counter[tuple[bool, bool]] = Counter()
 
@@ -247,7 +247,10 @@ def _sample(item: Scored, decode: Callable[[IntArray], str]) -> dict[str, Any]:
         "correct": verdict.correct,
         "detail": verdict.detail,
         "tokens": [decode(item.trajectory.tokens[at : at + 1]) for at in range(item.trajectory.tokens.size)],
-        "values": [round(value, 4) for value in item.values.tolist()],
+        "values": [
+            round(value, 4) if own else None
+            for value, own in zip(item.values.tolist(), item.trajectory.generated, strict=True)
+        ],
     }
 
 

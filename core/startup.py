@@ -1,13 +1,18 @@
-"""Settings for a process that imports large libraries: their environment, and less garbage collection.
+"""The start of a run's processes: their environment, less garbage collection, whether the Ray cluster answers, and where actors go in it.
 
-Called at the start of the process, before torch is imported. Invariant: a variable that the user has set keeps its value.
+The environment is set at the start of the process, before torch is imported. Invariant: a variable that the user has set keeps its value.
 """
 
 import atexit
 import gc
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+from core.config import ClusterConfig
+from core.errors import ClusterError, first_line
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
 """How OpenMP's threads wait for each other; read when torch is imported. Engines, ranks and the system share the cores. Long spinning
@@ -18,6 +23,7 @@ against 2.68 s). With a short spin the update takes 2.26 s, and 5.5 s next to tw
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray 2.60 demands a token from every client of a cluster that has one
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_PROFILING": "1",  # `ray timeline` shows the phases of an iteration
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # not among our lines on stdout
     "WANDB_ERROR_REPORTING": "false",
@@ -30,9 +36,13 @@ ENVIRONMENT = {
 """What Ray, vLLM, torch, tokenizers, W&B and MLflow read when they are imported."""
 
 
-def set_environment() -> None:
-    """Set `ENVIRONMENT` where the user has not. Call it before Ray or torch is imported."""
-    for name, value in ENVIRONMENT.items():
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""For processes that all run on this machine: their groups listen on loopback only."""
+
+
+def set_environment(variables: Mapping[str, str] = ENVIRONMENT) -> None:
+    """Set environment variables where the user has not. Call it before Ray or torch is imported."""
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
@@ -59,3 +69,53 @@ def without_gc() -> Iterator[None]:
         gc.freeze()
         if running:
             gc.enable()
+
+
+ANSWER_SECONDS = 5.0
+"""How long an address may take to accept a connection. Ray itself waits for minutes and says nothing."""
+
+
+def named_address(cluster: ClusterConfig) -> str:
+    """The address given by cluster.address or RAY_ADDRESS; empty when all processes run on this machine."""
+    if cluster.address == "auto":
+        return os.environ.get("RAY_ADDRESS", "")
+    return "" if cluster.address == "local" else cluster.address
+
+
+def check_reachable(cluster: ClusterConfig) -> None:
+    """Raises ClusterError within twice ANSWER_SECONDS when nothing at a named address speaks gRPC, as a Ray head does."""
+    import grpc  # type: ignore[import-untyped]
+
+    named = named_address(cluster)
+    host, _, port = named.rpartition("//")[2].rpartition(":")
+    if not host or not port.isdigit():  # Ray says what it takes
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+        if not os.environ.get("RAY_USE_TLS"):
+            with grpc.insecure_channel(f"{host}:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
+                grpc.channel_ready_future(channel).result(ANSWER_SECONDS)
+    except (OSError, OverflowError, grpc.FutureTimeoutError) as error:
+        source = "RAY_ADDRESS" if cluster.address == "auto" else "cluster.address"
+        raise ClusterError(
+            f"{source} = {named!r}: no Ray answers there ({first_line(error)}); start a head with `ray start --head`, fix the "
+            f"address, or use --cluster.address local"
+        ) from None
+
+
+def in_group(role: str, index: int) -> dict[str, Any]:
+    """Ray's options that place an actor in bundle `index` of the role's group; none when this namespace has no such group (parts
+    that are tested alone).
+
+    One line says so when the actor has to wait for a node.
+    """
+    from ray.util import get_placement_group, placement_group_table
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    try:
+        group = get_placement_group(role)
+    except ValueError:
+        return {}
+    if placement_group_table(group)["state"] != "CREATED":  # its node was lost
+        print(f"{role} {max(index, 0)} waits for a node with room for {group.bundle_specs[index]}", flush=True)
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}

@@ -10,6 +10,7 @@ engine that starts after a broadcast reads the object store's copy, without the 
 
 import logging
 import pickle
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -98,9 +99,7 @@ class GroupSender(Sender):
 
     def offer(self) -> Rendezvous:
         """Start a thread that waits for the engines and then broadcasts."""
-        store = TCPStore(
-            self._host.host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=GROUP_SECONDS)
-        )
+        store = serve_store(self._host.host, 0, None, GROUP_SECONDS)
         self._store = store
         self._sending = threading.Thread(target=self._send, args=(store,), name="weight-broadcast", daemon=True)
         self._sending.start()
@@ -154,6 +153,30 @@ class HandleSender(Sender):
         for flat in self._flats:
             flat.untyped_storage()._shared_decref()  # counted when the handle was pickled; see `MemoryHandles.receive`
         self._flats = []
+
+
+def serve_store(host: str, port: int, world: int | None, seconds: float) -> TCPStore:
+    """A store that listens on the address `host` alone, not on all of the machine's. `port` 0: any; `world`: members, if they are known."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    store = TCPStore(
+        host,
+        listener.getsockname()[1],
+        world,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+        master_listen_fd=listener.fileno(),
+    )
+    listener.detach()  # the store closes it
+    return store
+
+
+def alone(backend: str) -> None:
+    """Make this process torch's default group, unless it is in one. (vLLM's own store would listen on all addresses.)"""
+    if not torch.distributed.is_initialized():
+        store = serve_store("127.0.0.1", 0, 1, GROUP_SECONDS)
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def join(store: TCPStore, member: Member) -> Any:

@@ -13,8 +13,12 @@ NEAR = 0.02
 """Distance of replayed success from 0 or 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
 RARE = 0.05
 """Root success below which rewards are rare: with 8 samples, two starts in three have none."""
+LEARNT, HARDLY = 0.2, 0.002
+"""Replayed success above which chains are being learnt, and root success below which a run finds a success in 512 rollouts or none."""
 MOST_KL = 0.02
 """KL of an update in nats per token. Probes with rare rewards lost the form of all answers at this size, some at half of it."""
+SPIKE = 0.05
+"""KL of an update that is too much at any success."""
 GONE = 0.02
 """Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
 
@@ -40,9 +44,27 @@ def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
     return len(shown) >= SPELL and all(one.replay_success > 1.0 - NEAR for one in shown[-SPELL:])
 
 
+def root_lost(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether replayed starts succeeded in all of the last iterations, the root hardly ever, and no KL to a reference holds it.
+
+    So the hard setting of `bench.learning` ended without that KL, and with it not (docs/method.md, "Holding the root").
+    """
+    recent = shown[-SPELL:]
+    return (
+        len(recent) == SPELL
+        and all(one.replay_success > LEARNT and one.root_success < HARDLY for one in recent)
+        and recent[-1].kl_coefficient == 0
+    )
+
+
 def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
     """Whether the last update moved the policy far while rollouts from the root hardly ever succeed."""
     return bool(shown) and shown[-1].kl > MOST_KL and shown[-1].root_success < RARE
+
+
+def kl_spike(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether the last update moved the policy too far, and `step_too_large` does not say so."""
+    return bool(shown) and shown[-1].kl > SPIKE and not step_too_large(shown)
 
 
 def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
@@ -55,6 +77,8 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
     f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first (launch.py sft), reward parts of an answer, or set replay.canonical": no_reward,
     f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio": replay_fails,
     f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set replay.ranking learnability or replay.share unsolved, or lower replay.ratio": replay_mastered,
-    f"warning: a KL above {MOST_KL} while under {RARE:.0%} of the rollouts from the root succeed: the policy may lose what it can; lower learner.policy_lr, set learner.kl_stop, or raise learner.adam_epsilon": step_too_large,
+    f"warning: a KL above {MOST_KL} while under {RARE:.0%} of the rollouts from the root succeed: the policy may lose what it can; lower learner.policy_lr, set learner.kl_stop or algorithm.kl_coefficient, or raise learner.adam_epsilon": step_too_large,
+    f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root hardly ever: a few chains are learnt and the rest may be lost; set algorithm.kl_coefficient 0.02, or lower learner.policy_lr": root_lost,
+    f"warning: a KL above {SPIKE}: the update was too large; lower learner.policy_lr, set learner.kl_stop, or lower learner.epochs": kl_spike,
     "warning: the policy's entropy is gone: it no longer explores; lower learner.policy_lr, or set algorithm.entropy_coefficient": entropy_gone,
 }

@@ -199,8 +199,8 @@ class LiveConsole(PlainConsole):
         self._header = [Text(f"Retrospect · {run}", style="bold")]
         self._header += [Text(hint, style="dim", overflow="fold") for hint in hints]
         self._doing, self._begun = "starting", time.monotonic()
-        # Rich moves everything else that is printed (Ray's worker output too) above the table.
-        self._live = Live(console=console, refresh_per_second=2, get_renderable=self.render)
+        # Rich moves everything else that is printed above the table; what libraries write to stderr goes to the log.
+        self._live = Live(console=console, refresh_per_second=2, get_renderable=self.render, redirect_stderr=False)
         self._live.start()
 
     def write(self, metrics: IterationMetrics) -> None:

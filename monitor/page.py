@@ -205,7 +205,7 @@ def _samples(item: RunFiles) -> str:
     paths = sorted(item.run.samples.glob("*.jsonl"))
     chosen = sorted({paths[round(at * (len(paths) - 1) / (SAMPLED - 1))] for at in range(SAMPLED)}) if paths else []
     shown = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path)]
-    values = sorted(value for _, sample in shown for value in sample.get("values", ()))
+    values = sorted(value for _, sample in shown for value in sample.get("values", ()) if value is not None)
     low, high = (values[0], values[-1]) if values else (0.0, 1.0)
     scale = f"<p class=scale>value {low:.2f} <i></i> {high:.2f}</p>" if values else ""
 
@@ -218,7 +218,9 @@ def _samples(item: RunFiles) -> str:
 def _sample(name: str, number: int, sample: Mapping[str, Any], place: Callable[[float], float]) -> str:
     kinds = ("replayed" if sample["replayed"] else "fresh", "right" if sample["correct"] else "wrong")
     tokens = "".join(
-        f'<span style="--v:{place(value):.2f}" title="V = {value:.3f}">{escape(token)}</span>'
+        f"<mark title='a tool wrote it'>{escape(token)}</mark>"
+        if value is None
+        else f'<span style="--v:{place(value):.2f}" title="V = {value:.3f}">{escape(token)}</span>'
         for token, value in zip(sample.get("tokens", ()), sample.get("values", ()), strict=True)
     )
     head = f"{name}, iteration {number}: {sample['problem']}, {', '.join(kinds)}, reward {sample['reward']:g}"

@@ -1,6 +1,7 @@
 """The start of a run on the console: what is ready, a bar and the remaining time; and other libraries' lines, kept off it.
 
-Called by `commands/train.py`. The remaining time is that of the newest earlier start below the same root (startup.json in its run).
+Called by `commands/train.py`. The remaining time is that of the newest earlier start below the same root (startup.json in its run),
+or a typical one.
 """
 
 import json
@@ -23,6 +24,8 @@ from monitor.console import duration
 
 HEARTBEAT = 30.0
 """Seconds between two lines where there is no terminal."""
+TYPICAL = 25.0
+"""Seconds of a start of the demo on two cores, until an own start is known."""
 logger = logging.getLogger("retrospect.start")
 
 
@@ -38,7 +41,11 @@ class Starting:
         self._live: Live | None = None
         if out.isatty():
             self._live = Live(
-                console=Console(file=out), get_renderable=self.render, refresh_per_second=2, transient=True
+                console=Console(file=out),
+                get_renderable=self.render,
+                refresh_per_second=2,
+                transient=True,
+                redirect_stderr=False,  # see `libraries_in_log`
             )
             self._live.start()
         else:
@@ -80,22 +87,20 @@ class Starting:
                     self._print(f"starting for {duration(self._elapsed)}: waiting for {self._state()}")
 
     def render(self) -> Table:
-        """The bar, which pulses while nothing is known about the remaining time."""
+        """The bar, which pulses when the start takes longer than expected."""
         line = Table.grid(padding=(0, 1))
-        known = self._expected > 0
-        bar = ProgressBar(
-            total=self._expected or 1, completed=min(self._elapsed, self._expected), width=30, pulse=not known
-        )
+        late = self._elapsed > self._expected
+        bar = ProgressBar(total=self._expected, completed=self._elapsed, width=30, pulse=late)
         line.add_row("starting", bar, f"{duration(self._elapsed)} gone", self._state())
         return line
 
 
 def last_start(run: RunDirectory) -> float:
-    """Seconds that the newest other start below the run's root took; 0 if there is none."""
+    """Seconds that the newest other start below the run's root took; `TYPICAL` if there is none."""
     found = sorted(run.path.parent.glob("*/startup.json"), key=lambda path: path.stat().st_mtime)
     with suppress(IndexError, OSError, ValueError, KeyError):
         return float(json.loads(found[-1].read_text(encoding="utf-8"))["seconds"])
-    return 0.0
+    return TYPICAL
 
 
 @contextmanager

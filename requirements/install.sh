@@ -9,23 +9,27 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 fail() { echo "setup: $1" >&2; exit 1; }
 
-command -v "$python" >/dev/null || fail "$python not found; install Python 3.11 or name it: make setup PYTHON=/path/to/python3.11"
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-    || fail "$python is not Python 3.11; name one: make setup PYTHON=/path/to/python3.11"
-
-# System packages: the sandbox of model-written programs, Python's venv module.
+# System packages: Python and its venv module, vLLM's libnuma, the sandbox of model-written programs.
 missing=()
+if ! command -v "$python" >/dev/null; then
+    [ "$python" = python3.11 ] || fail "$python not found; name a Python 3.11: make setup PYTHON=/path/to/python3.11"
+    missing+=(python3.11 python3.11-venv)
+elif ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+    fail "$python is not Python 3.11; name one: make setup PYTHON=/path/to/python3.11"
+elif ! "$python" -c 'import ensurepip' 2>/dev/null; then
+    missing+=(python3.11-venv)
+fi
+[[ $(PATH=$PATH:/usr/sbin:/sbin ldconfig -p) == *libnuma.so.1* ]] || missing+=(libnuma1)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
-"$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3.11-venv)
 if [ ${#missing[@]} -gt 0 ]; then
     as_root=(); [ "$(id -u)" = 0 ] || as_root=(sudo -n)
     if command -v apt-get >/dev/null && "${as_root[@]}" true 2>/dev/null; then
         echo "setup: installing the system packages ${missing[*]}"
         "${as_root[@]}" apt-get update -qq && "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
-            || fail "apt-get could not install ${missing[*]}; install them, then run the same command again"
+            || fail "apt-get could not install ${missing[*]}; install them another way. Debian 13 and Ubuntu 24.04 have no Python 3.11: install uv (apt-get install pipx; pipx install uv), uv python install 3.11, then make setup PYTHON=\$(uv python find 3.11)"
     else
         echo "setup: please install the system packages ${missing[*]} (Debian, Ubuntu: apt-get install ${missing[*]})" >&2
-        [ "${missing[*]}" = bubblewrap ] || fail "the venv module is needed; only bubblewrap is optional"
+        [ "${missing[*]}" = bubblewrap ] || fail "only bubblewrap is optional"
         echo "setup: without bubblewrap the tasks that run programs refuse to start, and their tests are skipped" >&2
     fi
 fi

@@ -1,7 +1,11 @@
 """Ends of processes, as tests wait for them."""
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 LONG = 400.0
 """Seconds that anything may take on a busy machine."""
@@ -21,3 +25,15 @@ def running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def assert_on_loopback(processes: Sequence[psutil.Process]) -> None:
+    """Nothing of a local run can be reached from another machine: driver, Ray, engine, learner."""
+    found = {}
+    for one in processes:
+        with suppress(psutil.Error):
+            for place in one.net_connections("inet"):
+                if place.status == psutil.CONN_LISTEN:
+                    found[place.laddr.port] = (place.laddr.ip, one.name())
+    assert len(found) > 5
+    assert {port: place for port, place in found.items() if not place[0].endswith("127.0.0.1")} == {}

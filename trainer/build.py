@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from core.config import Config, Device
+from core.config import Config, Device, RolloutConfig
 from core.errors import ConfigError
 from core.plan import Bundle, Needs, batch_plan, check_needs, critic, placement, transport
 from core.records import Start
@@ -23,6 +23,7 @@ from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
 from core.seeds import derive
 from core.startup import without_gc
+from core.tools import TokenTool, load_tool
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model_files import describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from actors.pool import RolloutPool
     from actors.stream import RolloutStream
     from learner.group import LearnerGroup
+    from tasks.problems import Tokenizer
     from tasks.task import Task
     from trainer.asynchronous import Pipeline
 
@@ -44,6 +46,7 @@ class ModelAndTask:
 
     model: str  # Hugging Face directory or name
     task: Task
+    tool: TokenTool | None  # for the model's tokens
 
 
 def iteration_settings(config: Config) -> IterationSettings:
@@ -67,6 +70,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         greedy=needs.greedy,
         continuations=config.algorithm.continuations if needs.continuations else 0,
         reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
+        mask_truncated=config.algorithm.overlong == "mask",
         canonical=config.replay.canonical,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if ranking.needs_values and has_critic else 0,
@@ -90,8 +94,21 @@ def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
     )
 
 
+def rollout_settings(config: Config) -> RolloutConfig:
+    """The rollout section; its tool, which answers calls inside responses, is the task's own where none is named. Raises ConfigError."""
+    from tasks.kinds import task_tool
+
+    return config.rollout.model_copy(update={"tool": config.rollout.tool or task_tool(config.task)})
+
+
+def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:
+    """That tool for the tokens of a model. Raises ConfigError."""
+    path = rollout_settings(config).tool
+    return TokenTool(load_tool(path), tokenizer) if path else None
+
+
 def check_methods(config: Config) -> None:
-    """Try the estimator and the policy loss on a small batch; check that they and the ranking get what they need.
+    """Try the tool, and the estimator and the policy loss on a small batch; check that they and the ranking get what they need.
 
     Raises ConfigError.
     """
@@ -99,6 +116,8 @@ def check_methods(config: Config) -> None:
     from replay.rankings import RANKINGS
 
     algorithm = config.algorithm
+    if path := rollout_settings(config).tool:
+        load_tool(path)  # without a tokenizer
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
     check_needs(config, needs_of(config))
@@ -124,15 +143,24 @@ def needs_of(config: Config) -> Needs:
     )
 
 
-@contextmanager
-def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
-    """Find or build the model, check it, and load the task. Raises ModelError, DataError, ConfigError."""
+def find_model(config: Config) -> str:
+    """The directory or name of the checked model; a starter is built if need be. Raises ModelError, DataError, ConfigError."""
     from actors.options import check_options
     from tasks.starter import resolve_model
 
-    check_options(config.rollout, config.cluster.device)
+    check_options(rollout_settings(config), config.cluster.device)
     check_methods(config)
-    model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    return resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+
+
+def open_model_and_task(config: Config) -> AbstractContextManager[ModelAndTask]:
+    """Find or build the model, check it, and load the task. Raises ModelError, DataError, ConfigError."""
+    return open_task(config, find_model(config))
+
+
+@contextmanager
+def open_task(config: Config, model: str) -> Iterator[ModelAndTask]:
+    """Check the model and load the task. Raises ModelError, DataError, ConfigError."""
     with without_gc():
         task, _ = load_task(config, model)
     print(describe_data(task))
@@ -142,7 +170,7 @@ def open_model_and_task(config: Config) -> Iterator[ModelAndTask]:
                 "replay.canonical is true, but no training problem has a canonical solution within rollout.max_response_tokens; "
                 "set task.columns.solution, raise the bound, or set replay.canonical false"
             )
-        yield ModelAndTask(model, task)
+        yield ModelAndTask(model, task, open_tool(config, task.tokenizer))
 
 
 def connected(
@@ -167,7 +195,7 @@ def components(
     ready_part: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Components]:
     """Start store, engines and learner of a training run. `local`: all in this process. `ready_part` is told "engines", "learner"."""
-    from replay.boundaries import TokenTable, boundaries
+    from replay.boundaries import TokenTable, boundaries, remembered
     from replay.store import ReplayStore
     from tasks.sampling import problem_sampler
 
@@ -199,8 +227,11 @@ def components(
             replay=store,
             actors=stream,
             learner=learner,
-            boundaries=partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride),
+            boundaries=remembered(
+                partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride)
+            ),
             pipeline=pipeline,
+            tool=ready.tool,
         )
 
 
@@ -242,17 +273,18 @@ def engine_pool(
 ) -> RolloutPool | LocalPool:
     """The engines; the caller closes them. `local`: one in this process. `quarantine` gets the starts that no engine can generate."""
     seed = derive(config.run.seed, "engine")
+    rollout = rollout_settings(config)
     if local:
         from actors.engines import build_engine
         from actors.local import NAME, LocalPool
 
-        engine = build_engine(model, config.rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
-        return LocalPool(engine, config.rollout)
+        engine = build_engine(model, rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
+        return LocalPool(engine, rollout)
     from actors.pool import RolloutPool
 
     return RolloutPool(
         model,
-        config.rollout,
+        rollout,
         dtype=config.model.dtype,
         device=device,
         seed=seed,

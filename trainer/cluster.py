@@ -14,21 +14,28 @@ from functools import partial
 
 import psutil
 
-from core.startup import ENVIRONMENT, set_environment
+from core.startup import ENVIRONMENT, LOOPBACK, set_environment
 
 set_environment()
 
 import ray  # noqa: E402 (Ray reads its environment when it is imported)
+from ray._private import ray_constants, state  # noqa: E402
 from ray._private.utils import read_ray_address  # noqa: E402
+from ray.job_config import JobConfig  # noqa: E402
+from ray.util import placement_group  # noqa: E402
 
 from core.config import ClusterConfig, Config, Device  # noqa: E402
 from core.errors import ClusterError, first_line  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, choose_device, placement  # noqa: E402
+from core.startup import check_reachable  # noqa: E402
 
 STARTS = 3
 """Attempts to start a local Ray: it waits a fixed 30 s for its raylet."""
-PORT_WAIT = {"RAY_gcs_server_port_wait_time_s": "120"}
-"""Seconds that a local Ray waits for the port of its GCS (default 30). A client that attaches reads it as a number of tries."""
+LOCAL = {"RAY_gcs_server_port_wait_time_s": "120", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} | LOOPBACK
+"""For a local Ray and its workers. Seconds that it waits for the port of its GCS (default 30; a client that attaches reads it as a
+number of tries). And one node that listens on loopback only, as everywhere but on Linux."""
+RESERVE_SECONDS = 15.0
+"""How long the nodes may take to reserve what they have room for."""
 logger = logging.getLogger("retrospect.cluster")
 
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "VLLM_CACHE_ROOT")
@@ -44,10 +51,13 @@ def connect(
     processes that need resources. The request to the autoscaler is withdrawn at the end, because it would keep the nodes. Raises
     ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
     """
-    start(config.cluster, namespace=f"retrospect-{run_name}")
+    check_reachable(config.cluster)
     try:
+        start(config.cluster, f"retrospect-{run_name}", config.monitor.metrics_port)
         device = choose_device(config.cluster, lambda: available().gpus > 0)
-        wait_for(needs(config, device), config.cluster.wait)
+        asked = needs(config, device)
+        wait_for(asked, config.cluster.wait)
+        reserve(asked, max(RESERVE_SECONDS, config.cluster.wait))
         yield device
     finally:
         if config.cluster.wait:
@@ -56,8 +66,8 @@ def connect(
         ray.shutdown()
 
 
-def start(cluster: ClusterConfig, namespace: str) -> None:
-    """Attach to the cluster of `cluster.address`, or start a local one with the dashboard on loopback."""
+def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None:
+    """Attach to the cluster of `cluster.address`, or start a local one that listens on loopback alone. Ray's job has the namespace as name."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     workers = ENVIRONMENT | {name: os.environ[name] for name in FORWARDED if name in os.environ}
     address = find() if cluster.address == "auto" else cluster.address
@@ -65,6 +75,7 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
         ray.init,
         address=address,
         namespace=namespace,
+        job_config=JobConfig(metadata={"job_name": namespace}),
         runtime_env={"env_vars": workers},
         dashboard_host="127.0.0.1",
         log_to_driver=False,
@@ -72,7 +83,7 @@ def start(cluster: ClusterConfig, namespace: str) -> None:
     )
     try:
         if address == "local":
-            bring_up(init)
+            bring_up(partial(init, _metrics_export_port=metrics_port or None))
         else:
             init()
     except Exception as error:  # Ray raises a plain Exception when its processes start late
@@ -91,7 +102,8 @@ def bring_up(init: Callable[[], object]) -> None:
     before = set(psutil.Process().children())
     for left in reversed(range(STARTS)):
         try:
-            with defaults(PORT_WAIT):
+            with defaults(LOCAL):
+                ray_constants.ENABLE_RAY_CLUSTER = os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
                 init()
             return
         except Exception as error:  # Ray raises a plain Exception
@@ -134,10 +146,13 @@ def find() -> str | None:
     return str(recorded)
 
 
-def dashboard_url() -> str:
-    """Address of the Ray dashboard; empty when the cluster runs none."""
-    url = ray.get_runtime_context().gcs_address and ray._private.worker.get_dashboard_url()
-    return f"http://{url}" if url else ""
+def places() -> list[str]:
+    """Lines that say where the Ray dashboard is, and the metrics of this node for Prometheus."""
+    own = ray.get_runtime_context().get_node_id()
+    (node,) = (one for one in ray.nodes() if one["NodeID"] == own)
+    url = ray._private.worker.get_dashboard_url()
+    lines = [f"dashboard http://{url} (it asks for the token that `ray get-auth-token` prints)"] if url else []
+    return [*lines, f"metrics http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"]
 
 
 def available() -> Resources:
@@ -166,8 +181,43 @@ def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:
             return check_resources(bundles, available())
         except ClusterError:
             if time.monotonic() >= deadline:
+                print(describe_room(bundles), flush=True)
                 raise
         time.sleep(1.0)
+
+
+def reserve(bundles: tuple[Bundle, ...], seconds: float) -> None:
+    """Make one placement group per role, named as the role. It ends with this driver's job.
+
+    Raises ClusterError after `seconds` when the nodes have no room: others use them, or no single node is large enough. A table is
+    printed first.
+    """
+    room, deadline = describe_room(bundles), time.monotonic() + seconds
+    for role in bundles:
+        each = {kind: amount for kind, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
+        if not each:
+            continue
+        group = placement_group([each] * role.count, "SPREAD" if role.spread else "PACK", name=role.name)
+        if not group.wait(max(1.0, deadline - time.monotonic())):
+            print(room, flush=True)
+            raise ClusterError(
+                f"no room on the nodes for {role.count} {role.name}{'s' if role.count > 1 else ''} with {role.cpus:g} CPUs and "
+                f"{role.gpus:g} GPUs each; end what uses the nodes, lower the count or the cluster section's shares, or add nodes"
+            )
+
+
+def describe_room(bundles: tuple[Bundle, ...]) -> str:
+    """A table of what the roles ask for and what the nodes have, before anything is reserved."""
+    row = "{:<34} {:>10} {:>10}".format
+    lines = [row("asked", "CPUs", "GPUs")]
+    lines += [row(f"  {b.count} x {b.name}", f"{b.cpus:g} each", f"{b.gpus:g} each") for b in bundles]
+    lines.append(row("there is", "free CPUs", "free GPUs"))
+    free = state.available_resources_per_node()
+    for node in (node for node in ray.nodes() if node["Alive"]):
+        left, total = free.get(node["NodeID"], {}), node["Resources"]
+        both = (f"{left.get(kind, 0):g} of {total.get(kind, 0):g}" for kind in ("CPU", "GPU"))
+        lines.append(row(f"  {node['NodeManagerAddress']} {node['NodeID'][:8]}", *both))
+    return "\n".join(lines)
 
 
 def ask(bundles: list[dict[str, float]]) -> None:

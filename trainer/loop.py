@@ -72,7 +72,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     starts = list({item.trajectory.start.id: item.trajectory.start for item in judged}.values())
     with clock.phase("score"):
         scored = learner.score(judged)
-        canonical = canonical_rollouts(starts, parts.by_id) if settings.canonical else []
+        canonical = canonical_rollouts(starts, parts.by_id, parts.tool) if settings.canonical else []
         canonical_values = values_of(parts, canonical)
     if refresh is not None:
         finish_refresh(parts, refresh, clock)

@@ -96,7 +96,11 @@ class IterationMetrics:
     value_loss: float = _metric("ppo", "1", "Half the squared error of the critic, clipped; mean over the steps.")
     kl: float = _metric("ppo", "nats/token", "PPO KL: how far the update moved the policy from the proximal one.")
     first_kl: float = _metric("ppo", "nats/token", "PPO KL of the first minibatch, before any step: close to 0.")
-    reference_kl: float = _metric("ppo", "nats/token", "KL of the proximal to the reference policy; 0 without one.")
+    reference_kl: float = _metric(
+        "ppo",
+        "nats/token",
+        "KL of the proximal to the reference policy, by the unbiased estimator k1 (below 0 by chance); 0 without one.",
+    )
     kl_coefficient: float = _metric("ppo", "1", "Weight of the KL to the reference policy in this update.")
     entropy: float = _metric("ppo", "nats/token", "Entropy of the policy over the generated tokens.")
     explained_variance: float = _metric(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from core.errors import ActorError, WeightError
 from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Scored, Start, Trajectory
 from core.sampling import Sampling
+from core.tools import TokenTool
 from core.weights import WeightReceiver
 from trainer.starts import Share
 
@@ -58,6 +59,7 @@ class Components:
     learner: LearnerGroup
     boundaries: Callable[[IntArray], IntArray]  # response tokens [T] -> ascending lengths at which a step ends
     pipeline: Pipeline | None = None  # in asynchronous mode
+    tool: TokenTool | None = None  # answers calls inside responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class IterationSettings:
     greedy: bool  # every start is also continued greedily, as a baseline
     continuations: int  # of every state of a trajectory, for the estimator's values
     reward: Callable[[Judged], float]  # of a whole continuation, as the learner sees it
+    mask_truncated: bool  # the learner leaves truncated continuations out
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value

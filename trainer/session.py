@@ -54,7 +54,7 @@ class Schedule:
 class Outputs:
     """Receivers of progress."""
 
-    phase: Callable[[str], None]  # a phase of the iteration begins
+    phase: Callable[[str], object]  # a phase of the iteration begins
     note: Callable[[str], None]  # one line for a person
     sinks: Sequence[MetricSink]  # an iteration has ended
 
@@ -68,6 +68,7 @@ class Session:
     schedule: Schedule
     directory: RunDirectory
     open_outputs: Callable[[int], AbstractContextManager[Outputs]]  # argument: last complete iteration
+    mirror: Callable[[str], str] = lambda _: ""  # a new checkpoint's name -> what to add to the line about it
 
 
 def run_session(session: Session, resumed: Path | None, stop: Interruption) -> bool:
@@ -118,10 +119,11 @@ def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Inte
             outputs.note(f"before training: {describe_evaluation(first)}")
         for number in range(progress.iteration + 1, session.schedule.iterations + 1):
             progress = _step(session, outputs, progress, number, PhaseClock(announce), stop)
-            stop.check()
+            if number < session.schedule.iterations:
+                stop.check()
     except KeyboardInterrupt:
         if progress.iteration:
-            _save(session, outputs, progress, f"interrupted after iteration {progress.iteration}; ")
+            _save(session, outputs, progress, f"ended after iteration {progress.iteration}; ")
         return False
     return True
 
@@ -208,8 +210,10 @@ def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:
 def _save(session: Session, outputs: Outputs, progress: RunProgress, reason: str, success: float | None = None) -> None:
     """Write and report the checkpoint of `progress`, unless it is already the latest. `success`: on held-out problems."""
     directory = session.directory
+    copied = ""
     if checkpoint.saved(directory) == progress.iteration:
         path = checkpoint.latest(directory)
     else:
         path = checkpoint.save(directory, session.parts, progress, session.schedule.keep_checkpoints, success)
-    outputs.note(f"{reason}checkpoint {path}")
+        copied = session.mirror(path.name)
+    outputs.note(f"{reason}checkpoint {path}{copied}")

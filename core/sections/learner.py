@@ -11,7 +11,7 @@ class LearnerConfig(Section):
     """The DeepSpeed learner."""
 
     ranks: int = Field(1, ge=1, description="Learner processes (data parallel).")
-    zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed ZeRO stage, 0 to 3.")
+    zero_stage: int = Field(0, ge=0, le=3, description="DeepSpeed ZeRO stage, 0 to 3; with bfloat16 0 and 1 run as 2.")
     offload: bool = Field(
         False, description="Keep optimizer states and fp32 weights in CPU memory; needs zero_stage >= 1."
     )

@@ -28,4 +28,10 @@ class MonitorConfig(Section):
         ("tensorboard",),
         description="Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated by commas.",
     )
+    metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray start --metrics-export-port`.",
+    )
     project: str = Field("retrospect", min_length=1, description="W&B project and MLflow experiment of the run.")

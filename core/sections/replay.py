@@ -18,7 +18,7 @@ class ReplayConfig(Section):
         description="How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of rollouts from the root that fail.",
     )
     ranking: Literal["value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = (
-        Field("value", description="How the store ranks states (docs/architecture.md; formulas in replay/rankings/).")
+        Field("learnability", description="How the store ranks states (docs/method.md; formulas in replay/rankings/).")
     )
     start_states: int = Field(512, ge=1, description="States in the store before replay begins.")
     shards: int = Field(

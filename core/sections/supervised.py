@@ -44,11 +44,13 @@ class LanguageJudgeConfig(Section):
 
     url: str = Field(
         "",
+        pattern=r"^[^@\s]*$",  # no user and password: the configuration is written into reports
         description="Base URL of the endpoint, such as http://localhost:8000/v1. If set, this model judges the task dialogue instead of reward_model.path, and compares the responses of `launch.py evaluate --against`.",
     )
     model: str = Field("", description="The model's name at the endpoint.")
     key_variable: str = Field(
         "OPENAI_API_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",  # not the key itself
         description="Environment variable with the API key; if it is not set, none is sent that means anything.",
     )
     criterion: str = Field(

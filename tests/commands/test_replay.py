@@ -23,7 +23,7 @@ from tasks.corpus import character_tokenizer
 def run(tmp_path: Path) -> Path:
     """A run's directory with configuration, tokenizer and a store: a failure, and a success that goes on from it."""
     made = RunDirectory.create(tmp_path, "r", "demo")
-    config = load_config(DEFAULT)
+    config = override(load_config(DEFAULT), ["--replay.ranking", "value"])
     write_atomically(made.config, dump_config(config))
     tokenizer = character_tokenizer("0123456789=abcd\n")
     tokenizer.save_pretrained(made.policy)

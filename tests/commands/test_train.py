@@ -104,10 +104,10 @@ def test_a_resumed_run_keeps_changed_fields(
     monkeypatch.setattr(commands, "_open_session", lambda config, *_: nullcontext(config))
     monkeypatch.setattr(commands, "run_session", recorder(calls))
     monkeypatch.setattr(commands, "print_summary", lambda _: None)
-    arguments = [*(part.format(run.path) for part in form), "--run.iterations", "9", "--learner.value-lr", "1e-5"]
+    arguments = [*(part.format(run.path) for part in form), "--run.iterations", "12", "--learner.value-lr", "1e-5"]
     assert launch.main(["train", *arguments, "--local"]) == 0
     config, resumed, _ = calls.pop()
-    assert config.run.iterations == load_config(run.config).run.iterations == 9
+    assert config.run.iterations == load_config(run.config).run.iterations == 12
     assert resumed == run.checkpoints / "000010"
 
 
@@ -126,14 +126,14 @@ def test_a_resumed_run_keeps_changed_fields(
 def test_what_a_run_rests_on_cannot_change(run: RunDirectory, option: str, value: str) -> None:
     before = run.config.read_text()
     with pytest.raises(ConfigError, match=rf"--resume: {option} is .* cannot become {value}; start a new run"):
-        commands.resume(run.path, [f"--{option}", value.strip("'")])
+        commands.resume(str(run.path), [f"--{option}", value.strip("'")])
     assert run.config.read_text() == before
 
 
 def test_all_that_cannot_change_is_named_at_once(run: RunDirectory) -> None:
     options = ["--run.seed", "1", "--run.iterations", "9", "--replay.target", "0.4"]
     with pytest.raises(ConfigError, match=r"run\.seed is 0 .* become 1; replay\.target is .* become 0\.4; start"):
-        commands.resume(run.path, options)
+        commands.resume(str(run.path), options)
 
 
 def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> None:
@@ -141,7 +141,14 @@ def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> N
     progress = RunProgress(10, {}, 0, {"fed": 12, "in_flight": [{}, {}]})
     (folder / "progress.json").write_text(json.dumps(asdict(progress)))
     with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
-        commands.resume(run.path, [], local=True)
+        commands.resume(str(run.path), ["--run.iterations", "12"], local=True)
+
+
+def test_fewer_iterations_than_done_start_nothing(run: RunDirectory) -> None:
+    before = run.config.read_text()
+    with pytest.raises(ConfigError, match=r"mine has done 10 iterations, more than run.iterations = 9; raise it$"):
+        commands.resume(str(run.path), ["--run.iterations", "9"])
+    assert run.config.read_text() == before
 
 
 def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,7 @@ def test_what_needs_values_is_refused_without_a_critic() -> None:
         r"estimator 'gae' needs values, but learner\.value_model is 'none'; set",
     )
     refused(
-        none,
+        none | {"replay": {"ranking": "value"}},
         Needs(False, False, False, False, "values"),
         r"replay\.ranking 'value' needs values, but learner\.value_model is",
     )

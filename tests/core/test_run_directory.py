@@ -176,7 +176,7 @@ def test_samples_show_each_kind_first(tmp_path: Path) -> None:
     }
 
 
-def test_what_programs_say_can_be_written_down(tmp_path: Path) -> None:
+def test_what_programs_say_can_be_written_down(bubblewrap: None, tmp_path: Path) -> None:
     """Half a character in a reason, as a program raises it, and in a response."""
     task = TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0, judge_timeout=60.0)
     judges = start_judges(task)

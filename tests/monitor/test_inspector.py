@@ -33,10 +33,12 @@ class Made:
 
     def __init__(self, root: Path) -> None:
         self.run = RunDirectory.create(root, "mine", "demo")
-        self.run.config.write_text(dump_config(parse_config({}, "test")), encoding="utf-8")
+        self.run.config.write_text(
+            dump_config(parse_config({"replay": {"ranking": "value"}}, "test")), encoding="utf-8"
+        )
         self.tokenizer = character_tokenizer("0123456789=abcd\n")
         self.tokenizer.save_pretrained(self.run.tokenizer)
-        self.server = ShardServer(0, ReplayConfig(), len(self.tokenizer), self.run.replay, "id")
+        self.server = ShardServer(0, ReplayConfig(ranking="value"), len(self.tokenizer), self.run.replay, "id")
         self.writes = 0
 
     def write(self, write: pa.RecordBatch) -> None:

@@ -54,7 +54,8 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     assert "starting" in stream.getvalue()
     assert "learner" in stream.getvalue()
     assert not run.startup.exists()  # it was not completed
-    assert last_start(run) == 0.0
+    assert "about 0:2" in stream.getvalue()  # of 25 s, which a first start is taken to last
+    assert last_start(run) == starting.TYPICAL
 
 
 def test_lines_of_libraries_go_to_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +71,18 @@ def test_lines_of_libraries_go_to_the_log(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("ours\nafter it\n", "")
     assert log.read_text() == "Writing model shards: 100%\nno ninja\n"
+
+
+def test_lines_of_libraries_stay_off_the_bar_and_the_table(tmp_path: Path) -> None:
+    run, screen = RunDirectory.create(tmp_path, "mine", "demo"), Terminal()
+    with libraries_in_log(run.log):
+        with closing(Starting(run, ["engines"], screen)):
+            print("Writing model shards", file=sys.stderr)
+        with closing(open_console("mine", 3, stream=screen)):
+            print("Started a local Ray instance", file=sys.stderr)
+    assert run.log.read_text() == "Writing model shards\nStarted a local Ray instance\n"
+    assert "shards" not in screen.getvalue()
+    assert "Ray instance" not in screen.getvalue()
 
 
 def test_a_person_is_told_once_when_nothing_is_rewarded_or_explored() -> None:

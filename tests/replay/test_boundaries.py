@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.boundaries import Rule, TokenTable, boundaries
+from core.records import IntArray
+from replay.boundaries import Rule, TokenTable, boundaries, remembered
 
 RULES: list[Rule] = ["line", "sentence", "code", "stride"]
 
@@ -123,3 +124,16 @@ def test_code_boundaries_are_where_ast_ends_statements(path: Path) -> None:
     for end in found - ends:
         line = raw[:end].splitlines()[-1].split(b"  #")[0].strip()
         assert line.endswith(b":") or line.startswith(b"@"), line
+
+
+def test_a_response_is_cut_once() -> None:
+    asked: list[list[int]] = []
+
+    def _find(response: IntArray) -> IntArray:
+        asked.append(response.tolist())
+        return response[:1].copy()
+
+    found = remembered(_find)
+    for response in ([3, 4], [5], [3, 4]):
+        assert found(np.array(response, np.int32)).tolist() == response[:1]
+    assert asked == [[3, 4], [5]]

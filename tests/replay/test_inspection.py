@@ -18,7 +18,7 @@ from replay.shard import Shard
 from replay.store import ReplayStore
 from replay.writes import pack_candidates, pack_outcomes
 
-CONFIG = ReplayConfig()
+CONFIG = ReplayConfig(ranking="value")
 NEWEST = 2**31 - 1
 
 

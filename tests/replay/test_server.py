@@ -16,7 +16,7 @@ from replay.server import ShardServer
 from replay.writes import pack_candidates
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ReplayConfig()
+CONFIG = ReplayConfig(ranking="value")
 
 
 def server(folder: Path, store_id: str = "a") -> ShardServer:

@@ -31,7 +31,7 @@ def candidate(problem: str, tokens: object, lengths: object, values: object, **f
 
 
 def shard_of(*candidates: Candidate, **fields: object) -> Shard:
-    shard = Shard(ReplayConfig.model_validate(fields), 100)
+    shard = Shard(ReplayConfig.model_validate({"ranking": "value", **fields}), 100)
     add(shard, *candidates)
     return shard
 

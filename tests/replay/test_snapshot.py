@@ -33,12 +33,12 @@ def test_a_snapshot_does_not_show_that_its_shard_was_restored(tmp_path: Path) ->
 @pytest.mark.parametrize("part", [1, 7, 4096])
 def test_any_split_of_a_snapshot_has_all_of_it(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replay.snapshot.PART", part)
-    whole = Shard(ReplayConfig(), 100)
+    whole = Shard(ReplayConfig(ranking="value"), 100)
     whole.apply(pack_candidates(candidates(40), 100))
     write_snapshot(whole, tmp_path / "file")
     parts = []
     for index in range(3):
-        shard = Shard(ReplayConfig(), 100)
+        shard = Shard(ReplayConfig(ranking="value"), 100)
         load_snapshot(shard, tmp_path / "file", lambda name, index=index: shard_of(name, 3) == index)  # type: ignore[misc]
         parts.append(stored(shard))
     assert stored(whole) == parts[0] | parts[1] | parts[2]
@@ -46,8 +46,8 @@ def test_any_split_of_a_snapshot_has_all_of_it(tmp_path: Path, part: int, monkey
 
 
 def test_an_empty_shard_is_written_and_read(tmp_path: Path) -> None:
-    write_snapshot(Shard(ReplayConfig(), 100), tmp_path / "file")
-    shard = Shard(ReplayConfig(), 100)
+    write_snapshot(Shard(ReplayConfig(ranking="value"), 100), tmp_path / "file")
+    shard = Shard(ReplayConfig(ranking="value"), 100)
     load_snapshot(shard, tmp_path / "file")
     assert len(shard.states) == 0
     assert np.isfinite(shard.nbytes)

@@ -38,7 +38,7 @@ def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 1
 
 
 def opened(directory: Path, shards: int = 2, local: bool = False, **fields: object) -> ReplayStore:
-    config = ReplayConfig.model_validate({"shards": shards, **fields})
+    config = ReplayConfig.model_validate({"ranking": "value", "shards": shards, **fields})
     return ReplayStore(config, vocabulary=VOCABULARY, directory=directory, fingerprint="task+tokenizer", local=local)
 
 
@@ -200,7 +200,7 @@ def test_a_snapshot_of_another_tokenizer_is_refused(store: ReplayStore, tmp_path
     message["task+tokenizer"] = "vocabulary 100, but this run has 101"
     for number, (fingerprint, line) in enumerate(message.items()):
         other = ReplayStore(
-            ReplayConfig(),
+            ReplayConfig(ranking="value"),
             vocabulary=100 + number,
             directory=tmp_path / fingerprint,
             fingerprint=fingerprint,

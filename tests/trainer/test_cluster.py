@@ -1,6 +1,7 @@
 """What is asked of Ray and when it is given back. (Real clusters: tests/test_ray_job.py and tests/test_end_to_end.py.)"""
 
 import os
+import re
 import signal
 import subprocess
 from typing import Any
@@ -11,7 +12,8 @@ from commands import check
 from core.config import ClusterConfig, Config
 from core.errors import ClusterError
 from core.load import override
-from core.plan import Resources, evaluation_placement
+from core.plan import Bundle, Resources, evaluation_placement
+from core.startup import in_group
 from trainer import cluster
 
 
@@ -21,6 +23,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     monkeypatch.setattr(cluster, "start", lambda *_, **__: None)
     monkeypatch.setattr(cluster, "available", lambda: Resources(cpus=2.0, gpus=0.0))
+    monkeypatch.setattr(cluster, "reserve", lambda *_: None)
+    monkeypatch.setattr(cluster, "describe_room", lambda _: "asked")
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: seen.append(bundles))
     monkeypatch.setattr("ray.shutdown", lambda: seen.append("shutdown"))
     return seen
@@ -127,3 +131,26 @@ def test_a_record_of_a_dead_head_is_passed_over(monkeypatch: pytest.MonkeyPatch)
     assert cluster.find() == "local"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert cluster.find() is None
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_each_role_has_a_placement_group_and_no_room_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    from ray.util import get_placement_group, remove_placement_group
+
+    small, large = Bundle("small", 2, 0.01, 0.0, spread=True), Bundle("large", 1, 5.0, 0.0)
+    try:
+        with pytest.raises(
+            ClusterError, match="no room on the nodes for 1 large with 5 CPUs and 0 GPUs each; end what"
+        ):
+            cluster.reserve((small, Bundle("shard", 1, 0.0, 0.0), large), 2.0)
+        said = capsys.readouterr().out
+        assert re.search(r"asked +CPUs +GPUs\n +2 x small +0.01 each +0 each\n", said)
+        assert re.search(r"there is +free CPUs +free GPUs\n +[\d.]+ \w{8} +\S+ of 4 +0 of 0\n", said)
+        assert in_group("small", 1)["scheduling_strategy"].placement_group_bundle_index == 1
+        assert capsys.readouterr().out == ""
+        in_group("large", 0)
+        assert capsys.readouterr().out == "large 0 waits for a node with room for {'CPU': 5.0}\n"
+        assert in_group("shard", 0) == {}  # reserves nothing
+    finally:
+        for bundle in (small, large):
+            remove_placement_group(get_placement_group(bundle.name))

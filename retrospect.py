@@ -1,0 +1,61 @@
+"""Retrospect from Python: the same as the command line, with a function that watches every iteration.
+
+    import retrospect
+
+    config = retrospect.override(retrospect.load_config("configs/demo.yaml"), ["--run.iterations=10"])
+    run = retrospect.train(config, lambda metrics: metrics.evaluation_success > 0.5)
+    result = retrospect.evaluate(config, run)
+
+Import it before torch: it sets what torch, Ray and vLLM read when they are imported. Call it in the main thread.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.config import Config
+from core.load import load_config, override
+from core.startup import set_environment
+
+if TYPE_CHECKING:
+    from commands.train import Callback
+    from trainer.evaluation.scores import Evaluation
+
+__all__ = ["Config", "evaluate", "load_config", "override", "resume", "train"]
+
+set_environment()
+
+
+def train(config: Config, callback: "Callback | None" = None, *, local: bool = False) -> Path:
+    """Train a new run and return its folder. `local`: all in this process, without Ray.
+
+    `callback` gets the metrics of every iteration (docs/metrics.md). When it returns True, the run saves and ends; its policy is
+    then in the folder that `checkpoints/latest` names. Use either `local` or Ray in one process: `local` leaves its settings of threads,
+    devices and sockets in the environment.
+    """
+    from commands import train
+
+    return train.train(config, "run", local, callback).path
+
+
+def resume(
+    run: Path | str,
+    callback: "Callback | None" = None,
+    *,
+    options: Sequence[str] = (),
+    local: bool = False,
+) -> Path:
+    """Continue a run from its last checkpoint, with fields changed by `options` ("--run.iterations=20"); otherwise as `train`."""
+    from commands import train
+
+    return train.resume(str(run), options, local, callback).path
+
+
+def evaluate(config: Config, target: Path | str = "", *, against: Path | str = "", local: bool = False) -> "Evaluation":
+    """Evaluate a run, checkpoint or model (by default model.path) on the held-out problems, and print its numbers.
+
+    `against`: a second one to compare with; the win rate is printed.
+    """
+    from commands.evaluate import evaluate_models
+
+    return evaluate_models(config, str(target), str(against), local=local)

@@ -1,0 +1,103 @@
+"""A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system): checkpoints, numbers, report.
+
+Called by `commands/train.py` and, after every checkpoint, by `trainer/session.py`. Invariant: `checkpoints/latest` at the URI names a
+complete checkpoint: it is written last, and deleted before a checkpoint of its name is written again.
+"""
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from pyarrow import ArrowException
+from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem, copy_files
+
+from core.errors import CheckpointError, ConfigError, first_line
+from core.run_directory import RunDirectory, write_atomically
+
+FAILURES = (OSError, ArrowException, ValueError, ImportError)
+logger = logging.getLogger("retrospect.mirror")
+
+
+def open_store(uri: str) -> tuple[FileSystem, str]:
+    """The file system of a URI, and the path in it. Raises ConfigError when it cannot be opened."""
+    try:
+        try:
+            store, path = FileSystem.from_uri(uri)
+        except ArrowException:  # a scheme that Arrow does not know
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            found, path = url_to_fs(uri)
+            store = PyFileSystem(FSSpecHandler(found))
+    except FAILURES as error:
+        raise ConfigError(f"{uri}: {first_line(error)}; name a folder such as s3://bucket/path") from None
+    return store, path.rstrip("/")
+
+
+def upload(run: RunDirectory, uri: str, checkpoint: str = "") -> str:
+    """Copy the run to uri/NAME: its `checkpoint`, if one is named, and all files that are not of checkpoints or of the live store.
+
+    Returns the end of a line for a person. A failure is a warning: the next checkpoint tries again.
+    """
+    try:
+        store, root = open_store(uri)
+        _upload(run, store, f"{root}/{run.name}", checkpoint)
+    except (ConfigError, *FAILURES) as error:
+        line = f"not copied to {uri} ({first_line(error)}); the next checkpoint tries again"
+        logger.warning(line)
+        return f"; {line}"
+    return f"; copied to {uri}"
+
+
+def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) -> None:
+    here = LocalFileSystem()
+    if checkpoint:
+        target = f"{root}/checkpoints/{checkpoint}"
+        if store.get_file_info(target).type != FileType.NotFound:  # the run was resumed from an earlier one
+            with suppress(FileNotFoundError):
+                store.delete_file(f"{root}/checkpoints/latest")
+            store.delete_dir(target)
+        _copy(here, str(run.checkpoints / checkpoint), store, target)
+    for path in run.path.iterdir():
+        if not path.name.startswith(".") and path not in (run.checkpoints, run.replay):
+            _copy(here, str(path), store, f"{root}/{path.name}")
+    for name in ("best", "latest") if checkpoint else ():
+        if (run.checkpoints / name).exists():
+            _copy(here, str(run.checkpoints / name), store, f"{root}/checkpoints/{name}")
+    for info in store.get_file_info(FileSelector(f"{root}/checkpoints", allow_not_found=True)):
+        if info.type == FileType.Directory and not (run.checkpoints / info.base_name).exists():
+            store.delete_dir(info.path)
+
+
+def download(uri: str, root: Path) -> Path:
+    """Copy the run at `uri` with its newest and its best checkpoint to root/NAME, unless a run with a checkpoint is there.
+
+    Raises CheckpointError when it cannot be read.
+    """
+    store, base = open_store(uri)
+    run = RunDirectory(root.expanduser().resolve() / base.rpartition("/")[2])
+    if (run.checkpoints / "latest").exists():
+        print(f"{run.path} is here: it continues from its own last checkpoint", flush=True)
+        return run.path
+    try:
+        latest = store.open_input_stream(f"{base}/checkpoints/latest").read().decode()
+        for folder in run.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        here = LocalFileSystem()
+        for info in store.get_file_info(FileSelector(base)):
+            if info.base_name not in ("checkpoints", ""):
+                _copy(store, info.path, here, str(run.path / info.base_name))
+        for info in store.get_file_info(FileSelector(f"{base}/checkpoints")):
+            if info.base_name not in ("latest", ""):
+                _copy(store, info.path, here, str(run.checkpoints / info.base_name))
+        write_atomically(run.checkpoints / "latest", latest)
+    except FAILURES as error:
+        raise CheckpointError(f"{uri}: no run to resume ({first_line(error)}); name the folder of a run") from None
+    print(f"copied {uri} to {run.path}", flush=True)
+    return run.path
+
+
+def _copy(source: FileSystem, path: str, target: FileSystem, to: str) -> None:
+    """Copy a file, or a folder with all that is in it."""
+    if source.get_file_info(path).type == FileType.Directory:
+        target.create_dir(to)
+    copy_files(path, to, source_filesystem=source, destination_filesystem=target)
