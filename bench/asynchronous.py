@@ -12,7 +12,6 @@ The speed-up is over these. In the second nothing overlaps, which gives the seco
 Figures are medians over the iterations, without those in which caches warm up and the pipeline fills or empties.
 """
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bench.report import Check, check, median, write
+from bench.report import Check, check, command_line, median, write
 from core.config import Config, Device
 from core.load import load_config
 from core.run_directory import RunDirectory
@@ -184,4 +183,4 @@ def main(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(command_line(__doc__).parse_args().quick)

@@ -3,8 +3,8 @@
 An iteration is generation, reward and all optimizer steps. Ours also scores, updates the replay store, trains a critic, and ends with
 a broadcast and its probe. Both sides have the same problems (the demo recipe's), model, samples, lengths, optimizer steps and cores.
 The model is the recipe's starter after little training, so that responses use up their budget. The sides alternate, iteration by
-iteration, and all starts are at the root. Ours runs in two forms: with the recipe's separate critic, and with the critic as a head on
-the policy's trunk, which trains as many weights as TRL.
+iteration, and all starts are at the root. Ours runs in three forms: with the recipe's separate critic, with the critic as a head on
+the policy's trunk, and with GRPO and no critic. The last two train as many weights as TRL.
 
 TRL runs in another environment (requirements/bench.txt), which `make bench` prepares. BENCH_PYTHON names its interpreter (default:
 .venv-bench/bin/python). It has one data-parallel process per core, which is faster than one process (2,968 against 2,416 tokens/s on two cores). Without that
@@ -13,11 +13,11 @@ environment only ours is measured.
 
 import json
 import os
+import resource
 import socket
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import ray
 
 from bench.rank_times import PARTS, seconds_since_last, watch
-from bench.report import Check, check, median, write
+from bench.report import Check, check, command_line, median, write
 from bench.trl_loop import Job, TrlLap
 from core.config import Config, Device
 from core.load import load_config
@@ -60,6 +60,7 @@ class Laps(NamedTuple):
 
     ours: list[Lap]
     trl: list[TrlLap]  # none without TRL
+    memory: float  # MiB, the peak of rank 0's process
 
     @property
     def rate(self) -> float:
@@ -89,6 +90,16 @@ def recipe(quick: bool) -> Config:
 def on_one_trunk(config: Config) -> Config:
     """The configuration with the critic as a head on the policy's trunk."""
     return config.model_copy(update={"learner": config.learner.model_copy(update={"value_model": "shared"})})
+
+
+def without_critic(config: Config) -> Config:
+    """The configuration with GRPO, which needs no critic."""
+    return config.model_copy(
+        update={
+            "algorithm": config.algorithm.model_copy(update={"estimator": "grpo"}),
+            "replay": config.replay.model_copy(update={"ranking": "uniform"}),
+        }
+    )
 
 
 def job_of(config: Config, model: str, task: Task, iterations: int) -> Job:
@@ -152,11 +163,11 @@ def started_trl(python: Path, job: Job, folder: Path) -> Iterator[Trl]:
 
 
 def measure(
-    config: Config, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
+    config: Config, name: str, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
 ) -> Laps:
     """Run our iterations and TRL's alternately."""
-    run = RunDirectory.create(folder, config.learner.value_model, "bench")
-    settings, laps = build.iteration_settings(config), Laps([], [])
+    run = RunDirectory.create(folder, name, "bench")
+    settings, ours, theirs = build.iteration_settings(config), [], []
     with build.components(config, run, ready, device) as parts:
         rank = ray.get_actor("learner-rank-0")
         watch(rank)
@@ -164,10 +175,11 @@ def measure(
             clock = PhaseClock()
             iteration = iterate(parts, settings, number, clock)
             tokens = sum(item.trajectory.tokens.size for item in iteration.scored)
-            laps.ours.append(Lap(tokens, clock.seconds(), seconds_since_last(rank)))
+            ours.append(Lap(tokens, clock.seconds(), seconds_since_last(rank)))
             if trl:
-                laps.trl.append(trl())
-    return Laps(laps.ours[1:], laps.trl[1:])
+                theirs.append(trl())
+        memory = ray.get(rank.__ray_call__.remote(lambda _: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    return Laps(ours[1:], theirs[1:], memory)
 
 
 def middle(laps: Laps, phase: str) -> float:
@@ -175,26 +187,32 @@ def middle(laps: Laps, phase: str) -> float:
     return median([getattr(lap.seconds, phase) for lap in laps.ours])
 
 
-def compared(separate: Laps, shared: Laps) -> list[Check]:
-    """The checks of both our forms against TRL."""
-    trunk = "critic on the policy's trunk"
-    ratios = separate.rate / separate.trl_rate, shared.rate / shared.trl_rate
-    return [
+def compared(separate: Laps, others: Mapping[str, Laps]) -> list[Check]:
+    """The checks of all our forms against TRL; `others` than the separate critic by name."""
+    checks = [
         check("generated tokens/s, whole iteration", separate.rate, "tokens/s", baseline=separate.trl_rate),
-        check("whole iteration / TRL's GRPO trainer", ratios[0], "ratio", ">=", GOAL, baseline=1.0),
-        check(f"{trunk}: generated tokens/s", shared.rate, "tokens/s", baseline=shared.trl_rate),
-        check(f"{trunk}: whole iteration / TRL's", ratios[1], "ratio", baseline=1.0),
+        check(
+            "whole iteration / TRL's GRPO trainer", separate.rate / separate.trl_rate, "ratio", ">=", GOAL, baseline=1.0
+        ),
+    ]
+    for name, laps in others.items():
+        checks += [
+            check(f"{name}: generated tokens/s", laps.rate, "tokens/s", baseline=laps.trl_rate),
+            check(f"{name}: whole iteration / TRL's", laps.rate / laps.trl_rate, "ratio", baseline=1.0),
+        ]
+    return [
+        *checks,
         check("TRL: generation", median([lap.generation for lap in separate.trl]), "s"),
         check("TRL: all optimizer steps", median([lap.training for lap in separate.trl]), "s"),
     ]
 
 
-def profile(separate: Laps, shared: Laps) -> list[Check]:
-    """The seconds of our iterations by phase."""
+def profile(separate: Laps, others: Mapping[str, Laps]) -> list[Check]:
+    """The seconds of our iterations by phase, and the memory of a rank."""
     total = middle(separate, "total")
     generation = median([lap.tokens / lap.seconds.generate for lap in separate.ours])
     outside = median([lap.seconds.update - sum(lap.update.values()) for lap in separate.ours])
-    return [
+    checks = [
         check("generated tokens per iteration", median([lap.tokens for lap in separate.ours]), "tokens"),
         check("generated tokens/s, generation alone", generation, "tokens/s"),
         check("seconds per iteration", total, "s"),
@@ -202,8 +220,15 @@ def profile(separate: Laps, shared: Laps) -> list[Check]:
         check("update, policy and critic", middle(separate, "update"), "s"),
         *(check(f"of which {part}", median([lap.update[part] for lap in separate.ours]), "s") for part in PARTS),
         check("of which driver and transport", outside, "s"),
-        check("critic on the policy's trunk: update", middle(shared, "update"), "s"),
+        check("peak memory of a rank's process", separate.memory, "MiB"),
     ]
+    for name, laps in others.items():
+        checks += [
+            check(f"{name}: score", middle(laps, "score"), "s", baseline=middle(separate, "score")),
+            check(f"{name}: update", middle(laps, "update"), "s", baseline=middle(separate, "update")),
+            check(f"{name}: peak memory of a rank's process", laps.memory, "MiB", baseline=separate.memory),
+        ]
+    return checks
 
 
 def main(quick: bool) -> None:
@@ -217,13 +242,18 @@ def main(quick: bool) -> None:
         ready = stack.enter_context(open_model_and_task(config))
         trl = None
         if python.exists():
-            job = job_of(config, ready.model, ready.task, 2 * iterations)  # alternates with each of our forms
+            job = job_of(config, ready.model, ready.task, 3 * iterations)  # alternates with each of our forms
             trl = stack.enter_context(started_trl(python, job, folder / "trl"))
-        separate = measure(config, ready, device, folder, trl, iterations)
-        shared = measure(on_one_trunk(config), ready, device, folder, trl, iterations)
+        separate = measure(config, "separate", ready, device, folder, trl, iterations)
+        others = {
+            "critic on the policy's trunk": measure(
+                on_one_trunk(config), "trunk", ready, device, folder, trl, iterations
+            ),
+            "GRPO, no critic": measure(without_critic(config), "none", ready, device, folder, trl, iterations),
+        }
     if not python.exists():
         print(f"TRL is left out: no {python} (`make bench` prepares it)")
-    checks = [*(compared(separate, shared) if trl else []), *profile(separate, shared)]
+    checks = [*(compared(separate, others) if trl else []), *profile(separate, others)]
     settings: dict[str, str | int | float] = {
         "iterations": iterations,
         "starts": config.rollout.starts,
@@ -237,4 +267,4 @@ def main(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(command_line(__doc__).parse_args().quick)

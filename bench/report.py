@@ -3,6 +3,7 @@
 Invariant: a check that misses its goal is written too, with `ok: false`.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -35,6 +36,13 @@ def check(
     """Compare a number with its goal, if it has one: `check("speed", 1.1, "x", ">=", 1.0)`."""
     met = sense is None or (value >= goal if sense == ">=" else value <= goal)
     return Check(name, value, unit, f"{sense} {goal:g}" if sense else "", met, baseline)
+
+
+def command_line(about: str | None) -> argparse.ArgumentParser:
+    """The command line of a benchmark, with `--quick`: a wrong option is answered before anything is measured."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--quick", action="store_true", help="a shorter measurement; writes bench/results/NAME.quick.*")
+    return parser
 
 
 def median(values: Sequence[float]) -> float:

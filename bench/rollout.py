@@ -38,7 +38,7 @@ import ray
 from actors.pool import RolloutPool
 from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
 from bench.models import Shape, build_model
-from bench.report import Check, check, median, write
+from bench.report import Check, check, command_line, median, write
 from core.config import RolloutConfig
 from core.records import Start
 from core.sampling import Sampling
@@ -268,4 +268,4 @@ def main(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(command_line(__doc__).parse_args().quick)

@@ -8,7 +8,6 @@ older than the pipeline allows. `tests/test_soak.py` runs a short version.
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ import ray
 from actors.pool import RolloutPool
 from actors.stream import Finished, RolloutStream
 from bench.models import Shape, build_model
-from bench.report import check, write
+from bench.report import check, command_line, write
 from core.config import RolloutConfig
 from core.records import Start
 from core.sampling import Sampling
@@ -110,13 +109,12 @@ def strike(pool: RolloutPool, dice: random.Random) -> int:
     return len(victims)
 
 
-def soak(folder: Path, iterations: int, share: float, seed: int, deadline: float = CONFIG.deadline) -> Tally:
+def soak(folder: Path, iterations: int, share: float, seed: int) -> Tally:
     """Run `iterations` with faults in about `share` of them. Ray must be connected; the model is saved in `folder`."""
     weights = pack(build_model(folder, SHAPE).named_parameters(), 0)
     dice = random.Random(seed)
     tally = Tally({start.id for number in range(1, iterations + 1) for start in choose(number)})
-    config = CONFIG.model_copy(update={"deadline": deadline})
-    pool = RolloutPool(str(folder), config, dtype="float32", device="cpu", seed=0, cpus=0.5)
+    pool = RolloutPool(str(folder), CONFIG, dtype="float32", device="cpu", seed=0, cpus=0.5)
     with closing(pool), closing(CountingStream(pool)) as stream:
         sampling = Sampling(1.0, 1.0, RESPONSE)
         pipeline = Pipeline(stream, sampling, starts=STARTS, max_staleness=STALENESS, iterations=iterations)
@@ -162,4 +160,4 @@ def main(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(command_line(__doc__).parse_args().quick)

@@ -6,7 +6,6 @@ demo's iteration (`bench.loop`), and with a million states and long responses.
 """
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from bench.report import RESULTS, Check, check, median, write
+from bench.report import RESULTS, Check, check, command_line, median, write
 from core.config import ReplayConfig
 from core.records import Candidate, IntArray, Outcome, Provenance
 from replay.boundaries import TokenTable, boundaries
@@ -154,4 +153,4 @@ def main(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(command_line(__doc__).parse_args().quick)

@@ -4,14 +4,13 @@ Judges correct and wrong answers of the real data with `tasks.judge.JudgePool`, 
 same verifier in this process, so the difference is the cost of processes and pipes.
 """
 
-import argparse
 import json
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.report import Check, check, median, write
+from bench.report import Check, check, command_line, median, write
 from core.config import Columns
 from core.records import Verdict
 from tasks.judge import JudgePool
@@ -102,8 +101,7 @@ def verdict_checks(name: str, folder: Path, workers: int, limit: int) -> list[Ch
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer verdicts")
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with gsm8k/ and math/")
     parser.add_argument("--workers", type=int, default=2, help="judging processes")
     given = parser.parse_args()

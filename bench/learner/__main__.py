@@ -24,7 +24,7 @@ from bench.learner.memory import EXACT, memory_now, peak_memory
 from bench.learner.rows import demo_rows, forked_rows, gsm8k_rows
 from bench.learner.sides import Sides, Work, started
 from bench.models import Shape
-from bench.report import Check, check, median, write
+from bench.report import Check, check, command_line, median, write
 from core.errors import ClusterError, RetrospectError
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
@@ -150,10 +150,9 @@ def measure_on_gpu(quick: bool, gpu: str) -> list[Check]:
     return checks
 
 
-def main(arguments: list[str]) -> None:
+def main(quick: bool, device: str) -> None:
     """Measure and write bench/results/learner.json (learner-cuda.json on a GPU). Raises ClusterError without that GPU."""
-    quick = "--quick" in arguments
-    if "cuda" not in arguments:
+    if device == "cpu":
         settings: dict[str, str | int | float] = {
             "device": "cpu",
             "models": "Qwen2 128 x 4 (nothing shared), 128 x 3 (demo), 512 x 2 (512 shared)",
@@ -170,7 +169,10 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    parser = command_line(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on")
+    given = parser.parse_args()
     try:
-        main(sys.argv[1:])
+        main(given.quick, given.device)
     except RetrospectError as error:
         sys.exit(f"error: {error}")

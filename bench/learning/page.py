@@ -29,7 +29,9 @@ from core.seeds import generator
 
 Result = dict[str, Any]
 BASELINES = ("ppo", "grpo", "oversampling")
-OURS = "frontier"
+OURS = "learnability"
+OTHERS = ("value", "uniform")
+"""Rankings that ours must beat."""
 LEVEL = 0.8
 """Held-out success that counts as mastery."""
 ENOUGH = 5
@@ -171,18 +173,26 @@ def section(setting: Setting, arms: Mapping[str, Mapping[int, Result]], plot: st
 
 
 def goals(setting: Setting, arms: Mapping[str, Mapping[int, Result]]) -> list[Check]:
-    """The checks of one setting. A goal is judged from `ENOUGH` seeds on."""
+    """The checks of one setting. A goal is judged from `ENOUGH` seeds on. A ratio is 0 where the other arm never gets there."""
     baseline = best_baseline(arms)
-    if OURS not in arms or baseline is None or (ratio := ratio_to(arms, OURS, baseline)) is None:
+    if OURS not in arms or baseline is None:
         return []
-    name = f"{setting[0]}, {setting[1]}: tokens of {OURS} / {baseline}"
+    checks: list[Check] = []
     goal = FREE if setting[1] == HARDNESSES[0] else HALF
-    if ratio.seeds < ENOUGH:
-        return []
-    return [
-        check(name, ratio.value, "ratio", "<=", goal, baseline=1.0),
-        check(f"{name}, upper end of its interval", ratio.high, "ratio", "<=", 1.0, baseline=1.0),
-    ]
+    for other in (baseline, *(name for name in OTHERS if name in arms)):
+        ratio = ratio_to(arms, OURS, other, LEVEL)
+        if ratio is None or ratio.seeds < ENOUGH:
+            continue
+        name = f"{setting[0]}, {setting[1]}: tokens to {LEVEL} of {OURS} / {other}"
+        if other == baseline:
+            checks.append(check(name, ratio.value, "ratio", "<=", goal, baseline=1.0))
+        upper = FREE if setting[1] == HARDNESSES[0] else 1.0
+        checks.append(check(f"{name}, upper end of its interval", ratio.high, "ratio", "<=", upper, baseline=1.0))
+    if min(len(arms.get("value", {})), len(arms[OURS])) >= ENOUGH:
+        wrong = [measures(list(arms[arm].values()))["erroneous"].value for arm in (OURS, "value")]
+        name = f"{setting[0]}, {setting[1]}: erroneous replayed states of {OURS} / value"
+        checks.append(check(name, wrong[0] / wrong[1], "ratio", "<=", HALF, baseline=1.0))
+    return checks
 
 
 COSTS = {
@@ -194,28 +204,55 @@ COSTS = {
 
 
 def draw(setting: Setting, arms: Mapping[str, Mapping[int, Result]], path: Path) -> None:
-    """The mean curves with their intervals over seeds, against each cost."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(COSTS), figsize=(15.0, 4.2), layout="constrained", sharey=True)
-    for panel, (cost, (title, unit)) in zip(axes, COSTS.items(), strict=True):
-        for arm in (one for one in ARMS if one in arms):
-            curves = [curve(one, cost) for one in arms[arm].values()]
-            grid = np.linspace(0.0, max(one.tokens[-1] for one in curves), 61)
-            each = np.array([on_grid(one, grid) for one in curves])
-            picks = generator(0, "plot", arm).integers(0, len(each), (500, len(each)))
-            low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
-            style = "--" if with_solutions(arm) else "-"
-            (line,) = panel.plot(grid / unit, each.mean(axis=0), style, label=f"{arm} ({len(each)})")
-            panel.fill_between(grid / unit, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        panel.set(xlabel=title, ylim=(0, 1))
+    """The mean curves of one setting with their intervals over seeds, against each cost."""
+    figure, axes = panels(len(COSTS))
+    for panel, cost in zip(axes, COSTS, strict=True):
+        _curves(panel, arms, cost)
     axes[0].set(ylabel="held-out success", title=", ".join(setting))
     axes[0].legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
     figure.savefig(path, dpi=80)
-    pyplot.close(figure)
+
+
+def draw_overview(found: Mapping[Setting, Mapping[str, Mapping[int, Result]]], path: Path) -> None:
+    """One panel per setting, against generated tokens; only arms without solutions that have `ENOUGH` seeds."""
+    chosen = {
+        setting: {arm: seeds for arm, seeds in arms.items() if len(seeds) >= ENOUGH and not with_solutions(arm)}
+        for setting, arms in found.items()
+    }
+    chosen = {setting: arms for setting, arms in chosen.items() if arms}
+    if not chosen:
+        return
+    figure, axes = panels(len(chosen))
+    for panel, (setting, arms) in zip(axes, chosen.items(), strict=True):
+        _curves(panel, arms, "generated")
+        start = np.mean([one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()])
+        panel.set(title=f"{', '.join(setting)} (root success {start:.1g} at the start)")
+        panel.legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
+    axes[0].set(ylabel="held-out success")
+    figure.savefig(path, dpi=80)
+
+
+def panels(count: int) -> tuple[Any, Any]:
+    """A figure with `count` panels in a row, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0 * count, 4.2), layout="constrained")
+    return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
+
+
+def _curves(panel: Any, arms: Mapping[str, Mapping[int, Result]], cost: str) -> None:
+    title, unit = COSTS[cost]
+    for arm in (one for one in ARMS if one in arms):
+        curves = [curve(one, cost) for one in arms[arm].values()]
+        grid = np.linspace(0.0, max(one.tokens[-1] for one in curves), 61)
+        each = np.array([on_grid(one, grid) for one in curves])
+        picks = generator(0, "plot", arm).integers(0, len(each), (500, len(each)))
+        low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
+        style = "--" if with_solutions(arm) else "-"
+        color = f"C{list(ARMS).index(arm) % 10}"  # an arm has one colour in all panels
+        panel.plot(grid / unit, each.mean(axis=0), style, color=color, label=f"{arm} ({len(each)})")
+        panel.fill_between(grid / unit, low, high, color=color, alpha=0.12, linewidth=0)
+    panel.set(xlabel=title, ylim=(0, 1))
 
 
 def write_page(folder: Path, *, quick: bool) -> None:
@@ -232,6 +269,7 @@ def write_page(folder: Path, *, quick: bool) -> None:
             arm: {name: plain(asdict(one)) for name, one in measures([seeds[at] for at in sorted(seeds)]).items()}
             for arm, seeds in found[setting].items()
         }
+    draw_overview({setting: found[setting] for setting in order}, folder.parent / "learning.png")
     settings: dict[str, str | int | float] = {
         "runs": sum(len(seeds) for arms in found.values() for seeds in arms.values()),
         "tasks": ", ".join(sorted({task for task, _ in found})),

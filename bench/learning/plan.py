@@ -46,6 +46,7 @@ COMMON: Fields = {
     "replay.start_states": 64,
     "algorithm.policy_lambda": 1.0,
     "algorithm.normalise": "per_source",
+    "algorithm.kl_coefficient": 0.02,
     "learner.threads": 1,
     "learner.minibatches": 4,
     "learner.adam_beta2": 0.95,
@@ -139,7 +140,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "rule": {
         "easy": rule(2, 116, 12, 100_000, 7e-4),
         "medium": rule(4, 4096, 64, 400_000, 7e-4),
-        "hard": rule(7, 4096, 64, 600_000, 5e-4),
+        "hard": rule(7, 4096, 64, 1_200_000, 5e-4),
     },
     "stories": {"easy": stories(2, 300_000), "medium": stories(4, 600_000), "hard": stories(8, 1_200_000)},
     "lock": {"easy": lock(1, 600_000), "medium": lock(4, 800_000), "hard": lock(6, 1_000_000)},

@@ -85,7 +85,7 @@ class Progress:
             known = [row[name] for row in self._recent if not math.isnan(row[name])]
             means[name] = sum(known) / len(known) if known else None
         if self._recent:
-            means["largest_kl"] = max(row["kl"] for row in self._recent)
+            means["largest_kl"] = max((row["kl"] for row in self._recent if not math.isnan(row["kl"])), default=None)
         self._recent = []
         first = asdict(evaluation.overall.passes[0].estimate)
         levels = {level: asdict(scores.passes[0].estimate) for level, scores in evaluation.levels.items()}
