@@ -1,6 +1,7 @@
 """What engine tests share: one Ray cluster for the whole session."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,15 +27,39 @@ ROOT = Path(__file__).parents[1]
 FEW_ROWS = ROOT / "tests" / "data"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first, then what starts engines, so that the processes of `make test` end together.
+
+    `--no-loadscope-reorder` (pyproject.toml) keeps this order; without it files of one long test would come last. What needs a sandbox is
+    skipped where none can be made, with one line per file.
+    """
+    names = {item: getattr(item, "fixturenames", ()) for item in items}
+    engines = {item.path for item in items if "ray_cluster" in names[item]}
+    items.sort(key=lambda item: (item.path.parent != ROOT / "tests", item.path not in engines))
+    if shutil.which("bwrap") is None:
+        for item in items:
+            if "bubblewrap" in names[item]:
+                item.add_marker(
+                    pytest.mark.skip("bubblewrap is not installed (Debian, Ubuntu: apt-get install bubblewrap)")
+                )
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> None:
+    """What needs a sandbox asks for this."""
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A local Ray of 4 logical CPUs (the tests' actors are small), namespace 'retrospect'."""
+    """A local Ray of 4 logical CPUs (the tests' actors are small), namespace 'retrospect'. Other nodes may join it."""
     import ray
 
     from trainer.cluster import bring_up
 
     local = partial(ray.init, address="local", include_dashboard=False, log_to_driver=False)
-    bring_up(partial(local, num_cpus=4, namespace="retrospect"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")  # else a local Ray is one node on loopback
+        bring_up(partial(local, num_cpus=4, namespace="retrospect"))
     yield
     ray.shutdown()
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.test_end_to_end import (
+from tests.whole_runs import (
     RECIPE,
     assert_engines_agreed,
     begin,

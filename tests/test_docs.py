@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,9 @@ def test_options_that_are_named_exist(document: Path) -> None:
 
 
 def test_recipes_that_are_named_exist() -> None:
-    named = re.findall(r"^\| `([\w.]+\.yaml)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(
+        r"^\| `([\w.]+\.yaml)` \|", (ROOT / "docs" / "guide.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert sorted(named) == sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
 
 
@@ -47,6 +50,14 @@ def test_the_recipes_of_the_page_on_data_are_valid() -> None:
     assert all(batch_plan(config) for config in configs)
     assert [len(config.task.sources) for config in configs] == [0, 0, 0, 0, 2]
     assert configs[3].task.examples[0].response == "2 + 3 = 5\n#### 5"
+
+
+def test_the_configuration_reference_is_current() -> None:
+    from core.command_line import FIELDS, markdown
+
+    text = markdown()
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == text
+    assert all(f"| `{name}` |" in text for name in FIELDS)
 
 
 def test_every_ranking_is_explained() -> None:
@@ -80,10 +91,14 @@ def test_the_estimator_of_the_documents_passes_the_check(tmp_path: Path, monkeyp
     check_estimator("my_estimators:centred")
 
 
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
 def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.judge import JudgePool
 
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    example, _ = readme_blocks("python")
     (tmp_path / "my_module.py").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)  # the folder that a user starts from
     pool = JudgePool("my_module:reward", workers=1, limit=60.0, memory_gib=0.0)
@@ -92,6 +107,56 @@ def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.Mon
     assert (right.correct, wrong.correct) == (True, False)
     assert right.reward == pytest.approx(1 - 0.007)  # 7 words
     assert wrong.reward == pytest.approx(-0.002)  # 2 words
+
+
+def test_the_recipe_of_the_readme_reads_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from core.load import load_config
+    from core.plan import batch_plan
+    from tasks.kinds import task_items
+
+    (recipe,), (row,) = readme_blocks("yaml"), readme_blocks("json")
+    (tmp_path / "my.yaml").write_text(recipe, encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    rows = [row.replace("3 apples", f"{count} apples") for count in range(300)]
+    (tmp_path / "data" / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    config = load_config("my.yaml")
+    assert batch_plan(config)
+    items = task_items(config.task, 0)
+    assert (len(items.train), len(items.evaluation)) == (100, 200)
+    assert "apples" in items.train[0].prompt
+    assert items.train[0].reference == "7"
+
+
+def test_the_python_of_the_readme_reaches_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run itself: the notebook in tests/test_end_to_end.py."""
+    import retrospect
+
+    (tmp_path / "my.yaml").write_text(readme_blocks("yaml")[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    calls: list[Any] = []
+
+    def record(*given: Any) -> Path:
+        calls.append(given)
+        return tmp_path
+
+    monkeypatch.setattr(retrospect, "train", record)
+    monkeypatch.setattr(retrospect, "evaluate", record)
+    exec(readme_blocks("python")[1], {})
+    (config, watch), (same, run) = calls
+    assert isinstance(config, retrospect.Config)
+    assert (config.run.iterations, same, run) == (100, config, tmp_path)
+    assert callable(watch)
+
+
+def test_errors_of_the_page_on_troubles_are_in_the_code() -> None:
+    folders = ("actors", "core", "learner", "replay", "tasks", "trainer", "commands", "monitor")
+    code = "\n".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # messages of several lines
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    said = [words for row in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE) for words in re.findall("`(.*?)`", row)]
+    assert len(said) > 30
+    assert [words for words in said for part in words.split("...") if part.strip() not in code] == []
 
 
 def test_the_picture_is_well_formed() -> None:

@@ -5,9 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,94 +13,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parents[1]
-RECIPE = "tests/recipes/tiny.yaml"
-UNREPEATED = ("_seconds", "tokens_per_second", "_idle", "store_bytes")
-"""Parts of the names of metrics that no run repeats: times, and memory, which depends on when buffers grew."""
-LONG = 600.0
-"""Seconds for what takes a few on an idle machine."""
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "launch.py", *arguments]
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
-
-
-def run(*arguments: str) -> str:
-    done = subprocess.run(
-        command(*arguments), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not any(part in k for part in UNREPEATED)} for line in lines]
-
-
-def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
-    """Until the run of `process` has written `path`."""
-    deadline = time.monotonic() + LONG
-    while not path.exists():
-        assert process.poll() is None, f"the run ended before it wrote {path.name}"
-        assert time.monotonic() < deadline, f"no {path.name} within {LONG:.0f} s"
-        time.sleep(0.01)
-
-
-def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def names(processes: Sequence[psutil.Process]) -> dict[int, str]:
-    """Of those that still run: any of them may end at any moment."""
-    found = {}
-    for one in processes:
-        with suppress(psutil.NoSuchProcess):
-            if one.status() != psutil.STATUS_ZOMBIE:  # perhaps nobody here buries the children of a dead parent
-                found[one.pid] = one.name()
-    return found
-
-
-def assert_ended(processes: Sequence[psutil.Process]) -> None:
-    deadline = time.monotonic() + LONG
-    while left := names(processes):
-        assert time.monotonic() < deadline, f"left running: {left}"
-        time.sleep(0.1)
-
-
-def kill_driver(process: "subprocess.Popen[str]") -> None:
-    """kill -9 of a driver: nothing that it has started is left running, but Ray's two agents per node, which look for their
-    raylet every two minutes and are not waited for.
-    """
-    process.send_signal(signal.SIGSTOP)  # while the others are looked for
-    found = descendants(process)
-    agents = {pid for pid, name in names(found).items() if "Agent" in name}
-    process.kill()
-    process.wait()
-    assert_ended([one for one in found if one.pid not in agents])
-    for one in found:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    assert_ended(found)
-
-
-def kill_after_a_checkpoint(folder: Path, *options: str) -> None:
-    """A run in `folder`, its driver killed -9 as soon as there is a checkpoint, and what is left with it."""
-    process = subprocess.Popen(
-        command("train", *options),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for(folder / "checkpoints" / "latest", process)
-    kill_driver(process)
+from tests.processes import assert_on_loopback
+from tests.s3 import AWS_SECRET, s3  # noqa: F401 (a fixture)
+from tests.whole_runs import (
+    LONG,
+    RECIPE,
+    ROOT,
+    SECRET,
+    assert_ended,
+    assert_engines_agreed,
+    begin,
+    command,
+    descendants,
+    environment,
+    kill_after_a_checkpoint,
+    metrics,
+    names,
+    run,
+    title,
+    wait_for,
+    wait_for_iterations,
+)
+from trainer.mirror import open_store
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +55,11 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def straight(roots: tuple[Path, list[str]]) -> Path:
+def straight(roots: tuple[Path, list[str]], s3: str) -> Path:  # noqa: F811
     """A run without interruption."""
     root, options = roots
-    text = run("train", *options, "--run.name", "straight")
+    text = run("train", *options, "--run.name", "straight", "--run.mirror", s3)
+    assert SECRET not in text
     assert "Run straight: 10 iterations" in text
     return root / "straight"
 
@@ -159,6 +91,21 @@ def test_the_run_directory_is_complete(straight: Path) -> None:
         5,
         10,
     ]
+
+
+def test_no_key_of_the_environment_reaches_a_file(straight: Path) -> None:
+    files = [path for path in straight.rglob("*") if path.is_file()]
+    assert [path for path in files for key in (SECRET, AWS_SECRET) if key.encode() in path.read_bytes()] == []
+
+
+def test_a_run_continues_from_its_mirror_on_an_empty_folder(straight: Path, s3: str, tmp_path: Path) -> None:  # noqa: F811
+    store, folder = open_store(f"{s3}/straight")
+    with store.open_output_stream(f"{folder}/checkpoints/latest") as pointer:
+        pointer.write(b"000005")  # as if the machine had been lost then
+    run("train", "--resume", f"{s3}/straight", "--run.root", str(tmp_path), "--local")
+    assert metrics(tmp_path / "straight") == metrics(straight)
+    left, right = (load_file(each / "policy" / "model.safetensors") for each in (straight, tmp_path / "straight"))
+    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_replay_was_used_and_its_outcomes_are_in_the_metrics(straight: Path) -> None:
@@ -232,16 +179,31 @@ def test_one_process_without_ray_gives_the_same_numbers_and_weights(
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_transformers_generation_trains_and_agrees_with_the_learner(
+def test_the_example_notebook_trains_with_transformers_generation_until_its_callback_ends_the_run(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
+    """Its cells in one process; the first one, which chooses the recipe, is replaced."""
     root, options = roots
-    run("train", *options, "--run.name", "plain", "--run.iterations", "2", "--local", "--engine", "hf")
+    cells = json.loads((ROOT / "docs" / "example.ipynb").read_text())["cells"]
+    _, *code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    fields = [*options[2:], "--run.name", "plain", "--evaluation.every", "2", "--rollout.engine", "hf"]
+    chosen = f"recipe, options, enough, local = {RECIPE!r}, {fields!r}, 0.0, True"
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join([chosen, *code])],
+        cwd=ROOT,
+        env=environment() | {"MPLBACKEND": "Agg"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     lines = metrics(root / "plain")
-    assert [line["weight_version"] for line in lines] == [1, 2]
+    assert [line["weight_version"] for line in lines] == [1, 2]  # of 10 iterations: the second is evaluated
     for line in lines:
         assert line["behaviour_gap_max"] < 1e-3
         assert line["logprob_gap"] < 1e-3
+    assert (root / "plain" / "checkpoints" / "latest").read_text() == "000002"
+    assert f"success {lines[-1]['evaluation_success']:.3f} on 16 problems" in done.stdout
 
 
 def kill_rank(process: "subprocess.Popen[str]") -> None:
@@ -266,6 +228,7 @@ def test_a_run_that_lost_its_learner_rank_twice_continues_by_itself_to_the_same_
         text=True,
     )
     wait_for(folder / "evaluations.jsonl", process)  # the one before training
+    assert_on_loopback([psutil.Process(process.pid), *descendants(process)])
     kill_rank(process)  # within the first five iterations
     wait_for(folder / "checkpoints" / "latest", process)
     kill_rank(process)  # within the next five
@@ -297,7 +260,7 @@ def test_training_changed_the_policy_and_it_loads_as_any_model(straight: Path) -
 
 def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path) -> None:
     """The final policy loaded into a fresh vLLM gives the success that the run measured in its own engine."""
-    text = run("evaluate", str(straight))
+    text = run("evaluate", str(straight), "--local")  # on a cluster: tests/test_dialogue.py
     last = json.loads((straight / "evaluations.jsonl").read_text().splitlines()[-1])
     assert f"success {100 * last['success']:.1f} %" in text
 
@@ -337,33 +300,4 @@ def test_a_run_whose_engine_is_lost_saves_what_it_has_and_can_be_resumed(
     assert (folder / "curves.png").stat().st_mtime > (folder / "metrics.jsonl").stat().st_mtime
     assert [line["iteration"] for line in lines] == [*range(1, len(lines) + 1)]
     assert_engines_agreed(lines, lost=saved)
-
-
-def assert_engines_agreed(lines: Sequence[dict[str, float]], lost: int) -> None:
-    """After every broadcast; in iteration `lost` only if the engine outlived it, for else nobody is left to be probed."""
-    gaps = {line["iteration"]: line["logprob_gap"] for line in lines}
-    assert all(gap < 1e-3 for iteration, gap in gaps.items() if gap is not None or iteration != lost), gaps
-
-
-def wait_for_iterations(folder: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    """Until the run of `process` has written the metrics of so many iterations."""
-    wait_for(folder / "metrics.jsonl", process)
-    deadline = time.monotonic() + LONG
-    while (folder / "metrics.jsonl").read_text().count("\n") < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def begin(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command(*arguments), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def title(process: psutil.Process) -> str:
-    """What a Ray worker calls itself; nothing for other processes."""
-    with suppress(psutil.Error):
-        line = " ".join(process.cmdline())
-        return line if line.startswith("ray::") else ""
-    return ""
+    assert all(line["behaviour_gap_max"] < 1e-3 for line in lines)  # of plain transformers; of vLLM: above

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -114,6 +115,19 @@ def test_mistakes_are_answered_before_any_library_is_imported() -> None:
     assert "the nearest is 'train'" in error_here("trian")
 
 
+def test_a_shell_completes_commands_and_options() -> None:
+    script = here("completion", "bash").stdout
+    for words, found in (
+        ("retrospect ev", "evaluate"),
+        ("retrospect train --replay.ra", "--replay.ratio --replay.ranking"),
+        ("retrospect inspect --p", "--port"),
+    ):
+        ask = f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _retrospect; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == found
+    assert here("completion", "zsh").stdout.endswith(script)  # after what lets zsh read a script for bash
+
+
 def test_what_is_no_option() -> None:
     assert "argument --replay.ratio: expected one argument" in error_here("train", "--replay.ratio")
     assert "unexpected argument 'demo.yaml'" in error_here("train", "demo.yaml")
@@ -200,6 +214,14 @@ def test_not_enough_cpus() -> None:
     line = error_line("check", "--rollout.actors", "500")
     assert "asks for" in line
     assert "the cluster has" in line
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_cluster_that_is_gone(command: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+    line = error_here(command, "--cluster.address", address, "--run.root", str(tmp_path))
+    assert f"cluster.address = '{address}': no Ray answers there ([Errno 111] Connection refused); start a head" in line
 
 
 def test_resume_of_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.test_end_to_end import metrics, run
+from tests.whole_runs import metrics, run
 
 SHORT = ("--rollout.max_response_tokens", "16")  # what is generated; the solutions that are learned are longer
 MATH = {

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from learner.distributed.worker import free_port
-from tests.test_end_to_end import assert_ended, descendants
+from tests.whole_runs import assert_ended, descendants
 
 ROOT = Path(__file__).parents[1]
 RAY = str(Path(sys.executable).with_name("ray"))

@@ -8,7 +8,7 @@ from bench.soak import SAMPLES, STALENESS, STARTS, Tally, choose, soak
 
 def test_random_faults_lose_and_repeat_nothing(ray_cluster: None, tmp_path: Path) -> None:
     iterations = 8
-    tally = soak(tmp_path, iterations, share=0.25, seed=26, deadline=30.0)  # a kill and a stop
+    tally = soak(tmp_path, iterations, share=0.25, seed=26)  # a kill and a stop
     assert tally.faults > 0
     assert tally.restarts >= 1
     assert (tally.lost, tally.repeated, tally.incomplete) == (0, 0, 0)

@@ -11,6 +11,7 @@ import ray
 
 from core.config import RewardModelConfig
 from core.errors import ActorError, first_line
+from core.startup import in_group
 from tasks.dialogue.chat import Messages
 from tasks.dialogue.reward_model import RewardScorer
 
@@ -52,6 +53,7 @@ class RewardService:
         config = self._config
         gpus = config.gpus if ray.cluster_resources().get("GPU") else 0.0
         environment = {"OMP_NUM_THREADS": str(config.threads)} | ({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})
-        scorer = ray.remote(num_cpus=config.cpus, num_gpus=gpus, runtime_env={"env_vars": environment})(RewardScorer)
+        options = {"num_cpus": config.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+        scorer = ray.remote(RewardScorer).options(**options, **in_group("reward model", -1))  # any free bundle
         device = "cuda" if gpus else "cpu"
         return scorer.remote(config.path, batch_tokens=config.batch_tokens, device=device, threads=config.threads)
