@@ -43,6 +43,14 @@ def join_ranks(rank: int, ranks: int, address: tuple[str, int], device: str, tim
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
 
 
+def leave_ranks() -> None:
+    """Leave the process group, so that this process may enter another. Idempotent."""
+    if torch.distributed.is_initialized():
+        import deepspeed.comm
+
+        deepspeed.comm.destroy_process_group()
+
+
 @contextmanager
 def _hidden(module: str) -> Iterator[None]:
     """Importing this module fails inside the block, unless it is imported already."""

@@ -182,7 +182,8 @@ class LocalRanks(RankCalls):
         return method(self._worker)
 
     def close(self) -> None:
-        """Nothing to do: the rank ends with the process."""
+        """See `RankCalls`. This process may begin another rank."""
+        self._worker.leave()
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -1,6 +1,6 @@
 """A tiny policy in Hugging Face format, and trajectories as the actors and tasks would make them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,3 +94,19 @@ def _build(path: Path, tied: bool) -> Path:
     vocabulary = {chr(0x4E00 + i): i for i in range(VOCABULARY)}
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, []))).save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def kept_ranks(ray_cluster: None) -> Iterator[None]:
+    """Learners of a file share the processes of their ranks, one learner after the other."""
+    import ray
+
+    from tests.learner.groups import KeptRanks
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("learner.group.Ranks", KeptRanks)
+        yield
+    for actors in KeptRanks.kept.values():
+        for actor in actors:
+            ray.kill(actor)
+    KeptRanks.kept.clear()

@@ -1,22 +1,48 @@
 """Learner groups on a tiny model, and engines of Hugging Face that receive what they broadcast."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
+from core.errors import LearnerError
 from core.records import FloatArray, IntArray, Judged, Scored
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
+from learner.distributed.ranks import Ranks
+from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
 from tests.learner.conftest import make_judged
 
 Tiny = Callable[[bool], Path]
 PROBE = [np.arange(1, 12, dtype=np.int32), np.array([7, 7, 3], dtype=np.int32)]
+
+
+class KeptRanks(Ranks):
+    """Ranks whose processes serve the next learner, too: a new process takes 10 s to import its libraries."""
+
+    kept: ClassVar[dict[int, list[Any]]] = {}
+    _leaving = False
+
+    def __init__(self, config: LearnerConfig, **options: Any) -> None:
+        self._deadline = config.deadline
+        self._actors = self.kept.pop(config.ranks, [])
+        if not self._actors:
+            super().__init__(config, **options)
+
+    def close(self) -> None:
+        """Keep the processes, unless one of them has failed."""
+        if self._actors and not self._leaving and len(self._actors) not in self.kept:
+            self._leaving = True  # a rank that fails to leave closes its group
+            with suppress(LearnerError):
+                self.call_same(RankWorker.leave)
+                self.kept[len(self._actors)], self._actors = self._actors, []
+        super().close()
 
 
 @contextmanager
@@ -25,12 +51,18 @@ def group(
     algorithm: AlgorithmConfig | None = None,
     dtype: str = "float32",
     sender: type[Sender] | None = None,
+    local: bool | None = None,
     **learner: Any,
 ) -> Iterator[LearnerGroup]:
+    """A learner. One rank is in this process unless said otherwise: a process of its own takes 10 s to import its libraries."""
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
+    config = LearnerConfig(**options)
+    local = config.ranks == 1 and sender is None if local is None else local
+    if local:
+        os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu")
     made = LearnerGroup(
         path,
-        LearnerConfig(**options),
+        config,
         algorithm or AlgorithmConfig(),
         dtype=dtype,
         device="cpu",
@@ -40,11 +72,19 @@ def group(
         seed=0,
         cpus=0.5,
         sender=sender,
+        local=local,
     )
     try:
         yield made
     finally:
         made.close()
+
+
+def fetched(bucket: Any) -> Any:
+    """A bucket that Ray's object store holds, or one of this process."""
+    import ray
+
+    return ray.get(bucket) if isinstance(bucket, ray.ObjectRef) else bucket
 
 
 class Engines:
@@ -60,9 +100,7 @@ class Engines:
         self.names: list[str] = []
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        import ray
-
-        weights = resolved(handle, ray.get)
+        weights = resolved(handle, fetched)
         state = {name: tensor.clone() for name, tensor in unpack(weights)}
         self.names = list(state)
         missing, unexpected = self.model.load_state_dict(state, strict=False)

@@ -34,7 +34,7 @@ from tests.learner.groups import (
 )
 from tests.processes import ends
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = pytest.mark.usefixtures("kept_ranks")
 
 
 def test_ranks_zero_stages_and_cuts_give_the_same_losses_gradients_and_weights(tiny_model: Tiny) -> None:

@@ -33,7 +33,7 @@ from tests.learner.groups import (
     with_nan,
 )
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = pytest.mark.usefixtures("kept_ranks")
 
 Weights = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
