@@ -17,6 +17,9 @@ PAD, END = "<|pad|>", "<|endoftext|>"
 DECAY = 0.6
 """Generated tasks: frequency of a length relative to the one before, so that success falls slowly with the length."""
 
+WORD_PROBLEMS = 512
+"""Problems from which the words of `Puzzle.words` are learnt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -50,9 +53,16 @@ def synthetic_corpus(puzzle: Puzzle, starter: StarterConfig, form: PromptForm, s
                 item = replace(puzzle.item(text), solution=shown(puzzle, text, starter, rng), form=form)
                 yield _example(item, tokenizer, whole=False)
 
-    return Corpus(
-        lambda: character_tokenizer(puzzle.alphabet + form.text("")), _examples, form.text("{prompt}"), pool=1
-    )
+    def _tokenizer() -> Tokenizer:
+        if not puzzle.words:
+            return character_tokenizer(puzzle.alphabet + form.text(""))
+        rng = generator(seed, "words", puzzle.name)
+        drawn = (puzzle.draw(rng, int(rng.choice(lengths))) for _ in range(WORD_PROBLEMS))
+        return byte_pair_tokenizer(
+            [f"{form.text(text)}\n{puzzle.solution(text)}" for text in drawn], starter.vocabulary
+        )
+
+    return Corpus(_tokenizer, _examples, form.text("{prompt}") + "words" * puzzle.words, pool=1)
 
 
 def text_corpus(starter: StarterConfig, task: TaskConfig, items: list[Item], seed: int) -> Corpus:

@@ -106,10 +106,10 @@ def rule(lines: int, problems: int, held_out: int, tokens: int, rate: float) -> 
     return Setting({**fields, **_guessing(9, 800), "learner.policy_lr": rate}, tokens)
 
 
-def stories(steps: int, tokens: int) -> Setting:
-    """Word problems: a sentence is about 11 tokens, a line of the response at most 7."""
-    fields = level("stories", range(steps, steps + 1), 4096, 64, 20 + 13 * steps, 8 * steps + 6)
-    return Setting({**fields, **_guessing(8, 1000)}, tokens)
+def stories(steps: int, tokens: int, rate: float) -> Setting:
+    """Word problems: a sentence is at most 6 tokens, a line of the response at most 8."""
+    fields = level("stories", range(steps, steps + 1), 4096, 64, 10 + 6 * steps, 8 * steps + 6)
+    return Setting({**fields, **_guessing(8, 1000), "learner.policy_lr": rate}, tokens)
 
 
 def lock(presses: int, tokens: int) -> Setting:
@@ -142,7 +142,11 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "medium": rule(4, 4096, 64, 400_000, 7e-4),
         "hard": rule(7, 4096, 64, 1_200_000, 5e-4),
     },
-    "stories": {"easy": stories(2, 300_000), "medium": stories(4, 600_000), "hard": stories(8, 1_200_000)},
+    "stories": {
+        "easy": stories(2, 300_000, 7e-4),
+        "medium": stories(4, 1_000_000, 7e-4),
+        "hard": stories(7, 2_600_000, 5e-4),
+    },
     "lock": {"easy": lock(1, 600_000), "medium": lock(4, 800_000), "hard": lock(6, 1_000_000)},
     "countdown": {
         "easy": countdown(2, 400_000),

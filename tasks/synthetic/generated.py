@@ -40,6 +40,7 @@ class Puzzle:
     ending: str = "\n"  # end of the prompt, after the text
     units: tuple[str, str] = ("operation", "operations")
     guess: Callable[[str, np.random.Generator], str] | None = None  # text -> a random answer of the right form
+    words: bool = False  # a token is a frequent word or a digit, as in large models; else a character
 
     def item(self, text: str) -> Item:
         """The problem of a text."""

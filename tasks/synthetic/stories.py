@@ -2,11 +2,11 @@
 
     Ann has 12 pens. She buys 5. She counts 3. She loses 4.
 
-The response writes one line per sentence after the first, the change and the new number, then the answer:
+The response writes one line per sentence after the first, its verb, the change and the new number, then the answer:
 
-    +5=17
-    =17
-    -4=13
+    buys +5=17
+    counts =17
+    loses -4=13
     #13
 
 Four verbs add, four take away and four leave the number alone (`VERBS`). Nothing but the reward tells which does what, if the
@@ -37,14 +37,14 @@ _FIRST = re.compile(r"has (\d+) ")
 _NEXT = re.compile(r"(?:She|He) (\w+) (\d)\.")
 
 
-def line(sign: str, change: int, number: int) -> tuple[str, int]:
+def line(verb: str, sign: str, change: int, number: int) -> tuple[str, int]:
     """The line that writes one sentence, and the number after it.
 
-    >>> line("+", 5, 12), line("=", 3, 17)
-    (('+5=17', 17), ('=17', 17))
+    >>> line("buys", "+", 5, 12), line("counts", "=", 3, 17)
+    (('buys +5=17', 17), ('counts =17', 17))
     """
     after = number + {"+": change, "-": -change, "=": 0}[sign]
-    return (f"={after}" if sign == "=" else f"{sign}{change}={after}"), after
+    return (f"{verb} ={after}" if sign == "=" else f"{verb} {sign}{change}={after}"), after
 
 
 def read_story(text: str) -> tuple[int, list[tuple[str, int]]]:
@@ -58,8 +58,8 @@ def _written(text: str, signs: list[str]) -> str:
     """The response that reads the sentences with these signs."""
     number, sentences = read_story(text)
     lines = []
-    for sign, (_, change) in zip(signs, sentences, strict=True):
-        written, number = line(sign, change, number)
+    for sign, (verb, change) in zip(signs, sentences, strict=True):
+        written, number = line(verb, sign, change, number)
         lines.append(written)
     return "\n".join([*lines, f"#{number}"])
 
@@ -107,4 +107,5 @@ STORIES = Puzzle(
     _prefix_correct,
     units=("step", "steps"),
     guess=_guess,
+    words=True,
 )

@@ -74,8 +74,8 @@ def right_stories(text: str) -> Iterator[str]:
     begun, sentences = stories.read_story(text)
     for signs in itertools.product(stories.SIGNS, repeat=len(sentences)):
         number, lines = begun, []
-        for sign, (_, change) in zip(signs, sentences, strict=True):
-            written, number = stories.line(sign, change, number)
+        for sign, (verb, change) in zip(signs, sentences, strict=True):
+            written, number = stories.line(verb, sign, change, number)
             lines.append(written)
         if stories.verify_stories(text, found := "\n".join([*lines, f"#{number}"])).correct:
             yield found
@@ -182,13 +182,14 @@ def test_a_rule_by_hand() -> None:
 def test_a_story_by_hand() -> None:
     # 12 pens, buys 5: 17, counts them: 17, loses 4: 13
     text = "Ann has 12 pens. She buys 5. She counts 3. She loses 4."
-    assert stories.verify_stories(text, "+5=17\n=17\n-4=13\n#13\n").correct
+    right = "buys +5=17\ncounts =17\nloses -4=13\n#13"
+    assert stories.verify_stories(text, right + "\n").correct
     for response, why in {
-        "-5=7\n=7\n-4=3\n#3": "line 1: '-5=7', expected +5=17",
-        "+5=18\n=18\n-4=14\n#14": "line 1: '+5=18', expected +5=17",
-        "+5=17\n=17\n-4=13": "3 lines, expected 4",
-        "+5=17\n=17\n-4=13\n#13\n\n#13": "6 lines, expected 4",
-        "#13": "line 1: '#13', expected +5=17",
+        "buys -5=7\ncounts =7\nloses -4=3\n#3": "line 1: 'buys -5=7', expected buys +5=17",
+        "buys +5=18\ncounts =18\nloses -4=14\n#14": "line 1: 'buys +5=18', expected buys +5=17",
+        right.removesuffix("\n#13"): "3 lines, expected 4",
+        right + "\n\n#13": "6 lines, expected 4",
+        "#13": "line 1: '#13', expected buys +5=17",
     }.items():
         assert stories.verify_stories(text, response).detail == why
 
