@@ -26,7 +26,12 @@ from core.weights import NamedTensor
 
 
 def join_ranks(rank: int, ranks: int, address: tuple[str, int], device: str, timeout: float) -> None:
-    """Enter DeepSpeed's process group (gloo or nccl), which meets at a store that listens on rank 0's address alone."""
+    """Enter DeepSpeed's process group (gloo or nccl), which meets at a store that listens on rank 0's address alone.
+
+    A process stays in the group of an earlier learner: an engine of vLLM in this process may be in it, too.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() == ranks:
+        return
     with _hidden("mlflow"):  # DeepSpeed's autotuner would import it: two seconds of every rank
         import deepspeed
 
@@ -41,14 +46,6 @@ def join_ranks(rank: int, ranks: int, address: tuple[str, int], device: str, tim
     limit = timedelta(seconds=timeout)
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
-
-
-def leave_ranks() -> None:
-    """Leave the process group, so that this process may enter another. Idempotent."""
-    if torch.distributed.is_initialized():
-        import deepspeed.comm
-
-        deepspeed.comm.destroy_process_group()
 
 
 @contextmanager

@@ -30,7 +30,7 @@ with without_gc():  # a rank's process begins here
         SharedTrunk,
         StepPlan,
     )
-    from learner.distributed.engine import join_ranks, leave_ranks
+    from learner.distributed.engine import join_ranks
     from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged
     from learner.models.attention import line_on
@@ -68,11 +68,6 @@ class RankWorker:
         self._rank = rank
         self._device = torch.device(device)
         join_ranks(rank, ranks, address, device, timeout)
-
-    def leave(self) -> None:
-        """Leave the process group. This process may `join` another one."""
-        self.close_channel()
-        leave_ranks()
 
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int

@@ -27,7 +27,7 @@ class KeptRanks(Ranks):
     """Ranks whose processes serve the next learner, too: a new process takes 10 s to import its libraries."""
 
     kept: ClassVar[dict[int, list[Any]]] = {}
-    _leaving = False
+    _closing = False
 
     def __init__(self, config: LearnerConfig, **options: Any) -> None:
         self._deadline = config.deadline
@@ -37,10 +37,10 @@ class KeptRanks(Ranks):
 
     def close(self) -> None:
         """Keep the processes, unless one of them has failed."""
-        if self._actors and not self._leaving and len(self._actors) not in self.kept:
-            self._leaving = True  # a rank that fails to leave closes its group
+        if self._actors and not self._closing and len(self._actors) not in self.kept:
+            self._closing = True  # a rank that does not answer closes its group
             with suppress(LearnerError):
-                self.call_same(RankWorker.leave)
+                self.call_same(RankWorker.close_channel)
                 self.kept[len(self._actors)], self._actors = self._actors, []
         super().close()
 
