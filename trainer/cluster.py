@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -91,7 +92,7 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
             f"fix the address, or use --cluster.address local"
         ) from error
-    if on_terminate is not None:
+    if on_terminate is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)  # replaces Ray's handler, which ends the process at once
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from commands import check
 from core.config import ClusterConfig, Config
 from core.errors import ClusterError
+from core.interruption import Interruption
 from core.load import override
 from core.plan import Bundle, Resources, evaluation_placement
 from core.startup import in_group
@@ -99,6 +101,20 @@ def test_a_local_ray_that_does_not_come_up_is_started_again_and_another_is_not(
     with pytest.raises(ClusterError, match="no such option"):
         cluster.start(ClusterConfig(address="local"), namespace="n")
     assert caplog.text.count("Ray did not start") == cluster.STARTS - 1  # as before
+
+
+def test_outside_the_main_thread_signals_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There Python refuses `signal.signal`. These are the two places of a run that set handlers."""
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def inside() -> bool:
+        with Interruption().handled():
+            cluster.start(ClusterConfig(address="10.0.0.1:6379"), namespace="n")
+            return before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(inside).result()
 
 
 def test_check_looks_at_the_configured_cluster(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
