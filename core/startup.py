@@ -127,16 +127,12 @@ def _silence(host: str, port: int) -> str:
 def in_group(role: str, index: int) -> dict[str, Any]:
     """Ray's options that place an actor in bundle `index` of the role's group; none when this namespace has no such group (parts
     that are tested alone).
-
-    One line says so when the actor has to wait for a node.
     """
-    from ray.util import get_placement_group, placement_group_table
+    from ray.util import get_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     try:
         group = get_placement_group(role)
     except ValueError:
         return {}
-    if placement_group_table(group)["state"] != "CREATED":  # its node was lost
-        print(f"{role} {max(index, 0)} waits for a node with room for {group.bundle_specs[index]}", flush=True)
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}
