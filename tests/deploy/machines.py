@@ -72,7 +72,9 @@ class Machine:
         return ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", f"--wd={ROOT}", "--", *words]
 
     def environment(self) -> dict[str, str]:
-        return environment() | {"HOME": str(self.home), "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+        ray = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+        ray["RAY_worker_niceness"] = "0"  # else its workers starve where other tests run
+        return environment() | ray | {"HOME": str(self.home)}
 
     def run(self, *words: str) -> str:
         done = subprocess.run(
