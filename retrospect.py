@@ -6,7 +6,8 @@
     run = retrospect.train(config, lambda metrics: metrics.evaluation_success > 0.5)
     result = retrospect.evaluate(config, run)
 
-Import it before torch: it sets what torch, Ray and vLLM read when they are imported. Call it in the main thread.
+Import it before torch: it sets what torch, Ray and vLLM read when they are imported. Outside the main thread Ctrl-C and SIGTERM are
+not handled: end the run by the callback there.
 """
 
 from collections.abc import Sequence

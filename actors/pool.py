@@ -337,5 +337,7 @@ class RolloutPool:
         else:
             self._budget.charge(actor.name, reason)
         self.restarts += 1
-        logger.warning("%s: %s; restart %d", actor.name, reason, self.restarts)
+        message = f"{actor.name}: {reason}; restart {self.restarts}"
+        logger.warning(message)
+        print(message, flush=True)
         self._launch(actor)

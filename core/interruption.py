@@ -7,6 +7,7 @@ what is saved is always the state after a complete iteration.
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -28,7 +29,10 @@ class Interruption:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle both signals inside the block. Call it in the main thread."""
+        """Handle both signals inside the block. Only the main thread can: in another one they are left alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         earlier = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

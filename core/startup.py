@@ -71,7 +71,7 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 4.0
 """How long an address may take to accept a connection. Ray itself waits for minutes and says nothing."""
 
 
@@ -82,40 +82,57 @@ def named_address(cluster: ClusterConfig) -> str:
     return "" if cluster.address == "local" else cluster.address
 
 
+ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A method of a Ray head. A connection alone says nothing: a proxy may accept it for an address where nobody is."""
+
+
 def check_reachable(cluster: ClusterConfig) -> None:
-    """Raises ClusterError within twice ANSWER_SECONDS when nothing at a named address speaks gRPC, as a Ray head does."""
+    """Raises ClusterError within twice ANSWER_SECONDS when no Ray head answers at a named address, or it is not host:port."""
+    named = named_address(cluster)
+    if named in ("", "auto", "local"):
+        return
+    source = "RAY_ADDRESS" if cluster.address == "auto" else "cluster.address"
+    host, _, port = named.rpartition(":")
+    if "/" in named or not host or not port.isdigit():
+        raise ClusterError(
+            f"{source} = {named!r} is not the host:port of a Ray head; the driver runs on a node of the cluster: start it there, or "
+            f"by `ray job submit`"
+        )
+    if why := _silence(host, int(port)):
+        raise ClusterError(
+            f"{source} = {named!r}: no Ray answers there ({why}); start a head with `ray start --head`, fix the "
+            f"address, or use --cluster.address local"
+        )
+
+
+def _silence(host: str, port: int) -> str:
+    """Why no Ray head answers at this address; empty when one does."""
     import grpc  # type: ignore[import-untyped]
 
-    named = named_address(cluster)
-    host, _, port = named.rpartition("//")[2].rpartition(":")
-    if not host or not port.isdigit():  # Ray says what it takes
-        return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
-        if not os.environ.get("RAY_USE_TLS"):
-            with grpc.insecure_channel(f"{host}:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
-                grpc.channel_ready_future(channel).result(ANSWER_SECONDS)
-    except (OSError, OverflowError, grpc.FutureTimeoutError) as error:
-        source = "RAY_ADDRESS" if cluster.address == "auto" else "cluster.address"
-        raise ClusterError(
-            f"{source} = {named!r}: no Ray answers there ({first_line(error)}); start a head with `ray start --head`, fix the "
-            f"address, or use --cluster.address local"
-        ) from None
+        socket.create_connection((host.strip("[]"), port), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        return first_line(error)
+    if os.environ.get("RAY_USE_TLS"):
+        return ""
+    with grpc.insecure_channel(f"{host}:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(ALIVE)(b"", timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            refused = error.code() == grpc.StatusCode.UNAUTHENTICATED  # we have sent no token
+            return "" if refused else str(error.details())
+    return ""
 
 
 def in_group(role: str, index: int) -> dict[str, Any]:
     """Ray's options that place an actor in bundle `index` of the role's group; none when this namespace has no such group (parts
     that are tested alone).
-
-    One line says so when the actor has to wait for a node.
     """
-    from ray.util import get_placement_group, placement_group_table
+    from ray.util import get_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     try:
         group = get_placement_group(role)
     except ValueError:
         return {}
-    if placement_group_table(group)["state"] != "CREATED":  # its node was lost
-        print(f"{role} {max(index, 0)} waits for a node with room for {group.bundle_specs[index]}", flush=True)
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}

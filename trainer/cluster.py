@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +23,8 @@ import ray  # noqa: E402 (Ray reads its environment when it is imported)
 from ray._private import ray_constants, state  # noqa: E402
 from ray._private.utils import read_ray_address  # noqa: E402
 from ray.job_config import JobConfig  # noqa: E402
-from ray.util import placement_group  # noqa: E402
+from ray.util import placement_group, placement_group_table  # noqa: E402
+from ray.util.placement_group import PlacementGroup  # noqa: E402
 
 from core.config import ClusterConfig, Config, Device  # noqa: E402
 from core.errors import ClusterError, first_line  # noqa: E402
@@ -36,6 +38,8 @@ LOCAL = {"RAY_gcs_server_port_wait_time_s": "120", "RAY_ENABLE_WINDOWS_OR_OSX_CL
 number of tries). And one node that listens on loopback only, as everywhere but on Linux."""
 RESERVE_SECONDS = 15.0
 """How long the nodes may take to reserve what they have room for."""
+WATCH_SECONDS = 1.0
+"""Between two looks at the placement groups."""
 logger = logging.getLogger("retrospect.cluster")
 
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "VLLM_CACHE_ROOT")
@@ -57,8 +61,8 @@ def connect(
         device = choose_device(config.cluster, lambda: available().gpus > 0)
         asked = needs(config, device)
         wait_for(asked, config.cluster.wait)
-        reserve(asked, max(RESERVE_SECONDS, config.cluster.wait))
-        yield device
+        with watched(reserve(asked, max(RESERVE_SECONDS, config.cluster.wait))):
+            yield device
     finally:
         if config.cluster.wait:
             with suppress(Exception):  # if the cluster is down, the error that ended the run matters more
@@ -91,7 +95,7 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
             f"fix the address, or use --cluster.address local"
         ) from error
-    if on_terminate is not None:
+    if on_terminate is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)  # replaces Ray's handler, which ends the process at once
 
 
@@ -186,24 +190,59 @@ def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:
         time.sleep(1.0)
 
 
-def reserve(bundles: tuple[Bundle, ...], seconds: float) -> None:
-    """Make one placement group per role, named as the role. It ends with this driver's job.
+def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementGroup]:
+    """Make one placement group per role, named as the role. It ends with this driver's job. Returns them by role.
 
     Raises ClusterError after `seconds` when the nodes have no room: others use them, or no single node is large enough. A table is
     printed first.
     """
     room, deadline = describe_room(bundles), time.monotonic() + seconds
+    groups = {}
     for role in bundles:
         each = {kind: amount for kind, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
         if not each:
             continue
-        group = placement_group([each] * role.count, "SPREAD" if role.spread else "PACK", name=role.name)
+        group = groups[role.name] = placement_group(
+            [each] * role.count, "SPREAD" if role.spread else "PACK", name=role.name
+        )
         if not group.wait(max(1.0, deadline - time.monotonic())):
             print(room, flush=True)
             raise ClusterError(
                 f"no room on the nodes for {role.count} {role.name}{'s' if role.count > 1 else ''} with {role.cpus:g} CPUs and "
                 f"{role.gpus:g} GPUs each; end what uses the nodes, lower the count or the cluster section's shares, or add nodes"
             )
+    return groups
+
+
+@contextmanager
+def watched(groups: Mapping[str, PlacementGroup]) -> Iterator[None]:
+    """Inside the block one line says that a group has lost a node and waits for another.
+
+    Ray notices a lost node later than those who wait for its actors, in 15 seconds to a minute.
+    """
+    ended = threading.Event()
+
+    def _watch() -> None:
+        placed = dict.fromkeys(groups, True)
+        while not ended.wait(WATCH_SECONDS):
+            for role, group in groups.items():
+                before, placed[role] = placed[role], placement_group_table(group)["state"] == "CREATED"
+                if before and not placed[role]:
+                    message = f"{role}: a node was lost; waiting for one with room for {group.bundle_specs[0]}"
+                    logger.warning(message)
+                    print(message, flush=True)
+
+    def _until_the_head_is_lost() -> None:
+        with suppress(Exception):  # the run then ends with a line of its own
+            _watch()
+
+    thread = threading.Thread(target=_until_the_head_is_lost, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(RESERVE_SECONDS)
 
 
 def describe_room(bundles: tuple[Bundle, ...]) -> str:

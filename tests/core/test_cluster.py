@@ -1,7 +1,9 @@
 """Whether a cluster answers, before anything starts."""
 
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc  # type: ignore[import-untyped]
 import pytest
@@ -21,13 +23,30 @@ def test_the_address_is_the_configured_one_or_that_of_the_environment(monkeypatc
     assert named_address(ClusterConfig(address="local")) == ""
 
 
-def test_a_dead_address_is_one_line_and_a_live_one_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = grpc.server(ThreadPoolExecutor(1))
-    address = f"127.0.0.1:{head.add_insecure_port('127.0.0.1:0')}"
-    head.start()
-    check_reachable(ClusterConfig(address=address))
-    check_reachable(ClusterConfig(address=f"ray://{address}"))
-    head.stop(None).wait()
+@contextmanager
+def server(method: str, code: grpc.StatusCode = grpc.StatusCode.OK) -> Iterator[str]:
+    """The address of a gRPC server with one method, which answers with `code`."""
+
+    def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_code(code)
+        return b""
+
+    service, name = method[1:].split("/")
+    handler = grpc.method_handlers_generic_handler(service, {name: grpc.unary_unary_rpc_method_handler(answer)})
+    running = grpc.server(ThreadPoolExecutor(1), [handler])
+    port = running.add_insecure_port("127.0.0.1:0")
+    running.start()
+    yield f"127.0.0.1:{port}"
+    running.stop(None).wait()
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED])
+def test_a_dead_address_is_one_line_and_a_live_one_nothing(
+    code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without our token a head refuses the question: it is alive."""
+    with server(startup.ALIVE, code) as address:
+        check_reachable(ClusterConfig(address=address))
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ClusterError, match=f"RAY_ADDRESS = '{address}': no Ray answers there .*Connection refused"):
         check_reachable(ClusterConfig(address="auto"))
@@ -35,14 +54,21 @@ def test_a_dead_address_is_one_line_and_a_live_one_nothing(monkeypatch: pytest.M
         check_reachable(ClusterConfig(address="no-such-host.invalid:1"))
 
 
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "http://10.0.0.1:8265", "10.0.0.1"])
+def test_only_host_and_port_are_taken(address: str) -> None:
+    with pytest.raises(ClusterError, match=f"cluster.address = '{address}' is not the host:port of a Ray head"):
+        check_reachable(ClusterConfig(address=address))
+
+
 def test_another_server_is_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says nothing, and one that answers other questions, as a proxy does for an address where nobody is."""
     monkeypatch.setattr(startup, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(
-            ClusterError, match=f"cluster.address = '{address}': no Ray answers there .FutureTimeoutError"
-        ):
+        with pytest.raises(ClusterError, match=f"cluster.address = '{address}': no Ray answers there .Deadline"):
             check_reachable(ClusterConfig(address=address))
+    with server("/other.Service/Method") as address, pytest.raises(ClusterError, match=r"there \(Method not found"):
+        check_reachable(ClusterConfig(address=address))
 
 
 def test_a_silent_address_is_waited_for_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,24 @@
 """monitor/grafana.json: no panel stays empty."""
 
+import http.client
 import json
 import re
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from learner.distributed.worker import free_port
 from monitor.ray_metrics import PREFIX
+from tests.trainer.examples import iteration
 from trainer.metrics import metric_infos
 
 DOCUMENT = Path(__file__).parents[2] / "monitor" / "grafana.json"
@@ -29,3 +43,63 @@ def test_panels_do_not_overlap() -> None:
     ]
     assert len(cells) == len(set(cells)) == len(panels) * 8 * 8
     assert max(x for x, _ in cells) < 24
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"
+)
+def test_every_panel_shows_something_in_prometheus(tmp_path: Path) -> None:
+    """A real one, with our configuration, finds the nodes of a real Ray by the file that Ray writes for it."""
+    import ray
+    from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
+
+    from monitor.ray_metrics import RayGaugeSink
+
+    sink = RayGaugeSink("panels-test")
+    sink.write(replace(iteration(2), erroneous_share=0.1, evaluation_pass=0.5, evaluation_majority=0.4))
+    nodes = PrometheusServiceDiscoveryWriter(
+        ray.get_runtime_context().gcs_address, str(tmp_path)
+    )  # Ray's dashboard has one
+    nodes.write()
+    text = (DOCUMENT.parent / "prometheus.yml").read_text(encoding="utf-8")
+    assert text.count("/tmp/ray/prom_metrics_service_discovery.json") == 1
+    settings = tmp_path / "prometheus.yml"
+    settings.write_text(text.replace("/tmp/ray", str(tmp_path)).replace("scrape_interval: 10s", "scrape_interval: 1s"))
+    panels = json.loads(DOCUMENT.read_text(encoding="utf-8"))["panels"]
+    expressions = {target["expr"] for panel in panels for target in panel["targets"]}
+    assert len(expressions) >= len(panels)
+    try:
+        with prometheus(settings) as server:
+            empty, deadline = expressions, time.monotonic() + 180
+            while empty := {
+                one for one in empty if not asked(server, "query", query=one.replace("$run", "panels-test"))
+            }:
+                assert time.monotonic() < deadline, empty
+                time.sleep(0.5)
+            runs = asked(
+                server, "label/run/values", **{"match[]": "ray_retrospect_iteration"}
+            )  # the dashboard's choice
+            assert "panels-test" in runs
+    finally:
+        sink.close()
+
+
+@contextmanager
+def prometheus(settings: Path) -> Iterator[str]:
+    """Start a server with these settings; its address."""
+    address = f"127.0.0.1:{free_port()}"
+    options = [f"--config.file={settings}", f"--storage.tsdb.path={settings.parent}", f"--web.listen-address={address}"]
+    with subprocess.Popen(["prometheus", *options], stderr=subprocess.DEVNULL) as server:
+        yield address
+        server.kill()
+
+
+def asked(server: str, path: str, **parameters: str) -> list[Any]:
+    """What Prometheus answers; nothing while it starts."""
+    url = f"http://{server}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+    try:
+        data = json.loads(urllib.request.urlopen(url, timeout=10).read())["data"]
+    except (OSError, http.client.HTTPException):
+        return []
+    return list(data if isinstance(data, list) else data["result"])
