@@ -23,7 +23,9 @@ class StarterConfig(Section):
     layers: int = Field(3, ge=1, description="Transformer layers.")
     heads: int = Field(4, ge=1, description="Attention heads.")
     vocabulary: int = Field(
-        2048, ge=300, description="Tokens of the byte-level BPE (text tasks and stories; the other generated tasks use characters)."
+        2048,
+        ge=300,
+        description="Tokens of the byte-level BPE (text tasks and stories; the other generated tasks use characters).",
     )
     steps: int = Field(
         700, ge=0, description="Optimizer steps of supervised warm-start; 0: random weights (for `launch.py sft`)."
