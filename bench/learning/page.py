@@ -92,8 +92,9 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
 
 
 def best_baseline(arms: Mapping[str, Mapping[int, Result]]) -> str | None:
-    """The baseline with the highest mean final success; None without a baseline."""
-    known = [name for name in BASELINES if name in arms]
+    """The baseline with the highest mean final success, of those with the most seeds; None without a baseline."""
+    most = max((len(arms[name]) for name in BASELINES if name in arms), default=0)
+    known = [name for name in BASELINES if name in arms and len(arms[name]) == most]
     finals = {name: np.mean([one["final"]["pass@1"]["mean"] for one in arms[name].values()]) for name in known}
     return max(known, key=lambda name: finals[name], default=None)
 
