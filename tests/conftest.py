@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_PROFILING="1",  # Ray reads it when it is imported
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",

@@ -49,3 +49,19 @@ def test_prometheus_finds_every_number_of_the_newest_iteration() -> None:
         time.sleep(0.5)
         found = scrape("gauges-test")
     assert set(found) == exported
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_timeline_has_a_span_per_phase() -> None:
+    import ray
+
+    from monitor.ray_metrics import RayGaugeSink
+
+    sink = RayGaugeSink("phases-test")
+    for phase in ("generate", "update"):
+        sink.phase(phase)
+    sink.close()
+    deadline = time.monotonic() + WAIT
+    while not {"generate", "update"} <= {event["cat"] for event in ray.timeline()}:  # the category of a task is another
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
