@@ -32,7 +32,7 @@ def train(config: Config, callback: "Callback | None" = None, *, local: bool = F
 
     `callback` gets the metrics of every iteration (docs/metrics.md). When it returns True, the run saves and ends; its policy is
     then in the folder that `checkpoints/latest` names. Use either `local` or Ray in one process: `local` leaves its settings of threads,
-    devices and sockets in the environment.
+    devices and sockets in the environment, and the memory of its engine in use.
     """
     from commands import train
 

@@ -16,6 +16,8 @@ from core.sampling import Sampling
 from core.weights import Acknowledgement, Weights
 
 NAME = "rollout-0"
+KEPT: list[Engine] = []
+"""Engines of closed pools. With an engine vLLM would end torch's process groups, also those of the next run in this process."""
 
 
 class LocalPool:
@@ -54,4 +56,5 @@ class LocalPool:
         return [self._engine.sequence_logprobs(sequences)]
 
     def close(self) -> None:
-        """The engine ends with the process."""
+        """The engine ends with the process, and its memory stays in use until then."""
+        KEPT.append(self._engine)

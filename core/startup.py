@@ -125,8 +125,9 @@ def _silence(host: str, port: int) -> str:
 
 
 def in_group(role: str, index: int) -> dict[str, Any]:
-    """Ray's options that place an actor in bundle `index` of the role's group; none when this namespace has no such group (parts
-    that are tested alone).
+    """Ray's options that place an actor in bundle `index` of the role's group.
+
+    None when this namespace has no such group, as in tests of single parts.
     """
     from ray.util import get_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

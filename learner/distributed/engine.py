@@ -28,24 +28,22 @@ from core.weights import NamedTensor
 def join_ranks(rank: int, ranks: int, address: tuple[str, int], device: str, timeout: float) -> None:
     """Enter DeepSpeed's process group (gloo or nccl), which meets at a store that listens on rank 0's address alone.
 
-    A process stays in the group of an earlier learner: an engine of vLLM in this process may be in it, too.
+    A process that has a group of this size stays in it: an earlier learner or an engine of vLLM in this process has made it.
     """
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() == ranks:
-        return
     with _hidden("mlflow"):  # DeepSpeed's autotuner would import it: two seconds of every rank
         import deepspeed
 
     # No operator is compiled: on CPU `init_distributed` would compile one for a minute, that only tensor-parallel inference uses.
     deepspeed.ops.__compatible_ops__ = {}
-    backend = "nccl" if device == "cuda" else "gloo"
-    host, port = address
-    if rank == 0:
-        store = serve_store(host, port, ranks, timeout)
-    else:
-        store = TCPStore(host, port, ranks, is_master=False, timeout=timedelta(seconds=timeout))
-    limit = timedelta(seconds=timeout)
-    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
-    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))
+    backend, limit = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout)
+    if not (torch.distributed.is_initialized() and torch.distributed.get_world_size() == ranks):
+        host, port = address
+        if rank == 0:
+            store = serve_store(host, port, ranks, timeout)
+        else:
+            store = TCPStore(host, port, ranks, is_master=False, timeout=limit)
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=limit)
 
 
 @contextmanager

@@ -1,20 +1,20 @@
 """Learner groups on a tiny model, and engines of Hugging Face that receive what they broadcast."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
 from core.errors import LearnerError
 from core.records import FloatArray, IntArray, Judged, Scored
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
-from learner.distributed.ranks import Ranks
+from learner.distributed.ranks import Ranks, rank_environment
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
 from tests.learner.conftest import make_judged
@@ -51,33 +51,30 @@ def group(
     algorithm: AlgorithmConfig | None = None,
     dtype: str = "float32",
     sender: type[Sender] | None = None,
-    local: bool | None = None,
     **learner: Any,
 ) -> Iterator[LearnerGroup]:
-    """A learner. One rank is in this process unless said otherwise: a process of its own takes 10 s to import its libraries."""
+    """A learner. One rank without a sender is in this process, because another one takes 10 s to import its libraries."""
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
     config = LearnerConfig(**options)
-    local = config.ranks == 1 and sender is None if local is None else local
-    if local:
-        os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu")
-    made = LearnerGroup(
-        path,
-        config,
-        algorithm or AlgorithmConfig(),
-        dtype=dtype,
-        device="cpu",
-        temperature=0.9,
-        longest=8,
-        total_steps=24,
-        seed=0,
-        cpus=0.5,
-        sender=sender,
-        local=local,
-    )
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OMP_NUM_THREADS", "DS_ACCELERATOR"):
+            patch.setenv(name, rank_environment("cpu", 1)[name])
+        made = LearnerGroup(
+            path,
+            config,
+            algorithm or AlgorithmConfig(),
+            dtype=dtype,
+            device="cpu",
+            temperature=0.9,
+            longest=8,
+            total_steps=24,
+            seed=0,
+            cpus=0.5,
+            sender=sender,
+            local=config.ranks == 1 and sender is None,
+        )
+    with closing(made):
         yield made
-    finally:
-        made.close()
 
 
 def fetched(bucket: Any) -> Any:
