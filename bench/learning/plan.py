@@ -1,6 +1,7 @@
 """What is compared: tasks at three hardnesses, arms, and the configuration of one run.
 
-Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, and for GRPO the advantages.
+Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, the KL that holds the root, and for GRPO
+the advantages.
 """
 
 from collections.abc import Mapping, Sequence

@@ -86,15 +86,16 @@ def test_every_run_of_the_plan_can_start() -> None:
     assert len({run.name for run in runs}) == len(runs) == len(SETTINGS) * 3 * len(ARMS)
     for run in runs:
         config = configuration(run, Path("runs"), {})
-        assert batch_plan(config).trajectories == 512
+        assert batch_plan(config).trajectories == 256
         check_methods(config)
         assert config.run.seed == 1
 
 
-def test_arms_differ_only_where_rollouts_start() -> None:
+def test_arms_differ_only_where_rollouts_start_and_in_the_kl_that_holds_the_root() -> None:
     plain_one = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {}).model_dump()
     other = configuration(Run("rule", "hard", "frontier", 3), Path("runs"), {}).model_dump()
-    assert {name for name in other if other[name] != plain_one[name]} == {"replay"}
+    assert {name for name in other if other[name] != plain_one[name]} == {"replay", "algorithm"}
+    assert {**plain_one["algorithm"], "kl_coefficient": 0.2} == other["algorithm"]
     changed = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {"learner.policy_lr": "2e-4"})
     assert changed.learner.policy_lr == 2e-4
 
