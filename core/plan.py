@@ -52,63 +52,6 @@ class Resources:
     gpus: float
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What the estimator and the ranking of a run need, by their registries (`trainer/build.py` fills it)."""
-
-    groups: bool  # the estimator compares the continuations of a start
-    advantages: bool  # the estimator reads values
-    greedy: bool  # the estimator reads the rewards of greedy continuations
-    continuations: bool  # the estimator reads what continuations of a trajectory's states were worth
-    ranking: Literal["nothing", "if there", "values"]  # what the ranking reads; "if there": it can do without values
-
-
-def critic(config: Config, needs: Needs) -> Literal["separate", "shared", "none"]:
-    """The critic of a run: `learner.value_model`, or none if nothing reads values."""
-    used = needs.advantages or needs.ranking != "nothing"
-    return config.learner.value_model if used else "none"
-
-
-def check_needs(config: Config, needs: Needs) -> None:
-    """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is not there."""
-    algorithm, learner = config.algorithm, config.learner
-    if (needs.groups or needs.continuations) and config.rollout.samples < 2:
-        raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
-            f"raise rollout.samples to at least 2"
-        )
-    if algorithm.overlong == "bootstrap" and critic(config, needs) == "none":
-        raise ConfigError(
-            "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
-        )
-    if (needs.greedy or needs.continuations) and config.rollout.max_staleness:
-        raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but rollout.max_staleness is "
-            f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
-        )
-    if critic(config, needs) != "none":
-        return
-    if learner.value_model != "none":
-        absent = (
-            f"algorithm.estimator '{algorithm.estimator}' and replay.ranking '{config.replay.ranking}' read no values"
-        )
-    else:
-        absent = "learner.value_model is 'none'"
-    if needs.advantages:
-        raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' needs values, but {absent}; set it to separate or shared"
-        )
-    if needs.ranking == "values":
-        raise ConfigError(
-            f"replay.ranking '{config.replay.ranking}' needs values, but {absent}; set it to separate or shared"
-        )
-    for name in ("critic_warmup", "value_path", "value_epochs", "value_max_grad_norm"):
-        if given := getattr(learner, name):
-            raise ConfigError(
-                f"learner.{name} = {given} is about the critic, but there is none: {absent}; leave it out"
-            )
-
-
 def check_algorithm(config: Config, trajectories: int) -> None:
     """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from core.config import Config, Device, RolloutConfig
 from core.errors import ConfigError
-from core.plan import Bundle, Needs, batch_plan, check_needs, critic, placement, transport
+from core.plan import Bundle, batch_plan, placement, transport
 from core.records import Start
 from core.run_directory import RunDirectory, quarantine
 from core.sampling import Sampling
@@ -51,12 +51,12 @@ class ModelAndTask:
 
 def iteration_settings(config: Config) -> IterationSettings:
     """The settings of an iteration, from the configuration."""
+    from learner.methods import find_estimator
     from learner.targets import whole_reward
     from replay.rankings import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
-    needs = needs_of(config)
-    has_critic = critic(config, needs) != "none"
+    estimator = find_estimator(config.algorithm.estimator)
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -67,13 +67,13 @@ def iteration_settings(config: Config) -> IterationSettings:
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
         resample=config.rollout.resample,
-        greedy=needs.greedy,
-        continuations=config.algorithm.continuations if needs.continuations else 0,
+        greedy=estimator.needs_greedy,
+        continuations=config.algorithm.continuations if estimator.needs_continuations else 0,
         reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
         mask_truncated=config.algorithm.overlong == "mask",
         canonical=config.replay.canonical,
         chains=ranking.chains,
-        refresh_states=config.replay.refresh if ranking.needs_values and has_critic else 0,
+        refresh_states=config.replay.refresh if ranking.needs_values and critic(config) != "none" else 0,
         refresh_while_generating=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,
     )
@@ -113,34 +113,70 @@ def check_methods(config: Config) -> None:
     Raises ConfigError.
     """
     from learner.methods import check_estimator, check_policy_loss
-    from replay.rankings import RANKINGS
 
     algorithm = config.algorithm
     if path := rollout_settings(config).tool:
         load_tool(path)  # without a tokenizer
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
-    check_needs(config, needs_of(config))
-    if RANKINGS[config.replay.ranking].needs_canonical and not config.replay.canonical:
-        raise ConfigError(
-            f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
-        )
+    check_needs(config)
 
 
-def needs_of(config: Config) -> Needs:
-    """What the estimator and the ranking of a run need."""
+def critic(config: Config) -> Literal["separate", "shared", "none"]:
+    """The critic of a run: `learner.value_model`, or none if neither the estimator nor the ranking reads values."""
     from learner.methods import find_estimator
     from replay.rankings import RANKINGS
 
-    estimator, ranking = find_estimator(config.algorithm.estimator), RANKINGS[config.replay.ranking]
-    reads = "nothing" if not ranking.needs_values else ("if there" if ranking.values_optional else "values")
-    return Needs(
-        estimator.needs_groups,
-        estimator.needs_values,
-        estimator.needs_greedy,
-        estimator.needs_continuations,
-        cast(Literal["nothing", "if there", "values"], reads),
-    )
+    used = find_estimator(config.algorithm.estimator).needs_values or RANKINGS[config.replay.ranking].needs_values
+    return config.learner.value_model if used else "none"
+
+
+def check_needs(config: Config) -> None:
+    """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is not there."""
+    from learner.methods import find_estimator
+    from replay.rankings import RANKINGS
+
+    algorithm, learner = config.algorithm, config.learner
+    estimator, ranking = find_estimator(algorithm.estimator), RANKINGS[config.replay.ranking]
+    if (estimator.needs_groups or estimator.needs_continuations) and config.rollout.samples < 2:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
+            f"raise rollout.samples to at least 2"
+        )
+    if ranking.needs_canonical and not config.replay.canonical:
+        raise ConfigError(
+            f"replay.ranking = '{config.replay.ranking}' replays canonical solutions only; set replay.canonical true"
+        )
+    if algorithm.overlong == "bootstrap" and critic(config) == "none":
+        raise ConfigError(
+            "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
+        )
+    if (estimator.needs_greedy or estimator.needs_continuations) and config.rollout.max_staleness:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but rollout.max_staleness is "
+            f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
+        )
+    if critic(config) != "none":
+        return
+    if learner.value_model != "none":
+        absent = (
+            f"algorithm.estimator '{algorithm.estimator}' and replay.ranking '{config.replay.ranking}' read no values"
+        )
+    else:
+        absent = "learner.value_model is 'none'"
+    if estimator.needs_values:
+        raise ConfigError(
+            f"algorithm.estimator '{algorithm.estimator}' needs values, but {absent}; set it to separate or shared"
+        )
+    if ranking.needs_values and not ranking.values_optional:
+        raise ConfigError(
+            f"replay.ranking '{config.replay.ranking}' needs values, but {absent}; set it to separate or shared"
+        )
+    for name in ("critic_warmup", "value_path", "value_epochs", "value_max_grad_norm"):
+        if given := getattr(learner, name):
+            raise ConfigError(
+                f"learner.{name} = {given} is about the critic, but there is none: {absent}; leave it out"
+            )
 
 
 def find_model(config: Config) -> str:
@@ -301,7 +337,7 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
     return LearnerGroup(
         model,
-        config.learner.model_copy(update={"value_model": critic(config, needs_of(config))}),
+        config.learner.model_copy(update={"value_model": critic(config)}),
         config.algorithm,
         dtype=config.model.dtype,
         device=device,

@@ -8,18 +8,7 @@ import pytest
 from core.config import Config
 from core.errors import ClusterError, ConfigError
 from core.load import dump_config, load_config, override, parse_config
-from core.plan import (
-    Needs,
-    Resources,
-    batch_plan,
-    check_context,
-    check_needs,
-    check_resources,
-    critic,
-    kl_warnings,
-    placement,
-    transport,
-)
+from core.plan import Resources, batch_plan, check_context, check_resources, kl_warnings, placement, transport
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
 
@@ -149,71 +138,19 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         batch_plan(parse_config({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "test"))
 
 
-@pytest.mark.parametrize(
-    ("advantages", "ranking", "asked", "found"),
-    [
-        (True, "nothing", "separate", "separate"),
-        (True, "values", "shared", "shared"),
-        (False, "values", "separate", "separate"),
-        (False, "if there", "separate", "separate"),
-        (False, "if there", "none", "none"),
-        (False, "nothing", "separate", "none"),
-        (False, "nothing", "shared", "none"),
-    ],
-)
-def test_there_is_a_critic_if_something_reads_its_values(
-    advantages: bool, ranking: Any, asked: str, found: str
-) -> None:
-    config, needs = (
-        parse_config({"learner": {"value_model": asked}}, "test"),
-        Needs(False, advantages, False, False, ranking),
-    )
-    assert critic(config, needs) == found
-    check_needs(config, needs)
-
-
-def test_what_needs_values_is_refused_without_a_critic() -> None:
-    def refused(fields: dict[str, Any], needs: Needs, match: str) -> None:
-        with pytest.raises(ConfigError, match=match):
-            check_needs(parse_config(fields, "test"), needs)
-
-    none: dict[str, Any] = {"learner": {"value_model": "none"}}
-    refused(
-        none,
-        Needs(False, True, False, False, "nothing"),
-        r"estimator 'gae' needs values, but learner\.value_model is 'none'; set",
-    )
-    refused(
-        none | {"replay": {"ranking": "value"}},
-        Needs(False, False, False, False, "values"),
-        r"replay\.ranking 'value' needs values, but learner\.value_model is",
-    )
-    nothing = Needs(False, False, False, False, "nothing")
-    for name, value in (("critic_warmup", 2), ("value_path", "rm"), ("value_epochs", 2), ("value_max_grad_norm", 0.5)):
-        refused(
-            {"learner": {name: value}}, nothing, rf"learner\.{name} = {value} is about the critic, .* read no values"
-        )
-    for needs in (Needs(True, True, False, False, "values"), Needs(False, False, False, True, "nothing")):
-        refused({"rollout": {"samples": 1}}, needs, r"rollout\.samples is 1; raise rollout")
-
-
-def test_more_rollouts_of_an_iteration_need_engines_that_wait() -> None:
-    with pytest.raises(ConfigError, match=r"needs more rollouts of every start, but rollout\.max_staleness is 1"):
-        check_needs(parse_config({"rollout": {"max_staleness": 1}}, "test"), Needs(False, True, True, False, "values"))
+def test_resampling_needs_engines_that_wait_and_groups() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.resample waits for the engines again"):
         batch_plan(parse_config({"rollout": {"resample": 2, "max_staleness": 1}}, "test"))
     with pytest.raises(ConfigError, match=r"rollout\.samples is 1; raise it to 2"):
         batch_plan(parse_config({"rollout": {"resample": 2, "samples": 1}}, "test"))
 
 
-def test_bootstrapping_reads_one_token_more_and_a_critic() -> None:
+def test_bootstrapping_reads_one_token_more() -> None:
     sizes = {"rollout": {"max_prompt_tokens": 20, "max_response_tokens": 30}, "learner": {"micro_batch_tokens": 50}}
     batch_plan(parse_config(sizes, "test"))
     longer = parse_config(sizes | {"algorithm": {"overlong": "bootstrap"}}, "test")
     with pytest.raises(ConfigError, match=r"learner\.micro_batch_tokens = 50 is less"):
         batch_plan(longer)
-    with pytest.raises(ConfigError, match=r"'bootstrap' needs values, but there is no critic"):
-        check_needs(longer, Needs(False, False, False, False, "nothing"))
     with pytest.raises(ConfigError, match=r"algorithm\.overlong_buffer = 31 is more than"):
         batch_plan(parse_config(sizes | {"algorithm": {"overlong": "soft", "overlong_buffer": 31}}, "test"))
 

@@ -1,0 +1,94 @@
+"""What an estimator and a ranking need from a run: a critic, groups, engines that wait."""
+
+from typing import Any
+
+import pytest
+
+from core.config import Config
+from core.errors import ConfigError
+from core.load import parse_config
+from trainer.build import check_needs, critic
+
+
+def run_of(estimator: str, ranking: str, **sections: dict[str, Any]) -> Config:
+    algorithm = {"estimator": estimator, **sections.pop("algorithm", {})}
+    return parse_config({"algorithm": algorithm, "replay": {"ranking": ranking}, **sections}, "test")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "ranking", "asked", "found"),
+    [
+        ("gae", "uniform", "separate", "separate"),
+        ("gae", "value", "shared", "shared"),
+        ("rloo", "value", "separate", "separate"),
+        ("rloo", "learnability", "separate", "separate"),
+        ("rloo", "learnability", "none", "none"),  # it works without values, too
+        ("rloo", "uniform", "separate", "none"),
+        ("rloo", "uniform", "shared", "none"),
+    ],
+)
+def test_there_is_a_critic_if_something_reads_its_values(estimator: str, ranking: str, asked: str, found: str) -> None:
+    config = run_of(estimator, ranking, learner={"value_model": asked})
+    assert critic(config) == found
+    check_needs(config)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "ranking", "sections", "match"),
+    [
+        (
+            "gae",
+            "uniform",
+            {"learner": {"value_model": "none"}},
+            r"'gae' needs values, but learner\.value_model is 'none'; set",
+        ),
+        (
+            "rloo",
+            "value",
+            {"learner": {"value_model": "none"}},
+            r"ranking 'value' needs values, but learner\.value_model is",
+        ),
+        (
+            "rloo",
+            "uniform",
+            {"learner": {"critic_warmup": 2}},
+            r"critic_warmup = 2 is about the critic, .* read no values",
+        ),
+        (
+            "rloo",
+            "uniform",
+            {"learner": {"value_path": "rm"}},
+            r"value_path = rm is about the critic, .* read no values",
+        ),
+        (
+            "rloo",
+            "uniform",
+            {"learner": {"value_epochs": 2}},
+            r"value_epochs = 2 is about the critic, .* read no values",
+        ),
+        (
+            "rloo",
+            "uniform",
+            {"learner": {"value_max_grad_norm": 0.5}},
+            r"norm = 0\.5 is about the critic, .* no values",
+        ),
+        ("rloo", "value", {"rollout": {"samples": 1}}, r"rollout\.samples is 1; raise rollout"),
+        ("vineppo", "uniform", {"rollout": {"samples": 1}}, r"rollout\.samples is 1; raise rollout"),
+        (
+            "remax",
+            "value",
+            {"rollout": {"max_staleness": 1}},
+            r"more rollouts of every start, but rollout\.max_staleness is 1",
+        ),
+        (
+            "rloo",
+            "uniform",
+            {"algorithm": {"overlong": "bootstrap"}},
+            r"'bootstrap' needs values, but there is no critic",
+        ),
+        ("gae", "canonical", {}, r"replays canonical solutions only; set replay\.canonical true"),
+    ],
+)
+def test_what_is_missing_is_named(estimator: str, ranking: str, sections: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        check_needs(run_of(estimator, ranking, **sections))
