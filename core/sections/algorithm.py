@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from core.sections.base import Section
+from core.sections.base import Count, NonNegative, Positive, Section, Share
 
 ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax", "vineppo")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
@@ -30,81 +30,62 @@ class AlgorithmConfig(Section):
         "gae",
         description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function (docs/learner.md says when to use which).",
     )
-    continuations: int = Field(
-        4, ge=1, description="Continuations of every boundary of every response when estimator is 'vineppo'."
-    )
+    continuations: Count = 4
+    """Continuations of every boundary of every response when estimator is 'vineppo'."""
     policy_loss: Annotated[str, AfterValidator(_one_of(POLICY_LOSSES))] = Field(
         "ppo",
         description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function (docs/learner.md).",
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount.")
-    policy_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda of the policy's advantages.")
-    adaptive_lambda: float | None = Field(
-        None,
-        gt=0,
-        description="Length-adaptive policy lambda 1 - 1 / (x l) for a continuation of l tokens (VAPO uses x = 0.05); none: policy_lambda.",
-    )
-    value_lambda: float = Field(1.0, ge=0, le=1, description="GAE lambda of the critic's targets.")
-    normalise: Literal["global", "per_source", "none"] = Field(
-        "per_source",
-        description="Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and replayed rows separately, or none.",
-    )
-    clip_low: float = Field(0.2, gt=0, lt=1, description="PPO clip below: ratio >= 1 - clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="PPO clip above: ratio <= 1 + clip_high.")
-    dual_clip: float = Field(3.0, gt=1, description="Bound on the ratio for negative advantages.")
-    value_clip: float = Field(0.5, gt=0, description="How far a value may move from its old one in one update.")
-    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    kl_coefficient: float = Field(
-        0.0, ge=0, description="Weight of the KL to the reference policy in the loss; 0: there is no reference policy."
-    )
-    kl_estimator: Literal["auto", "k1", "k2", "k3"] = Field(
-        "auto",
-        description="Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the reward.",
-    )
-    kl_placement: Literal["loss", "reward"] = Field(
-        "loss", description="Where that KL is added: to the loss, or (negative) to the reward of every token."
-    )
-    kl_target: float | None = Field(
-        None,
-        gt=0,
-        description="KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: constant.",
-    )
-    kl_horizon: int = Field(
-        10_000,
-        ge=1,
-        description="Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration.",
-    )
-    aggregation: Literal["token-mean", "sequence-mean", "constant"] = Field(
-        "token-mean",
-        description="Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x rollout.max_response_tokens (constant, Dr. GRPO).",
-    )
-    importance: Literal["truncate", "mask", "sequence_truncate", "sequence_mask"] = Field(
-        "truncate",
-        description="Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [importance_floor, importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens).",
-    )
-    importance_cap: float = Field(2.0, ge=1, description="Largest pi_prox / pi_behaviour.")
-    importance_floor: float = Field(0.5, ge=0, le=1, description="Smallest pi_prox / pi_behaviour that is not masked.")
-    positive_coefficient: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of the language-model loss on correct responses (VAPO: 0.1); 0: none.",
-    )
-    overlong: Literal["mask", "penalise", "soft", "bootstrap", "keep"] = Field(
-        "keep",
-        description="Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or unchanged (keep).",
-    )
-    overlong_penalty: float = Field(
-        0.5,
-        ge=0,
-        description="Subtracted from the reward of a truncated response when overlong is 'penalise' or 'soft'.",
-    )
-    overlong_buffer: int = Field(
-        16,
-        ge=1,
-        description="Tokens before rollout.max_response_tokens over which the penalty grows when overlong is 'soft'.",
-    )
-    reward_scale: float = Field(1.0, gt=0, description="Factor on the judge's rewards, before all else.")
-    reward_clip: float | None = Field(None, gt=0, description="Bound on the size of a scaled reward; none: no bound.")
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Discount."""
+    policy_lambda: Share = 0.95
+    """GAE lambda of the policy's advantages."""
+    adaptive_lambda: Annotated[float | None, Field(gt=0)] = None
+    """Length-adaptive policy lambda 1 - 1 / (x l) for a continuation of l tokens (VAPO uses x = 0.05); none: policy_lambda."""
+    value_lambda: Share = 1.0
+    """GAE lambda of the critic's targets."""
+    normalise: Literal["global", "per_source", "none"] = "per_source"
+    """Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and replayed rows separately, or none."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """PPO clip below: ratio >= 1 - clip_low."""
+    clip_high: Positive = 0.2
+    """PPO clip above: ratio <= 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] = 3.0
+    """Bound on the ratio for negative advantages."""
+    value_clip: Positive = 0.5
+    """How far a value may move from its old one in one update."""
+    entropy_coefficient: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    kl_coefficient: NonNegative = 0.0
+    """Weight of the KL to the reference policy in the loss; 0: there is no reference policy."""
+    kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
+    """Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the reward."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """Where that KL is added: to the loss, or (negative) to the reward of every token."""
+    kl_target: Annotated[float | None, Field(gt=0)] = None
+    """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: constant."""
+    kl_horizon: Count = 10_000
+    """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
+    aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    """Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x rollout.max_response_tokens (constant, Dr. GRPO)."""
+    importance: Literal["truncate", "mask", "sequence_truncate", "sequence_mask"] = "truncate"
+    """Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [importance_floor, importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens)."""
+    importance_cap: Annotated[float, Field(ge=1)] = 2.0
+    """Largest pi_prox / pi_behaviour."""
+    importance_floor: Share = 0.5
+    """Smallest pi_prox / pi_behaviour that is not masked."""
+    positive_coefficient: NonNegative = 0.0
+    """Weight of the language-model loss on correct responses (VAPO: 0.1); 0: none."""
+    overlong: Literal["mask", "penalise", "soft", "bootstrap", "keep"] = "keep"
+    """Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or unchanged (keep)."""
+    overlong_penalty: NonNegative = 0.5
+    """Subtracted from the reward of a truncated response when overlong is 'penalise' or 'soft'."""
+    overlong_buffer: Count = 16
+    """Tokens before rollout.max_response_tokens over which the penalty grows when overlong is 'soft'."""
+    reward_scale: Positive = 1.0
+    """Factor on the judge's rewards, before all else."""
+    reward_clip: Annotated[float | None, Field(gt=0)] = None
+    """Bound on the size of a scaled reward; none: no bound."""
 
     @property
     def regularised(self) -> bool:

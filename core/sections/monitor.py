@@ -24,14 +24,9 @@ def as_names(given: Any) -> Any:
 class MonitorConfig(Section):
     """Where the numbers of a run go, besides its own files."""
 
-    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(as_names)] = Field(
-        ("tensorboard",),
-        description="Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated by commas.",
-    )
-    metrics_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray start --metrics-export-port`.",
-    )
-    project: str = Field("retrospect", min_length=1, description="W&B project and MLflow experiment of the run.")
+    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(as_names)] = ("tensorboard",)
+    """Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated by commas."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray start --metrics-export-port`."""
+    project: Annotated[str, Field(min_length=1)] = "retrospect"
+    """W&B project and MLflow experiment of the run."""

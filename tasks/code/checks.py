@@ -29,11 +29,8 @@ class CheckTests:
 
     def source_of(self, program: str) -> str:
         """The whole program: a response that continues the prompt is put after it; its imports and helpers come first anyway."""
-        return (
-            program
-            if re.search(rf"^(async )?def {self._entry}\b", program, re.MULTILINE)
-            else f"{self._prompt}\n{program}"
-        )
+        whole = re.search(rf"^(async )?def {self._entry}\b", program, re.MULTILINE)
+        return program if whole else f"{self._prompt}\n{program}"
 
     def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
         """The outcome of the check. Raises SandboxError."""

@@ -55,18 +55,8 @@ def program_user() -> int:
 @cache
 def _root_can_drop(bwrap: str) -> bool:
     """Whether root can make namespaces without a user namespace, and become another user in them."""
-    command = [
-        bwrap,
-        *_as_root(),
-        "--ro-bind",
-        "/",
-        "/",
-        "--",
-        PYTHON,
-        *FLAGS,
-        "-c",
-        f"import os; os.setuid({_FIRST_USER})",
-    ]
+    become = f"import os; os.setuid({_FIRST_USER})"
+    command = [bwrap, *_as_root(), "--ro-bind", "/", "/", "--", PYTHON, *FLAGS, "-c", become]
     return subprocess.run(command, env={}, capture_output=True, check=False).returncode == 0
 
 

@@ -70,9 +70,8 @@ def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
     solution = None
     if columns.solution is not None:
         text_of(row, columns.solution, "solution", where)
-        solution = (
-            row[columns.solution].replace("\r\n", "\n").strip("\n")
-        )  # it may continue the prompt: keep its indentation
+        # it may continue the prompt: keep its indentation
+        solution = row[columns.solution].replace("\r\n", "\n").strip("\n")
     record = {"format": "check", "prompt": prompt, "tests": [check], "entry": entry}
     return Item(prompt, json.dumps(record), level_of(row, columns), solution)
 

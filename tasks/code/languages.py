@@ -18,9 +18,8 @@ class Language:
     file: str  # name of the source file
     compile: tuple[str, ...]  # command that makes `program`; empty: none
     run: tuple[str, ...]
-    reserves: bool = (
-        False  # its runtime reserves far more addresses than memory, so its limit counts only what it can write to
-    )
+    # whether its runtime reserves far more addresses than memory, so that its limit counts only what it can write to
+    reserves: bool = False
 
 
 LANGUAGES: Mapping[str, Language | None] = {

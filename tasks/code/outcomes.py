@@ -45,9 +45,8 @@ def outcome_of_each(
         if outcomes and outcomes[0].syntax:
             outcomes.append(outcomes[0])
         elif seconds <= 0:
-            outcomes.append(
-                Outcome(False, "not run: the tests before it used up task.code.program_seconds", raised=True)
-            )
+            why = "not run: the tests before it used up task.code.program_seconds"
+            outcomes.append(Outcome(False, why, raised=True))
         else:
             outcome, used = run(test)
             outcomes.append(outcome)

@@ -2,13 +2,8 @@
 
 Called by `tasks/code/programs.py` and the formats, in the judging processes. Invariants:
 
-- Each program gets a new sandbox, and each of its tests a new process in it. A spare sandbox, with its interpreter started, waits
-  while another works.
-- Namespaces: PID, mount, IPC, network, UTS and cgroup. A user without capabilities (`tasks/code/confinement.py`). An empty
-  environment with a fixed hash seed.
-- Files: the system's /usr, the Python installation without third-party packages, and the packages that the user allows, all
-  read-only; a bounded /tmp in which a program can make nothing; no /proc, /sys, /etc, /home.
-- Memory: there is one process per test (`tasks/code/seccomp.py`), so one limit bounds it, plus some tens of MiB in the kernel.
+- Each program gets a new sandbox (docs/programs.md says what is in it), and each of its tests a new process. A spare sandbox, with
+  its interpreter started, waits while another works.
 - `Session.run` returns when a limit on time ends, or earlier. Everything inside is dead at the end of a session: the kernel ends the
   PID namespace.
 - It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only `unsafe-subprocess` runs programs.
@@ -157,22 +152,19 @@ class Session:
         return self._follow(4 * START_LIMIT)
 
     def run(self, test: Mapping[str, Any]) -> Ending:
-        """Run the program as a script on a test's `input`, `files` and `arguments`."""
-        return self._run(test)
-
-    def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
-        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
-        ending = self._run({"expressions": list(expressions), "values": values or {}})
-        report = Report(len(expressions))
-        for line in ending.output.splitlines():
-            report.take(line)
-        return report, ending
-
-    def _run(self, test: Mapping[str, Any]) -> Ending:
+        """Run the program once; a script on a test's `input`, `files` and `arguments`."""
         if self.gone:
             return Ending(why=self.gone)
         self.send(test)
         return self._follow(self.patience)
+
+    def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
+        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
+        ending = self.run({"expressions": list(expressions), "values": values or {}})
+        report = Report(len(expressions))
+        for line in ending.output.splitlines():
+            report.take(line)
+        return report, ending
 
     def send(self, message: Any) -> None:
         """Send a message to the process of a test, or start one with it."""

@@ -1,14 +1,13 @@
 """The script inside a sandbox: it runs one program once per test, each time in a process of its own, and reports what comes out.
 
-`tasks/code/sandbox.py` starts it with its settings. Of the project it imports only `sandbox_values`: the rest
-is not in the sandbox. Of the library it imports what starts fast: half of a sandbox's time is its interpreter's. It writes `ready`, reads the program, and then starts one process per test. The process reads its test, gives up what a program may not
-do (`tasks/code/seccomp.py`), and runs the program. This process never runs code of the program: it measures time and output, ends
-what exceeds them, and passes on what is written. All messages are frames: a length of 4 bytes, then JSON (in); a letter, a length
-of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x` how the process ended). What comes in is marshalled, because
-the judge writes it. What goes out is JSON, because a program may have written it.
+`tasks/code/sandbox.py` starts it with its settings. It imports only what is in the sandbox and starts fast. It writes `ready`, reads
+the program, and then starts one process per test. That process reads its test, gives up what a program may not do
+(`tasks/code/seccomp.py`), and runs the program. The driver never runs code of the program: it measures time and output, ends what
+exceeds them, and passes on what is written. Messages are frames: a length of 4 bytes, then what the judge marshalled (in); a letter,
+a length of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x` JSON: how the process ended).
 
-A program that tampers with its process (builtins, frames, the output itself) can change only what comes out of its own test. No
-process here knows an expected value: `tasks/code/programs.py` compares outside. A test is not in memory while another one runs.
+Invariant: a program that tampers with its process can change only what comes out of its own test. No process here knows an expected
+value, and a test is not in memory while another one runs.
 """
 
 from __future__ import annotations

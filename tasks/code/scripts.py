@@ -83,10 +83,8 @@ class CallTests:
             if problem or not report.values:
                 why = problem or f"ended itself with status {ending.status}"
                 return Outcome(False, why, raised=True, syntax=bool(report.syntax)), ending.seconds
-            accepted = [
-                expected,
-                *(expected if isinstance(expected, list) and len(expected) == 1 else ()),
-            ]  # as APPS has it
+            # as APPS has it
+            accepted = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else ())]
             same = any(same_value(each, report.values[0], tolerance) for each in accepted)
             return Outcome(same, "" if same else f"test {number + 1}: expected {str(expected)[:60]!r}"), ending.seconds
 

@@ -1,17 +1,12 @@
 """Splits a unit test into what the program computes (holes) and the check of it (question).
 
-Called by `tasks/code/programs.py`. A test is one `assert` statement. Its **holes** are the largest expressions that begin with a name
-of the program. A name is the program's unless it is a builtin, a standard module, or imported from one by the setup:
+Called by `tasks/code/asserts.py` and `formats.py`. The **holes** of a test are the largest expressions that begin with a name of the
+program; they are evaluated in its sandbox. The rest of the assertion is the **question**, evaluated in another one:
 
     assert sorted(pairs([1, 2])[0])[1:] == [2]       the hole is    sorted(pairs([1, 2])[0])
 
-Functions of one argument that only read a value (`_PURE`) belong to the hole: they return plain data even where the value itself
-is not plain (a generator). If a test has no hole, the program must define the builtin that the test calls (MBPP defines its own
-`sum` and `divmod`). Holes are evaluated in the program's sandbox. The rest of the assertion is the **question**. It is evaluated in
-another sandbox, over the plain values of the holes.
-
-Invariant: no expected value is part of a hole or of the setup, so the program's process never sees one. A test is refused if it
-uses values or functions that the setup defines, compares two answers of the program, or checks objects instead of values.
+docs/programs.md says what an assert may be. Invariant: no expected value is part of a hole or of the setup, so the program's process
+never sees one.
 """
 
 import ast
@@ -58,9 +53,8 @@ class UnitTest:
     modules: tuple[str, ...]  # standard modules that the question names
     literal: tuple[Any] | None
     skippable: frozenset[int]  # holes that short-circuiting may skip (`f(1) or f(2)`: f(2))
-    inner: tuple[
-        str, ...
-    ]  # calls of the program inside arguments, which it must not answer itself: _inner0, ... in the holes
+    # calls of the program inside arguments, which it must not answer itself: _inner0, ... in the holes
+    inner: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

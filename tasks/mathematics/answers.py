@@ -31,11 +31,7 @@ _FLOAT_DIGITS = 15
 
 
 def gsm8k_solution(answer: str) -> str:
-    """The canonical solution as a model should write it: without the calculator marks.
-
-    GSM8K writes `48/2 = <<48/2=24>>24`. Everything from `<<` to the next `>>` on the same line is removed (`48/2 = 24` stays), and
-    white space at the ends of lines.
-    """
+    """The canonical solution as a model should write it: `48/2 = <<48/2=24>>24` without the calculator's mark `<<48/2=24>>`."""
     lines = _CALCULATOR.sub("", answer).strip().split("\n")
     return "\n".join(line.rstrip() for line in lines)
 
@@ -92,7 +88,7 @@ def math_answer(response: str) -> str | None:
 
 
 def _by_value(answer: str | None) -> str | None:
-    value = None if answer is None else rational(answer)
+    value = rational(answer or "")
     return answer if value is None else str(value)
 
 

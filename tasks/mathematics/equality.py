@@ -101,9 +101,8 @@ def _same_curve(gold: Equation, answer: Equation) -> bool:
 
 
 def _same_group(gold: Group, answer: Group) -> bool:
-    brackets = [
-        (group.opening or "{", group.closing or "}") for group in (gold, answer)
-    ]  # 1, 2 says the same as {1, 2}
+    # 1, 2 says the same as {1, 2}
+    brackets = [(group.opening or "{", group.closing or "}") for group in (gold, answer)]
     if brackets[0] != brackets[1] or len(gold.parts) != len(answer.parts):
         return False
     if gold.ordered:

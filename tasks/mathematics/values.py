@@ -117,9 +117,8 @@ def expression(text: str) -> Any:
     text = re.sub(r"(?<![0-9.\\a-zA-Z}])([0-9]+)/([0-9]+)(?![0-9.!^(])", r"\\frac{\1}{\2}", text)  # `3/4x`,
     text = re.sub(r"(?<=[)0-9])\s*\(", r"\\cdot (", text)  # `2(3)`,
     text = re.sub(r"(?<![a-zA-Z\\])(pi)(?![a-z])", r"\\\1", text)
-    text = re.sub(
-        r"(?<![a-zA-Z\\{])([A-Z])(?![_a-z])", lambda letter: rf"\alpha_{{{ord(letter[1])}}}", text
-    )  # and capitals
+    # and capitals
+    text = re.sub(r"(?<![a-zA-Z\\{])([A-Z])(?![_a-z])", lambda letter: rf"\alpha_{{{ord(letter[1])}}}", text)
     try:
         found = _parser()(text)
         if not isinstance(found, sympy.Expr) or _digits(found) > _LARGEST:
