@@ -29,20 +29,6 @@ from core.errors import ConfigError, RetrospectError
 from core.interruption import INTERRUPTED
 from core.startup import set_environment, without_gc
 
-COMMANDS = (
-    "train",
-    "evaluate",
-    "sft",
-    "reward-model",
-    "check",
-    "replay",
-    "inspect",
-    "runs",
-    "report",
-    "export",
-    "completion",
-)
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit status: 0 done, 2 a user error, 130 interrupted."""
@@ -57,11 +43,11 @@ def main(arguments: Sequence[str]) -> int:
     name, *rest = arguments
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        from commands.options import COMMANDS, read_options
+
         if name not in COMMANDS:
             (near,) = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
             raise ConfigError(f"unknown command {name!r}; the nearest is {near!r} (of {', '.join(COMMANDS)})")
-        from commands.options import read_options
-
         options = read_options(name, rest)  # before libraries are imported, so that a typo is reported at once
         set_environment()
         with without_gc():

@@ -19,8 +19,7 @@ from actors.jobs import Continuation, Job
 from actors.vllm_setup import stop_tokens
 from core.config import Device, RolloutConfig
 from core.errors import ModelError, WeightError, first_line
-from core.records import Finish, FloatArray, IntArray
-from core.sampling import Sampling
+from core.records import Finish, FloatArray, IntArray, Sampling
 from core.weights import Acknowledgement, Weights, digest, unpack
 
 

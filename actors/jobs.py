@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.records import Finish, FloatArray, IntArray, Start
-from core.sampling import Sampling
+from core.records import Finish, FloatArray, IntArray, Sampling, Start
 from core.seeds import derive
 from core.weights import Acknowledgement, Weights
 

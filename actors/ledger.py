@@ -15,8 +15,7 @@ import numpy as np
 
 from actors.jobs import Continuation, Job
 from core.errors import ConfigError
-from core.records import Start, Trajectory
-from core.sampling import Sampling
+from core.records import Sampling, Start, Trajectory
 
 Key = tuple[str, int]
 """(start id, sample): a result counts once per key."""

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from actors.jobs import Engine
 from actors.ledger import Ledger, Queues, check_room
 from core.config import RolloutConfig
-from core.records import FloatArray, IntArray, Start, Trajectory
-from core.sampling import Sampling
+from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, Weights
 
 NAME = "rollout-0"

@@ -35,8 +35,7 @@ from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, err
 from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
-from core.records import FloatArray, IntArray, Start, Trajectory
-from core.sampling import Sampling
+from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
 
 CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2

@@ -8,13 +8,11 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.ledger import Queues
 from core.errors import ActorError
-from core.records import FloatArray, IntArray, Start, Trajectory
-from core.sampling import Sampling
+from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
 
 if TYPE_CHECKING:
@@ -138,8 +136,3 @@ class RolloutStream:
             future.set_result(function())
         except BaseException as error:
             future.set_exception(error)
-
-
-def streaming(pool: "RolloutPool") -> "closing[RolloutStream]":
-    """A stream over `pool` that ends with the block."""
-    return closing(RolloutStream(pool))

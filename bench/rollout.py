@@ -40,8 +40,7 @@ from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
 from bench.models import Shape, build_model
 from bench.report import Check, check, command_line, median, write
 from core.config import RolloutConfig
-from core.records import Start
-from core.sampling import Sampling
+from core.records import Sampling, Start
 from core.seeds import derive
 from core.weights import pack
 

@@ -23,8 +23,7 @@ from actors.stream import Finished, RolloutStream
 from bench.models import Shape, build_model
 from bench.report import check, command_line, write
 from core.config import RolloutConfig
-from core.records import Start
-from core.sampling import Sampling
+from core.records import Sampling, Start
 from core.seeds import derive
 from core.weights import pack
 from trainer.asynchronous import Pipeline

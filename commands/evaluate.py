@@ -21,7 +21,7 @@ from core.run_directory import write_atomically
 from core.seeds import generator
 from tasks.dialogue.endpoint import Endpoint, check_endpoint
 from tasks.dialogue.language_judge import compare_pairs
-from tasks.estimators import Estimate, paired_difference, share
+from tasks.estimators import Estimate, bootstrap, share
 from trainer import build
 from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses
 from trainer.evaluation.scores import Evaluation, describe_evaluation, evaluate_policy, percent
@@ -60,13 +60,11 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
         raise ActorError("no held-out problem was answered by both models; see above why engines left them out")
     rewards = [(mine.reward, other.reward) for mine, other in pairs]
     wins = [float(mine > other) + 0.5 * float(mine == other) for mine, other in rewards]
-    rng = generator(seed, "comparison")
+    gains = [float(verdict.correct) - float(other.correct) for verdict, other in pairs]
     return Comparison(
         win_rate=share(wins),
         ties=sum(mine == other for mine, other in rewards) / len(rewards),
-        success=paired_difference(
-            [float(other.correct) for _, other in pairs], [float(mine.correct) for mine, _ in pairs], rng=rng
-        ),
+        success=bootstrap(gains, rng=generator(seed, "comparison")),
     )
 
 

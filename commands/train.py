@@ -20,10 +20,10 @@ from core.plan import batch_plan, check_machine, choose_device, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from core.startup import check_reachable, named_address
 from monitor.console import open_console
-from monitor.problem_texts import write_problems
 from monitor.report import draw_report, print_summary
 from monitor.sinks import JsonlSink, read_metrics
 from monitor.starting import Starting, libraries_in_log
+from monitor.store_view import write_problems
 from monitor.trackers import check_trackers, open_trackers
 from trainer import build, checkpoint
 from trainer.local import single_process

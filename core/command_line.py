@@ -157,8 +157,6 @@ def _kind(field: FieldInfo) -> str:
         return "{" + ",".join(choices) + "}"
     if get_origin(field.annotation) in (dict, tuple):
         return "JSON"
-    if get_origin(field.annotation) is tuple:
-        return ",".join(get_args(choices[0]))
     return next(KINDS[kind] for kind in (field.annotation, *choices) if kind in KINDS)
 
 

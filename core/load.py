@@ -89,9 +89,7 @@ def explain(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         names = [*Config.model_fields, *FIELDS]
-        meant = re.sub(
-            r"^task\.sources\.[0-9]+", "task", where
-        )  # a data set of a mixture has the fields of the section
+        meant = re.sub(r"^task\.sources\.[0-9]+", "task", where)  # a data set of a mixture has the section's fields
         return f"unknown key {where!r}; the nearest valid name is {nearest(meant, names)!r}"
     return f"{where} = {first['input']!r}: {first['msg']}"
 

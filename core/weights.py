@@ -124,14 +124,9 @@ def pack(
     bucket_bytes: int = BUCKET_BYTES,
     sender: Sender | None = None,
 ) -> Weights:
-    """Publish the tensors (any device) bucket by bucket.
+    """Publish the tensors (any device, consumed one by one) bucket by bucket.
 
-    Args:
-        named: Hugging Face names and tensors; consumed one by one.
-        version: of the weights.
-        publish: copies a bucket and returns a handle by which engines get it (`ray.put`).
-        bucket_bytes: size at which a bucket is full.
-        sender: offers the same bytes in a direct transfer.
+    `publish` copies a bucket and returns a handle by which engines get it (`ray.put`); `sender` offers the same bytes directly.
     """
     specs: list[TensorSpec] = []
     handles: list[Any] = []

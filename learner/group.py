@@ -71,20 +71,16 @@ class LearnerGroup:
         local: bool = False,
         sender: type[Sender] | None = None,
     ) -> None:
-        """Start the ranks and load the models.
+        """Start the ranks and load the models. Raises ModelError when the model cannot be used, LearnerError when a rank did not start.
 
         Args:
             model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
-            dtype: "float32" or "bfloat16".
             temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
             longest: tokens of the longest possible response.
             total_steps: optimizer steps of the whole run, for the learning-rate schedule.
             cpus, gpus: what a rank reserves; GPUs on device "cuda" only.
             local: run the one rank in this process instead of a Ray actor (debugging).
             sender: sends weights directly to the engines, in addition to the object store.
-
-        Raises:
-            ModelError: the model cannot be used. LearnerError: a rank did not start.
         """
         self._config = config
         self._algorithm = algorithm
@@ -156,10 +152,8 @@ class LearnerGroup:
         Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards: it says nothing about the policy, which
         takes no step. A minibatch with a NaN or Inf is left out. A NaN or Inf that arises in a loss or a gradient skips that step on
         all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps after a pass that moved it by
-        more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response.
-
-        Raises:
-            DivergenceError: `max_skipped_steps` in a row were skipped.
+        more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response. Raises DivergenceError when
+        `max_skipped_steps` in a row were skipped.
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
@@ -242,10 +236,8 @@ class LearnerGroup:
     def broadcast(self, receiver: WeightReceiver, probe: Sequence[IntArray]) -> BroadcastReport:
         """Send the policy's weights to every engine as the next version and compare log-probabilities on `probe` [T >= 2].
 
-        Raises:
-            WeightError: an engine acknowledged another version or digest, or its log-probabilities are further from the
-                learner's than `max_logprob_gap`.
-            LearnerError: a rank died, even if the engines noticed it first.
+        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities are further from the
+        learner's than `max_logprob_gap`; LearnerError when a rank died, even if the engines noticed it first.
         """
         begin = time.monotonic()
         version = self.version + 1
@@ -273,10 +265,7 @@ class LearnerGroup:
     def save(self, directory: Path) -> list[str]:
         """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
 
-        Returns the names of all files that any rank sees there; the caller checks that it sees them too.
-
-        Raises:
-            CheckpointError: a rank cannot write.
+        Returns the names of all files that any rank sees there; the caller checks that it sees them too. Raises CheckpointError.
         """
         directory.mkdir(parents=True, exist_ok=True)
         written = self._ranks.call_same(RankWorker.save, str(directory))
@@ -286,10 +275,8 @@ class LearnerGroup:
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with another.
 
-        The KL coefficient keeps its adapted value unless another one is configured now.
-
-        Raises:
-            CheckpointError: the checkpoint is incomplete or was written with other settings.
+        The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError when the checkpoint
+        is incomplete or was written with other settings.
         """
         state = read_state(directory / "learner.json", self._state.layout)
         self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)

@@ -86,11 +86,7 @@ class LearnerState:
 
 
 def read_state(path: Path, layout: CheckpointLayout) -> LearnerState:
-    """What `save` wrote.
-
-    Raises:
-        CheckpointError: unreadable, or written with another layout (each difference is named).
-    """
+    """What `save` wrote. Raises CheckpointError when it is unreadable, or written with another layout (each difference is named)."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         state = LearnerState(**data | {"layout": CheckpointLayout(**data["layout"])})

@@ -19,14 +19,7 @@ from core.scoring import Flags
 from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import critic_calibration, every_token, explained_variance, varies
 from learner.estimators.base import Episodes
-from learner.losses import (
-    Aggregation,
-    aggregation_weights,
-    kl,
-    masked_importance,
-    of_sequences,
-    truncated_importance,
-)
+from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, of_sequences, truncated_importance
 from learner.methods import find_estimator
 from learner.packing.batch import ArrayTargets, Row, TokenTargets, row_of
 from learner.packing.trees import IndexArray
@@ -106,8 +99,6 @@ def compute_targets(
     """The loss targets of a batch of scored trajectories, and its statistics.
 
     Args:
-        scored: the batch.
-        config: the algorithm.
         version: the learner's weight version; the engine's numerical gap is measured on its tokens only, which are not stale.
         kl_coefficient: current weight of the KL to the reference; used if the KL is taken from the reward.
         boundaries: of a response; the critic's calibration is measured there.

@@ -201,9 +201,7 @@ def _handler(inspector: Inspector) -> type[BaseHTTPRequestHandler]:
             """Answer with the page, or with JSON."""
             port = inspector.port
             if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-                return self.send_error(
-                    HTTPStatus.FORBIDDEN, "only for this machine"
-                )  # of a foreign name that leads here
+                return self.send_error(HTTPStatus.FORBIDDEN, "only for this machine")  # a foreign name leads here
             url, store = urlsplit(self.path), inspector.store
             answers = {"/overview": store.overview, "/problems": store.problems, "/problem": store.problem}
             try:

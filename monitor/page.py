@@ -7,15 +7,14 @@ seed are one group: their curves are means, with 95 % t-intervals over the seeds
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import pyarrow.compute as pc
+from jinja2 import Environment, FileSystemLoader
 
 from core.command_line import FIELDS
 from core.config import Config
@@ -29,7 +28,6 @@ from replay.inspection import read_shards, states_table
 from trainer.checkpoint import latest, saved
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
-TEMPLATE = Path(__file__).with_name("page.html")
 OWN = ("run.", "monitor.", "evaluation.every")
 """Fields in which the runs of a group may differ."""
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -70,20 +68,26 @@ def write_page(runs: Sequence[RunDirectory], path: Path) -> None:
     """Write the page of these runs, each with at least one finished iteration."""
     files = [RunFiles(r, load_config(r.config), read_metrics(r.metrics), read_jsonl(r.evaluations)) for r in runs]
     named = groups(files)
-    title = " · ".join(run.name for run in runs)
-    parts = {
-        "title": escape(title),
-        "when": f"{datetime.now():%Y-%m-%d %H:%M}",
-        "summary": _summary(files),
-        "curves": _curves(named),
-        "phases": "".join(map(_phases, files)),
-        "difficulty": _difficulty(named),
-        "replay": "".join(map(_replay, files)),
-        "samples": "".join(map(_samples, files)),
-        "settings": _settings(files),
-        "events": "".join(map(_events, files)),
-    }
-    write_atomically(path, Template(TEMPLATE.read_text(encoding="utf-8")).substitute(parts))
+    charts, levels = _difficulty(named)
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    page = templates.get_template("page.html").render(
+        title=" · ".join(run.name for run in runs),
+        when=f"{datetime.now():%Y-%m-%d %H:%M}",
+        summary=[_summary(item) for item in files],
+        curves=_curves(named),
+        phases="".join(map(_phases, files)),
+        difficulty=charts,
+        levels=levels,
+        stores=[store for item in files if (store := _store(item))],
+        samples=[_samples(item) for item in files],
+        names=[run.name for run in runs],
+        different=_different(files),
+        configurations=[(item.run.name, dump_config(item.config)) for item in files],
+        events=[_events(item) for item in files],
+    )
+    write_atomically(path, page)
 
 
 def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
@@ -158,9 +162,10 @@ def _phases(item: RunFiles) -> str:
     return stacked_bars(f"Phases of an iteration: {item.run.name}", "s", names, columns)
 
 
-def _difficulty(named: Groups) -> str:
-    """Success over the iterations by level, and a table of the newest evaluation."""
-    charts, rows = [], []
+def _difficulty(named: Groups) -> tuple[str, list[tuple[object, ...]]]:
+    """Charts of success over the iterations by level, and rows of the newest evaluation."""
+    charts: list[str] = []
+    rows: list[tuple[object, ...]] = []
     for label, members in named.items():
         by_level: dict[str, list[dict[int, float]]] = {}
         for item in members:
@@ -176,16 +181,16 @@ def _difficulty(named: Groups) -> str:
                     rows.append((item.run.name, newest["iteration"], one["level"], one["problems"], between))
         lines = [Line(level, over_seeds(series)) for level, series in by_level.items()]
         charts.append(line_chart(f"Held-out success by difficulty: {label}", "share", lines, span=(0.0, 1.0)))
-    return "".join(charts) + _table(("run", "iteration", "difficulty", "problems", "success (95 %)"), rows)
+    return "".join(charts), rows
 
 
-def _replay(item: RunFiles) -> str:
-    """The store of a run: states by provenance, chains, depths and ages."""
+def _store(item: RunFiles) -> dict[str, Any]:
+    """The store of a run: states by provenance, chains, depths and ages; empty if there is none."""
     run, begun = item.run, saved(item.run) is not None
     try:
         shards = read_shards(run.replay, latest(run) / "replay" if begun else None, item.config.replay)
     except StoreError:
-        return ""
+        return {}
     table = states_table(shards, item.config.replay)
     rows = []
     for kind in table["provenance"].unique().to_pylist():
@@ -194,70 +199,42 @@ def _replay(item: RunFiles) -> str:
         drawable = pc.sum(pc.is_finite(part["priority"])).as_py()
         rate = f"{solved / tried:.1%} of {tried:,}" if tried else "not tried"
         rows.append((kind.replace("_", " "), f"{part.num_rows:,}", f"{drawable:,}", rate))
-    chains = sum(len(shard.trajectories) for shard in shards)
-    head = f"<h3>{escape(run.name)}</h3><p>{table.num_rows:,} states on {chains:,} chains</p>"
     charts = histogram("Depth of the states", "tokens", table["depth"].to_pylist())
     charts += histogram("Age of their values", "weight versions", table["age"].to_pylist())
-    return head + _table(("provenance", "states", "may be drawn", "continuations solved"), rows) + charts
+    chains = sum(len(shard.trajectories) for shard in shards)
+    counts = {"states": f"{table.num_rows:,}", "chains": f"{chains:,}"}
+    return {"run": run.name, "rows": rows, "charts": charts, **counts}
 
 
-def _samples(item: RunFiles) -> str:
+def _samples(item: RunFiles) -> dict[str, Any]:
+    """The samples of a few iterations, and the range of the critic's values in them."""
     paths = sorted(item.run.samples.glob("*.jsonl"))
     chosen = sorted({paths[round(at * (len(paths) - 1) / (SAMPLED - 1))] for at in range(SAMPLED)}) if paths else []
-    shown = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path)]
-    values = sorted(value for _, sample in shown for value in sample.get("values", ()) if value is not None)
-    low, high = (values[0], values[-1]) if values else (0.0, 1.0)
-    scale = f"<p class=scale>value {low:.2f} <i></i> {high:.2f}</p>" if values else ""
-
-    def _place(value: float) -> float:
-        return (value - low) / ((high - low) or 1.0)
-
-    return scale + "".join(_sample(item.run.name, number, sample, _place) for number, sample in shown)
+    rows = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path)]
+    values = [value for _, sample in rows for value in sample.get("values", ()) if value is not None]
+    return {"run": item.run.name, "rows": rows, "scale": (min(values), max(values)) if values else ()}
 
 
-def _sample(name: str, number: int, sample: Mapping[str, Any], place: Callable[[float], float]) -> str:
-    kinds = ("replayed" if sample["replayed"] else "fresh", "right" if sample["correct"] else "wrong")
-    tokens = "".join(
-        f"<mark title='a tool wrote it'>{escape(token)}</mark>"
-        if value is None
-        else f'<span style="--v:{place(value):.2f}" title="V = {value:.3f}">{escape(token)}</span>'
-        for token, value in zip(sample.get("tokens", ()), sample.get("values", ()), strict=True)
-    )
-    head = f"{name}, iteration {number}: {sample['problem']}, {', '.join(kinds)}, reward {sample['reward']:g}"
-    prompt, prefix = escape(sample["prompt"]), escape(sample["prefix"])
-    marked = f"<mark title='replayed prefix'>{prefix}</mark>" if prefix else ""
-    verdict = f"<p>{escape(sample['finish'].lower())}{': ' if sample['detail'] else ''}{escape(sample['detail'])}</p>"
-    text = f"<pre><b>{prompt}</b>{marked}{tokens or escape(sample['continuation'])}</pre>"
-    return f'<details class="sample {" ".join(kinds)}"><summary>{escape(head)}</summary>{text}{verdict}</details>'
+def _summary(item: RunFiles) -> tuple[str, ...]:
+    last, scores = item.metrics[-1], item.evaluations
+    done = "finished" if last.iteration >= item.config.run.iterations else "unfinished"
+    held_out = f"{scores[0]['success']:.1%} → {scores[-1]['success']:.1%}" if scores else "-"
+    seconds = sum(m.seconds.total for m in item.metrics)
+    progress = f"{last.iteration} of {item.config.run.iterations}, {done}"
+    return item.run.name, progress, held_out, f"{last.total_tokens:,}", duration(seconds)
 
 
-def _summary(files: Sequence[RunFiles]) -> str:
-    rows = []
-    for item in files:
-        last, scores = item.metrics[-1], item.evaluations
-        done = "finished" if last.iteration >= item.config.run.iterations else "unfinished"
-        held_out = f"{scores[0]['success']:.1%} → {scores[-1]['success']:.1%}" if scores else "-"
-        seconds = sum(m.seconds.total for m in item.metrics)
-        progress = f"{last.iteration} of {item.config.run.iterations}, {done}"
-        rows.append((item.run.name, progress, held_out, f"{last.total_tokens:,}", duration(seconds)))
-    return _table(("run", "iterations", "held-out success", "tokens generated", "time"), rows)
-
-
-def _settings(files: Sequence[RunFiles]) -> str:
-    """The fields in which the runs differ, then each resolved configuration."""
+def _different(files: Sequence[RunFiles]) -> list[tuple[str, ...]]:
+    """The fields in which the runs differ."""
     rows = []
     for name in FIELDS:
         values = [str(setting(item.config, name)) for item in files]
         if len(set(values)) > 1 and not name.startswith(("run.name", "run.root")):
             rows.append((name, *values))
-    different = _table(("field", *(item.run.name for item in files)), rows) if rows else ""
-    whole = [(item.run.name, escape(dump_config(item.config))) for item in files]
-    return different + "".join(
-        f"<details><summary>{escape(n)}</summary><pre>{text}</pre></details>" for n, text in whole
-    )
+    return rows
 
 
-def _events(item: RunFiles) -> str:
+def _events(item: RunFiles) -> dict[str, Any]:
     """Starts with their versions, failures that were handled, and the warnings of the log."""
     run, last = item.run, item.metrics[-1]
     starts = json.loads(run.versions.read_text(encoding="utf-8")) if run.versions.exists() else []
@@ -271,10 +248,4 @@ def _events(item: RunFiles) -> str:
     log = run.log.read_text(encoding="utf-8", errors="replace").splitlines() if run.log.exists() else []
     lines = [line for line in log if " WARNING " in line or " ERROR " in line][-100:]
     told = ", ".join(f"{count} {what}" for what, count in counts.items())
-    warnings = f"<pre>{escape(chr(10).join(lines))}</pre>" if lines else "<p>no warning in the log</p>"
-    return f"<h3>{escape(run.name)}</h3>{_table(('started', 'versions'), rows)}<p>{told}</p>{warnings}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    cells = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{''.join(f'<th>{escape(x)}</th>' for x in head)}</tr></thead>{cells}</table>"
+    return {"run": run.name, "starts": rows, "counts": told, "lines": lines}

@@ -1,24 +1,28 @@
 """A run's replay store as a person sees it: one table of states, the prompts of its problems, and a decoder of tokens.
 
-Used by `launch.py replay` and `launch.py inspect`. It reads the run's files only, and imports neither torch nor transformers, so that
-it opens in a second.
+`commands/train.py` writes prompts and tokenizer into the run directory, because a store knows its problems by id only. `launch.py
+replay` and `launch.py inspect` read the run's files only, and import neither torch nor transformers, so that they open in a second.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from core.config import ReplayConfig
 from core.errors import CheckpointError
 from core.load import load_config
 from core.records import IntArray
 from core.run_directory import RunDirectory
-from monitor.problem_texts import read_problems
 from replay.inspection import read_shards, states_table
 from replay.shard import Shard
 from trainer.checkpoint import latest, saved
+
+if TYPE_CHECKING:
+    from tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +42,42 @@ def open_store(run: RunDirectory) -> StoreView:
     checkpoint = latest(run) / "replay" if saved(run) is not None else None
     shards = read_shards(run.replay, checkpoint, config.replay)
     table = states_table(shards, config.replay)
-    return StoreView(config.replay, shards, table, read_problems(run.problems), _decoder(run, config.model.path))
+    return StoreView(config.replay, shards, table, read_problems(run.problems), _decoder(run))
 
 
-def _decoder(run: RunDirectory, model: str) -> Callable[[IntArray], str]:
-    """Token ids -> text, with the tokenizer of the run's policy; before the first checkpoint, of its initial model."""
+def _decoder(run: RunDirectory) -> Callable[[IntArray], str]:
+    """Token ids -> text, with the tokenizer that the run's first start has written."""
     from tokenizers import Tokenizer
 
-    folders = [run.checkpoints / f"{saved(run) or 0:06d}" / "policy", run.policy, run.tokenizer, Path(model)]
-    found = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
-    if found is None:
-        raise CheckpointError(f"{run.path}: no tokenizer.json in it yet; wait for the first checkpoint")
-    tokenizer = Tokenizer.from_file(str(found))
+    file = run.tokenizer / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(f"{run.path}: no tokenizer.json in it yet; wait until its start has read the task")
+    tokenizer = Tokenizer.from_file(str(file))
     return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+def write_problems(run: RunDirectory, task: "Task") -> None:
+    """Write id, level and prompt of the training problems, and the tokenizer, unless a start of the run has done so."""
+    if run.problems.exists():
+        return
+    task.tokenizer.save_pretrained(str(run.tokenizer))
+    prompts = task.tokenizer.batch_decode(
+        [problem.prompt_ids.tolist() for problem in task.train], skip_special_tokens=True
+    )
+    columns = {
+        "problem": [problem.id for problem in task.train],
+        "level": [problem.level for problem in task.train],
+        "prompt": [prompt.encode("utf-8", "backslashreplace").decode("utf-8") for prompt in prompts],
+    }
+    temporary = run.problems.with_suffix(".tmp")
+    pq.write_table(pa.table(columns, pa.schema({name: pa.string() for name in columns})), temporary)
+    temporary.replace(run.problems)
+
+
+def read_problems(path: Path) -> dict[str, tuple[str, str]]:
+    """Problem id -> (prompt, level); empty for a run without the file."""
+    if not path.exists():
+        return {}
+    table = pq.read_table(path)
+    names, prompts, levels = (table[name].to_pylist() for name in ("problem", "prompt", "level"))
+    return dict(zip(names, zip(prompts, levels, strict=True), strict=True))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from core.command_line import FIELDS
 from core.config import Config
@@ -31,26 +31,10 @@ MLFLOW_PARAMETERS = 100
 """Most parameters of one call of MLflow."""
 
 
-class Tracker(Protocol):
-    """What a tracker shows. `step` is the iteration."""
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Finite numbers by tag, `group/name`."""
-
-    def table(self, step: int, name: str, rows: Rows) -> None:
-        """Rows of the same columns."""
-
-    def picture(self, name: str, path: Path) -> None:
-        """A PNG file."""
-
-    def close(self) -> None:
-        """Write what is left."""
-
-
 class TrackerSink:
     """Gives a tracker every iteration: its numbers, and the samples and evaluations that the run directory has of it."""
 
-    def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
+    def __init__(self, tracker: "Tracker", run: RunDirectory, last: int) -> None:
         """`last`: the iteration after which the run continues."""
         self._tracker, self._run, self._shown = tracker, run, last or -1
         self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
@@ -98,12 +82,7 @@ def check_trackers(config: Config) -> None:
 
 def open_trackers(config: Config, run: RunDirectory, last: int) -> list[TrackerSink]:
     """The trackers of `monitor.sinks` for a run that continues after iteration `last`."""
-    makers: Mapping[SinkName, Callable[[Config, RunDirectory, int], Tracker]] = {
-        "tensorboard": TensorBoard,
-        "wandb": WeightsAndBiases,
-        "mlflow": MLflow,
-    }
-    return [TrackerSink(makers[name](config, run, last), run, last) for name in config.monitor.sinks]
+    return [TrackerSink(TRACKERS[name](config, run, last), run, last) for name in config.monitor.sinks]
 
 
 class TensorBoard:
@@ -224,6 +203,11 @@ class MLflow:
     def close(self) -> None:
         """Mark the run as finished."""
         self._client.set_terminated(self._id)
+
+
+Tracker = TensorBoard | WeightsAndBiases | MLflow
+"""Shows numbers by tag `group/name`, tables whose rows have the same columns, and PNG files. `step` is the iteration."""
+TRACKERS: "Mapping[SinkName, type[Tracker]]" = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def _remembered(run: RunDirectory, tracker: str, create: Callable[[], str]) -> str:

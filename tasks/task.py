@@ -5,19 +5,21 @@ Called by `trainer`. The kinds of task are in `tasks/kinds.py`.
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
+
 from core.config import RewardModelConfig, TaskConfig, task_sources
 from core.errors import DataError
-from core.records import IntArray, Judged, Problem, Start, Trajectory, Verdict
+from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
 from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
 from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
-from tasks.steps import judged_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +158,24 @@ def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenize
         state.update(f"{problem.id}\x00{problem.reference}\x00".encode("utf-8", "surrogatepass"))
         state.update(problem.prompt_ids.tobytes())
     return state.hexdigest()
+
+
+def judged_of(trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str]) -> Judged:
+    """A trajectory with its verdict; the rewards of steps are given to the tokens with which the steps end."""
+    steps = step_rewards(trajectory, verdict, decode) if verdict.steps else None
+    return Judged(trajectory, verdict, step_rewards=steps)
+
+
+def step_rewards(trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str]) -> FloatArray:
+    """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none.
+
+    A step that ends after `end` characters belongs to the first token with which the decoded response has so many, at the latest to
+    the last token. If a tool wrote that token, it belongs to the call before it.
+    """
+    response, context = trajectory.response_ids, trajectory.start.prefix_ids.size
+    rewards = np.zeros(trajectory.tokens.size, np.float32)
+    for end, reward in verdict.steps:
+        length = bisect_left(range(1, response.size), end, key=lambda count: len(decode(response[:count]))) + 1
+        if length > context:
+            rewards[np.flatnonzero(trajectory.generated[: length - context])[-1]] += reward
+    return rewards

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.errors import ConfigError
-from core.records import Start, Trajectory
-from core.sampling import Sampling
+from core.records import Sampling, Start, Trajectory
 
 if TYPE_CHECKING:
     from actors.stream import RolloutStream

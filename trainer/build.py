@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from core.config import Config, Device, RolloutConfig
 from core.errors import ConfigError
 from core.plan import Bundle, batch_plan, placement, transport
-from core.records import Start
+from core.records import Sampling, Start
 from core.run_directory import RunDirectory, quarantine
-from core.sampling import Sampling
 from core.seeds import derive
 from core.startup import without_gc
 from core.tools import TokenTool, load_tool
@@ -355,10 +354,10 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
 @contextmanager
 def asynchronous(config: Config, pool: RolloutPool) -> Iterator[tuple[RolloutStream, Pipeline]]:
     """Run the pool in a separate thread. Yields it as a stream, and the pipeline that submits starts to it."""
-    from actors.stream import streaming
+    from actors.stream import RolloutStream
     from trainer.asynchronous import Pipeline
 
-    with streaming(pool) as stream:
+    with closing(RolloutStream(pool)) as stream:
         yield (
             stream,
             Pipeline(

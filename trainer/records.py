@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from core.errors import ActorError, WeightError
-from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Scored, Start, Trajectory
-from core.sampling import Sampling
+from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start, Trajectory
 from core.tools import TokenTool
 from core.weights import WeightReceiver
 from trainer.starts import Share

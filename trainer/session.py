@@ -77,12 +77,9 @@ def run_session(session: Session, resumed: Path | None, stop: Interruption) -> b
     When a learner rank is lost, or a replay shard and its files, all ranks restart. The run continues from its last checkpoint, or
     from the beginning if there is none. This happens at most `learner_restarts` times; then the error is raised.
 
-    Returns False when `stop` ended it earlier; the last complete iteration is saved then.
-
-    Raises:
-        ActorError, WeightError: engines or judges failed, or the weights of an engine differ from the learner's. The last
-            complete iteration is saved first.
-        DivergenceError: too many optimizer steps were skipped; the ids of their problems are in the run directory.
+    Returns False when `stop` ended it earlier. Raises ActorError or WeightError when engines or judges failed, or the weights of an
+    engine differ from the learner's. In these cases the last complete iteration is saved. Raises DivergenceError when too many
+    optimizer steps were skipped; the ids of their problems are in the run directory.
     """
     parts, schedule, directory = session.parts, session.schedule, session.directory
     cursor, restarts = parts.problems.state(), 0

@@ -1,13 +1,12 @@
 """Where the numbers of a run go, besides its own files."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from core.sections.base import Section
 
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
-SINKS: tuple[SinkName, ...] = get_args(SinkName)
 
 
 def as_names(given: Any) -> Any:

@@ -134,14 +134,7 @@ class TrainEngine:
     def __init__(
         self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]], options: LearnerConfig, dtype: torch.dtype
     ) -> None:
-        """Put the module into a DeepSpeed engine.
-
-        Args:
-            module: on any device; frozen parameters stay as they are.
-            groups: parameters that share a learning rate (frozen ones are left out).
-            options: ZeRO stage, clipping, weight decay and offloading.
-            dtype: of the module.
-        """
+        """Put the module, on any device, into a DeepSpeed engine. `groups`: parameters that share a learning rate; frozen ones are left out."""
         import deepspeed
 
         config = engine_config(options, dtype)

@@ -45,8 +45,7 @@ class RankCalls(ABC):
     def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
         """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order.
 
-        Raises:
-            LearnerError: a rank died, raised or did not answer in time, now or in an earlier call; the group has ended.
+        Raises LearnerError when a rank died, raised or did not answer in time, now or in an earlier call; the group has ended.
         """
         return self.begin(method, *args)()
 

@@ -23,13 +23,7 @@ with without_gc():  # a rank's process begins here
     import torch
 
     from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
-    from learner.distributed.actor_critic import (
-        ActorCritic,
-        PolicyAlone,
-        SeparateModels,
-        SharedTrunk,
-        StepPlan,
-    )
+    from learner.distributed.actor_critic import ActorCritic, PolicyAlone, SeparateModels, SharedTrunk, StepPlan
     from learner.distributed.engine import join_ranks
     from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged
@@ -167,11 +161,7 @@ class RankWorker:
         return None
 
     def save(self, directory: str) -> list[str]:
-        """Write all engines and this rank's random states; returns the names of the files that this rank sees there now.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Write all engines and this rank's random states; returns the names of the files that this rank sees there now. Raises CheckpointError."""
         folder = Path(directory)
         with as_checkpoint_error(folder, "written; free space or fix the rights"):
             for tag, engine in self._actor_critic.engines.items():
@@ -180,11 +170,7 @@ class RankWorker:
             return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def restore(self, directory: str, ranks: int) -> None:
-        """Read what `save` wrote from `ranks` ranks.
-
-        Raises:
-            CheckpointError: something is missing or damaged.
-        """
+        """Read what `save` wrote from `ranks` ranks. Raises CheckpointError."""
         folder = Path(directory)
         same = ranks == torch.distributed.get_world_size()
         with as_checkpoint_error(folder, "read; resume from another one"):

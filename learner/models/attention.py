@@ -8,7 +8,7 @@ read one by one.
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,23 +25,13 @@ TREE = "prefix_trees"
 """The name under which transformers finds the attention of this module."""
 
 
-class Attention(Protocol):
-    """Attention over one line."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """query [1, heads, T, D], key and value [1, key-value heads, T, D] -> [1, T, heads, D].
-
-        `window`: most tokens of its row that a token sees, itself included; None: all before it.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """A `MicroBatch` on a device."""
 
     tokens: Tensor  # [T]
     depths: Tensor  # [T]
-    attention: Attention
+    attention: "Attention"
     state_index: Tensor  # [M]
     targets: Tensor  # [M]
     copies: Tensor  # [N]
@@ -96,7 +86,10 @@ class BranchAttention:
         self._masks: dict[tuple[int | None, torch.dtype], list[Tensor | None]] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """See `Attention`."""
+        """query [1, heads, T, D], key and value [1, key-value heads, T, D] -> [1, T, heads, D].
+
+        `window`: most tokens of its row that a token sees, itself included; None: all before it.
+        """
         heads, size = query.shape[1], query.shape[3]
         lines = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [T, heads x D]
         if (window, query.dtype) not in self._masks:  # one for all layers
@@ -135,7 +128,7 @@ class BlockAttention:
         self._masks: dict[int | None, BlockMask] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """See `Attention`."""
+        """See `BranchAttention`."""
         if window not in self._masks:  # one for all layers
             self._masks[window] = self._mask(window)
         module = torch.nn.Module()  # transformers' function takes one and does not read it
@@ -150,6 +143,9 @@ class BlockAttention:
             return ancestor if window is None else ancestor & (depths[query] - depths[key] < window)
 
         return create_block_mask(_sees, None, None, size, size, depths.device, _compile=depths.device.type == "cuda")
+
+
+Attention = BranchAttention | BlockAttention
 
 
 def _attention(

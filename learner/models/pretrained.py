@@ -140,11 +140,7 @@ class RewardModel(nn.Module):
 
 
 def load_policy(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> PolicyModel:
-    """The policy from a Hugging Face directory or name.
-
-    Raises:
-        ModelError: the model cannot be read, or transforms its logits in a way that is not supported.
-    """
+    """The policy from a Hugging Face directory or name. Raises ModelError when it cannot be read, or is not supported."""
     return PolicyModel(_load(AutoModelForCausalLM, "a causal language model", path, dtype, lora))
 
 

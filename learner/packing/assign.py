@@ -33,12 +33,8 @@ def assign_steps(starts: Sequence[Start], steps: int, rng: np.random.Generator) 
 def assign_trees(rows: Sequence[IntArray], budget: int, ranks: int) -> Assignment:
     """As few and as even micro-batches as fit the budget, where each token that rows of a micro-batch share counts once.
 
-    A tree is cut only where it must be or where that makes the ranks' work more even; then its prefix is computed again.
-
-    Args:
-        rows: tokens of each row.
-        budget: tokens of one micro-batch; a longer row is alone in its micro-batch.
-        ranks: number of ranks.
+    A tree is cut only where it must be or where that makes the ranks' work more even; then its prefix is computed again. `budget`:
+    tokens of one micro-batch; a longer row is alone in its micro-batch.
     """
     order, shared = in_order(rows)
     sizes = np.array([len(rows[row]) for row in order], dtype=np.int64)

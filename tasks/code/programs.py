@@ -11,14 +11,13 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
 
 from core.config import TaskConfig
 from core.records import Verdict
 from tasks.code.asserts import AssertTests
 from tasks.code.checks import CheckTests
 from tasks.code.confinement import SandboxError
-from tasks.code.outcomes import Boxes, Outcome, grade
+from tasks.code.outcomes import Boxes, grade
 from tasks.code.sandbox import Limits, Sandbox, Setting
 from tasks.code.scripts import CallTests, ScriptTests
 
@@ -49,14 +48,9 @@ sys.setrecursionlimit(50000)
 """What LiveCodeBench and APPS import before a program."""
 
 
-class Tests(Protocol):
-    """The tests of a problem."""
-
-    def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
-        """The outcome of every test, in order. Raises SandboxError."""
-
-
-FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Tests]] = {
+Tests = AssertTests | CheckTests | ScriptTests | CallTests
+"""The tests of a problem. `judge` returns the outcome of every test, in order."""
+FORMATS: Mapping[str, type[Tests]] = {
     "asserts": AssertTests,
     "check": CheckTests,
     "script": ScriptTests,

@@ -31,9 +31,8 @@ class Puzzle:
 
     name: str  # the task's name
     alphabet: str  # all characters of prompts and solutions
-    draw: Callable[
-        [np.random.Generator, int], str
-    ]  # random generator, operations -> the text (and reference) of a problem
+    # random generator, operations -> the text (and reference) of a problem
+    draw: Callable[[np.random.Generator, int], str]
     solution: Callable[[str], str]  # text -> canonical solution
     operations: Callable[[str], int]  # text -> operations of its shortest solution, its difficulty
     prefix_correct: Callable[[str, str], bool]  # text, prefix of a response -> whether the prefix is correct; exact

@@ -14,8 +14,7 @@ from actors.ledger import Ledger
 from actors.vllm_engine import SLEEPERS, VllmEngine
 from actors.vllm_setup import stop_tokens
 from core.errors import ModelError, WeightError
-from core.records import Finish, Start, Trajectory
-from core.sampling import Sampling
+from core.records import Finish, Sampling, Start, Trajectory
 from core.weights import pack
 from tests.actors import models
 

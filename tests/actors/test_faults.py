@@ -5,7 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from actors.pool import RolloutPool
-from actors.stream import streaming
+from actors.stream import RolloutStream
 from core.records import Start, Trajectory
 from tests.actors import models
 from tests.actors.conftest import CONFIG
@@ -153,7 +153,7 @@ def test_weights_may_come_while_a_stream_generates(pool: RolloutPool, tmp_path: 
     model = models.load(models.build(tmp_path, True, seed=3))
     weights = [ray.put(models.weights(model, version)) for version in (3, 4, 5)]
     starts = [replace(start, id=f"stream-{start.id}") for start in many(192)]
-    with streaming(pool) as stream:
+    with closing(RolloutStream(pool)) as stream:
         stream.submit(starts, SAMPLING)
         for handle in weights:
             assert len(stream.load_weights(handle)) == 1

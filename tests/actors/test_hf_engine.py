@@ -12,8 +12,7 @@ from actors.engines import build_engine
 from actors.hf_engine import HfEngine
 from actors.local import LocalPool
 from core.errors import ConfigError, ModelError
-from core.records import Start
-from core.sampling import Sampling
+from core.records import Sampling, Start
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.actors.test_engine import RANDOM, TOLERANCE, generate, update

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from actors.jobs import Continuation, Job
 from actors.ledger import Ledger, check_room, sample_limit
 from core.errors import ConfigError
-from core.records import Finish, Start
-from core.sampling import Sampling
+from core.records import Finish, Sampling, Start
 
 BUDGET = 10
 SAMPLING = Sampling(1.0, 1.0, BUDGET)

@@ -25,7 +25,7 @@ from actors.vllm_setup import sampling_extras
 from core.config import Config, RolloutConfig
 from core.errors import ConfigError
 from core.load import dump_config, override, parse_config
-from core.sampling import Sampling
+from core.records import Sampling
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 

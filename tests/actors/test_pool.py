@@ -14,8 +14,7 @@ import ray
 
 from actors.pool import RolloutPool
 from core.errors import ActorError, ModelError
-from core.records import Start, Trajectory
-from core.sampling import Sampling
+from core.records import Sampling, Start, Trajectory
 from tests.actors import models
 from tests.actors.conftest import CONFIG
 from tests.processes import LONG, ends

@@ -14,7 +14,7 @@ import ray
 
 from actors.handle import START_SECONDS
 from actors.pool import RolloutPool
-from actors.stream import streaming
+from actors.stream import RolloutStream
 from core.errors import ActorError
 from core.weights import Weights
 from tests.actors import models
@@ -163,7 +163,7 @@ def test_an_engine_that_comes_back_to_lost_weights_waits_for_others(pool: Rollou
     (engine,) = pool._actors
     restarts, killed = pool.restarts, engine.process
     assert killed is not None
-    with streaming(pool) as stream:
+    with closing(RolloutStream(pool)) as stream:
         end(rank, published)
         os.kill(killed.pid, signal.SIGKILL)
         stream.submit(many(8), SAMPLING)

@@ -1,5 +1,6 @@
 """The stream's waits, over a simulated pool."""
 
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,9 +8,9 @@ import pytest
 
 from actors.ledger import Queues
 from actors.pool import RolloutPool
-from actors.stream import streaming
+from actors.stream import RolloutStream
 from core.errors import ActorError
-from core.sampling import Sampling
+from core.records import Sampling
 from tests.actors import models
 
 SAMPLING = Sampling(1.0, 1.0, 8)
@@ -41,12 +42,12 @@ def test_a_timeout_that_a_call_raises_itself_is_raised() -> None:
 
     pool = simulated()
     pool.submit = slow  # type: ignore[method-assign, assignment]
-    with streaming(pool) as opened, pytest.raises(TimeoutError, match="its own"):
+    with closing(RolloutStream(pool)) as opened, pytest.raises(TimeoutError, match="its own"):
         opened.submit([models.start(1)], SAMPLING)
 
 
 def test_starts_that_no_engine_has_are_not_waited_for() -> None:
-    with streaming(simulated()) as opened:
+    with closing(RolloutStream(simulated())) as opened:
         opened.submit([models.start(1), models.start(2)], SAMPLING)
         with pytest.raises(ActorError, match=r"^2 starts were submitted, but no engine has them"):
             opened.finished()

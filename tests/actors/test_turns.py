@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 from actors.jobs import Continuation, Job
 from actors.ledger import Ledger
 from actors.turns import TurnsEngine
-from core.records import Finish, Start, Trajectory
-from core.sampling import Sampling
+from core.records import Finish, Sampling, Start, Trajectory
 from core.tools import TokenTool, Tool
 from tests.actors import models
 from tests.actors.test_engine import PATIENT, TOLERANCE, generate, update

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.estimators import bootstrap, majority, merge_answers, paired_difference, pass_at_k, share
+from tasks.estimators import bootstrap, majority, merge_answers, pass_at_k, share
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -21,9 +21,6 @@ def test_pass_at_k_of_known_values() -> None:
     # n=10 c=3 k=5: 1 - C(7,5)/C(10,5) = 1 - 21/252 = 0.91666...
     assert pass_at_k(10, 3, 5) == pytest.approx(11 / 12)
     assert pass_at_k(5000, 1, 1) == pytest.approx(1 / 5000)  # binomials of 5000 would overflow a float
-    for bad in ((4, 5, 1), (4, 1, 5), (4, 1, 0), (4, -1, 1)):
-        with pytest.raises(ValueError, match=r"pass@k needs"):
-            pass_at_k(*bad)
 
 
 def test_majority_votes() -> None:
@@ -68,8 +65,6 @@ def test_wilsons_interval_by_hand() -> None:
     # n = 10, none right, z = 1.96: low 0, high z^2 / (n + z^2) = 3.8415 / 13.8415
     none = share([0.0] * 10)
     assert [none.mean, none.low, none.high] == pytest.approx([0.0, 0.0, 0.27753], abs=1e-4)
-    with pytest.raises(ValueError, match="no problems"):
-        share([])
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
@@ -80,15 +75,3 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
         covered += found.low <= 0.3 <= found.high
     # 200 x 0.9 = 180, standard deviation sqrt(200 x 0.9 x 0.1) = 4.2; the percentile interval is a little short
     assert 160 <= covered <= 195
-
-
-def test_paired_intervals_are_narrower_than_apart() -> None:
-    rng = np.random.default_rng(1)
-    first = rng.random(200)
-    found = paired_difference(first.tolist(), (first + 0.1).tolist(), rng=rng)
-    assert found.mean == pytest.approx(0.1)
-    assert found.high - found.low < 1e-9
-    with pytest.raises(ValueError, match="200 and 1 problems"):
-        paired_difference(first.tolist(), [1.0], rng=rng)
-    with pytest.raises(ValueError, match="no problems"):
-        bootstrap([], rng=rng)

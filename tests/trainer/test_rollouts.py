@@ -9,8 +9,7 @@ import numpy as np
 
 from core.config import Config, ReplayConfig
 from core.load import override
-from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
-from core.sampling import Sampling
+from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from replay.store import ReplayStore
 from trainer import build
 from trainer.loop import choose_starts

@@ -17,8 +17,8 @@ import pytest
 from actors.ledger import Queues
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
 from core.interruption import Interruption
+from core.records import Sampling
 from core.run_directory import RunDirectory, write_atomically
-from core.sampling import Sampling
 from trainer import asynchronous, checkpoint, loop, session
 from trainer.checkpoint import RunProgress
 from trainer.evaluation.scores import EvaluationPlan

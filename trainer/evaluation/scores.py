@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.errors import ActorError
-from core.records import Judged, Problem, Trajectory
-from core.sampling import Sampling
+from core.records import Judged, Problem, Sampling, Trajectory
 from core.seeds import derive, generator
 from tasks.estimators import Estimate, bootstrap, majority, pass_at_k, share
 from trainer.starts import fresh_starts
@@ -126,13 +125,11 @@ def score_responses(
     """Estimates over all problems, by level and by data set.
 
     Args:
-        problems: the held-out problems that were answered.
+        problems: the held-out problems that were answered; `left_out` counts the others.
         greedy: one judged response per problem.
         sampled: the same number for every problem, those of problem 0 first; may be empty.
-        answers: by problem id the final answers of its sampled responses, equal answers as equal texts (`Task.votes`); without
-            problems that have no short answers.
+        answers: `Task.votes` of the sampled responses.
         seed: of the bootstrap.
-        left_out: held-out problems that were not answered.
     """
     samples = len(sampled) // len(problems)
     rows = []

@@ -17,9 +17,8 @@ from commands.evaluate import check_rival, check_unseen, compare
 from core.config import Config, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import dump_config
-from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
+from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from core.run_directory import RunDirectory
-from core.sampling import Sampling
 from tasks.kinds import KINDS
 from tasks.task import Task
 from tests.trainer.test_model_files import save_model, save_tokenizer

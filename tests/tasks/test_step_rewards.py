@@ -7,7 +7,7 @@ import pytest
 
 from core.records import Finish, IntArray, Start, Trajectory, Verdict
 from tasks.judge_worker import judge_one
-from tasks.steps import judged_of, step_rewards
+from tasks.task import judged_of, step_rewards
 
 WORDS = ["one ", "two\n", "three ", "four\n", ""]
 
