@@ -21,6 +21,7 @@ from actors.actor import Process, RolloutActor
 from actors.vllm_setup import environment
 from core.config import Device, RolloutConfig
 from core.errors import ActorError, RetrospectError
+from core.run_directory import tail
 from core.startup import in_group
 
 NAME_TRIES, NAME_PAUSE = 300, 0.1
@@ -170,7 +171,8 @@ class ActorHandle:
             return ""
         if not _here(self.process):
             return f"; its log: {self.process.log} on node {self.process.node[:12]}"
-        lines = _tail(Path(self.process.log))
+        kept = [line.strip()[:200] for line in tail(Path(self.process.log), LOG_BYTES)]
+        lines = [line for line in kept if line][-LOG_LINES:]
         return f"; its log ends: {' | '.join(lines)}" if lines else ""
 
     def _named_actor(self) -> Any:
@@ -235,17 +237,6 @@ def weights_lost(error: BaseException) -> bool:
 def _here(process: Process) -> bool:
     """Whether the process runs, or ran, on this node."""
     return bool(process.node == ray.get_runtime_context().get_node_id())
-
-
-def _tail(log: Path) -> list[str]:
-    """The last few lines that are not empty, cut to a readable length; none when the file cannot be read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line.strip()[:200] for line in text.splitlines() if line.strip()][-LOG_LINES:]
 
 
 def _await_end(pid: int) -> None:

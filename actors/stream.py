@@ -40,12 +40,12 @@ class RolloutStream:
 
     @property
     def restarts(self) -> int:
-        """Restarts of rollout actors since the run began."""
+        """As of `RolloutPool`."""
         return self._pool.restarts
 
     @property
     def quarantined(self) -> int:
-        """Starts that no engine could generate since the run began."""
+        """As of `RolloutPool`."""
         return self._pool.quarantined
 
     def submit(self, starts: Sequence[Start], sampling: Sampling) -> None:

@@ -7,7 +7,6 @@ holds its lock, so a run on another machine of a shared disk may be shown as sto
 import json
 import sys
 from argparse import Namespace
-from collections import deque
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from core.errors import CheckpointError
 from core.load import load_config
-from core.run_directory import RunDirectory, read_jsonl
+from core.run_directory import RunDirectory, read_jsonl, tail
 from monitor.console import byte_count
 
 WIDTH = 250
@@ -71,10 +70,5 @@ def _last_numbers(path: Path) -> dict[str, Any]:
 
 def _last_line(path: Path) -> str:
     """The last line of a text file without its time and place in the code; empty if there is none."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        last = deque(file.read().decode("utf-8", "replace").splitlines(), maxlen=1)
-    line = last[0] if last else ""
+    line = "".join(tail(path, TAIL)[-1:])
     return line if line.startswith("{") else line.partition(": ")[2] or line

@@ -153,9 +153,8 @@ class Verdict:
     correct: bool
     detail: str = ""  # why, for a person: "no answer found", "judge timed out"
     judge_failed: bool = False  # the judge gave no result: it raised, hung, crashed or returned no number
-    steps: tuple[
-        tuple[int, float], ...
-    ] = ()  # process rewards: (characters of the response up to a step's end, its reward)
+    # process rewards: (characters of the response up to a step's end, its reward)
+    steps: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def tail(path: Path, size: int) -> list[str]:
+    """The lines in the last `size` bytes of a text file, of which the first may be cut; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
 def collect_versions(source: Path | None = None) -> dict[str, str]:
     """Versions of Retrospect, of Python, of the packages that affect results (from their metadata: nothing is imported), and the git commit.
 

@@ -93,9 +93,7 @@ class Weights:
 
     manifest: Manifest
     buckets: tuple[Any, ...]  # of `Bucket`, or of what `publish` returned for it: Ray object references
-    direct: DirectTransfer | None = (
-        None  # faster access to the same bytes, for the engines that serve during the broadcast
-    )
+    direct: DirectTransfer | None = None  # faster access to the same bytes, for engines that serve during the broadcast
 
 
 WeightHandle = Weights | Any

@@ -54,7 +54,9 @@ def policy_objective(
     (2504.05118, section 4.3): a mean over the tokens of the correct responses of the step.
     """
     s, w = settings, targets.weights
-    surrogate, clipped = s.policy_loss(policy_tokens(logprobs, targets, s))
+    sequence = torch.unique(targets.sequence, return_inverse=True)[1]
+    bounds = s.clip_low, s.clip_high, s.dual_clip
+    surrogate, clipped = s.policy_loss(PolicyTokens(logprobs, targets.proximal, targets.advantages, sequence, *bounds))
     surrogate = (targets.policy_weights * targets.importance * surrogate).sum()
     loss = surrogate
     if s.entropy > 0:
@@ -68,13 +70,6 @@ def policy_objective(
         moved = (w * kl(targets.proximal, logprobs, "k3")).sum()
         numbers = torch.stack([surrogate, moved, (w * clipped).sum(), (w * entropy).sum()]).tolist()
     return loss, PolicySums(*numbers)
-
-
-def policy_tokens(logprobs: Tensor, targets: TokenTargets[Tensor], settings: LossSettings) -> PolicyTokens:
-    """The inputs of a policy loss on N tokens."""
-    s = settings
-    sequence = torch.unique(targets.sequence, return_inverse=True)[1]
-    return PolicyTokens(logprobs, targets.proximal, targets.advantages, sequence, s.clip_low, s.clip_high, s.dual_clip)
 
 
 def value_objective(values: Tensor, targets: TokenTargets[Tensor], clip: float) -> Tensor:

@@ -18,14 +18,13 @@ from jinja2 import Environment, FileSystemLoader
 
 from core.command_line import FIELDS
 from core.config import Config
-from core.errors import StoreError
+from core.errors import CheckpointError, StoreError
 from core.load import dump_config, load_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
 from monitor.console import duration
 from monitor.sinks import read_metrics
+from monitor.store_view import open_store
 from monitor.svg import Line, histogram, line_chart, stacked_bars
-from replay.inspection import read_shards, states_table
-from trainer.checkpoint import latest, saved
 from trainer.metrics import PHASES, IterationMetrics, flatten
 
 OWN = ("run.", "monitor.", "evaluation.every")
@@ -186,13 +185,11 @@ def _difficulty(named: Groups) -> tuple[str, list[tuple[object, ...]]]:
 
 def _store(item: RunFiles) -> dict[str, Any]:
     """The store of a run: states by provenance, chains, depths and ages; empty if there is none."""
-    run, begun = item.run, saved(item.run) is not None
     try:
-        shards = read_shards(run.replay, latest(run) / "replay" if begun else None, item.config.replay)
-    except StoreError:
+        view = open_store(item.run)
+    except (StoreError, CheckpointError):
         return {}
-    table = states_table(shards, item.config.replay)
-    rows = []
+    table, rows = view.table, []
     for kind in table["provenance"].unique().to_pylist():
         part = table.filter(pc.equal(table["provenance"], kind))
         tried, solved = pc.sum(part["tried"]).as_py(), pc.sum(part["solved"]).as_py()
@@ -201,9 +198,9 @@ def _store(item: RunFiles) -> dict[str, Any]:
         rows.append((kind.replace("_", " "), f"{part.num_rows:,}", f"{drawable:,}", rate))
     charts = histogram("Depth of the states", "tokens", table["depth"].to_pylist())
     charts += histogram("Age of their values", "weight versions", table["age"].to_pylist())
-    chains = sum(len(shard.trajectories) for shard in shards)
+    chains = sum(len(shard.trajectories) for shard in view.shards)
     counts = {"states": f"{table.num_rows:,}", "chains": f"{chains:,}"}
-    return {"run": run.name, "rows": rows, "charts": charts, **counts}
+    return {"run": item.run.name, "rows": rows, "charts": charts, **counts}
 
 
 def _samples(item: RunFiles) -> dict[str, Any]:

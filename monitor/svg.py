@@ -105,17 +105,16 @@ def _axes(low: float, high: float, left: float, right: float, caption: str) -> s
     return "".join(parts) + f'<text class="tick end" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}">{escape(caption)}</text>'
 
 
-def _ticks(low: float, high: float, about: int = 5) -> list[float]:
+def _ticks(low: float, high: float) -> list[float]:
     """Round numbers in [low, high].
 
     >>> _ticks(0, 1), _ticks(1, 20)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [5.0, 10.0, 15.0, 20.0])
     """
-    raw = (high - low) / about
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    from matplotlib.ticker import MaxNLocator  # imported late: it takes a second
+
+    found = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [tick for tick in (round(float(one), 12) for one in found) if low <= tick <= high]
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

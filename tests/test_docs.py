@@ -53,9 +53,10 @@ def test_the_recipes_of_the_page_on_data_are_valid() -> None:
 
 
 def test_the_configuration_reference_is_current() -> None:
-    from core.command_line import FIELDS, markdown
+    from core.command_line import FIELDS
+    from tests.reference_pages import configuration_page
 
-    text = markdown()
+    text = configuration_page()
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == text
     assert all(f"| `{name}` |" in text for name in FIELDS)
 

@@ -10,7 +10,7 @@ samples. `state` lists the starts that are not trained on yet, and a resumed run
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,10 +124,8 @@ def next_batch(
 
 
 def _as_json(start: Start) -> dict[str, Any]:
-    values = {entry.name: getattr(start, entry.name) for entry in fields(start)}
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value for name, value in values.items()
-    }
+    plain = asdict(start).items()
+    return {name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value for name, value in plain}
 
 
 def _from_json(record: Mapping[str, Any]) -> Start:

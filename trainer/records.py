@@ -5,18 +5,19 @@ Filled by `trainer/build.py`, used by `trainer/loop.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from core.errors import ActorError, WeightError
-from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start, Trajectory
+from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start
 from core.tools import TokenTool
-from core.weights import WeightReceiver
 from trainer.starts import Share
 
 if TYPE_CHECKING:
-    from actors.ledger import Queues
+    from actors.local import LocalPool
+    from actors.pool import RolloutPool
+    from actors.stream import RolloutStream
     from learner.group import LearnerGroup
     from learner.stats import BroadcastReport, UpdateStats
     from replay.store import ReplayStore
@@ -24,26 +25,7 @@ if TYPE_CHECKING:
     from tasks.task import Task
     from trainer.asynchronous import Pipeline
 
-
-class Rollouts(WeightReceiver, Protocol):
-    """The engines: a pool of Ray actors, such a pool in a separate thread, or one engine in this process."""
-
-    @property
-    def restarts(self) -> int:
-        """Restarts of rollout actors since the run began."""
-
-    @property
-    def quarantined(self) -> int:
-        """Starts that no engine could generate since the run began."""
-
-    def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
-        """All samples of all starts, ordered by start and sample. Starts that no engine can generate are left out."""
-
-    def make_room(self) -> None:
-        """Stop the optional engines until the next weights arrive."""
-
-    def queues(self) -> Queues:
-        """How many samples wait and run."""
+    Rollouts = RolloutPool | RolloutStream | LocalPool
 
 
 @dataclass(frozen=True, slots=True)

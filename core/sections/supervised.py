@@ -45,9 +45,8 @@ class SftConfig(SupervisedConfig):
 class LanguageJudgeConfig(Section):
     """A language model as judge, behind an OpenAI-compatible endpoint: a provider's, or one of your own (`vllm serve MODEL`)."""
 
-    url: Annotated[str, Field(pattern=r"^[^@\s]*$")] = (
-        ""  # no user and password: the configuration is written into reports
-    )
+    # no user and password: the configuration is written into reports
+    url: Annotated[str, Field(pattern=r"^[^@\s]*$")] = ""
     """Base URL of the endpoint, such as http://localhost:8000/v1. If set, this model judges the task dialogue instead of reward_model.path, and compares the responses of `launch.py evaluate --against`."""
     model: str = ""
     """The model's name at the endpoint."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.reference_pages import metrics_page
 from tests.trainer.examples import iteration
 from trainer.metrics import (
     PHASES,
@@ -18,7 +19,6 @@ from trainer.metrics import (
     PhaseSeconds,
     SourceMetrics,
     flatten,
-    markdown,
     metric_infos,
     unflatten,
 )
@@ -93,11 +93,11 @@ def test_the_clock_says_where_it_is() -> None:
 
 
 def test_the_document_is_current() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == markdown(), "run: python -m trainer.metrics > docs/metrics.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == metrics_page(), "run: python -m tests.reference_pages"
 
 
 def test_absolute_bars_do_not_break_the_table() -> None:
-    whole, _, of_sources = markdown().partition("## Data sets of a mixture")
+    whole, _, of_sources = metrics_page().partition("## Data sets of a mixture")
     rows = [line for line in whole.splitlines() if line.startswith("| `")]
     assert len(rows) == len(metric_infos())
     assert of_sources.count("\n| `") == len(fields(SourceMetrics))
