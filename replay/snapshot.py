@@ -4,7 +4,6 @@ One row per problem with its root outcomes, its trajectories and its states as n
 other shards is a choice of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as the one that was written.
 """
 
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -25,10 +24,11 @@ from replay.success import from_text, to_text
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
+_TYPES = {"tokens": pa.large_binary()}
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
-FORMAT = 3
+FORMAT = 4
 PART = 4096
 """Number of problems per write to the file."""
 
@@ -93,10 +93,7 @@ def _part(shard: Shard, problems: Rows) -> pa.Table:
     position[used] = np.arange(len(used))
     chain_owner = owner[first[used]]
     local = position[chain] - np.searchsorted(chain_owner, owner)
-    tokens = [shard.tokens[i] for i in numbers[used].tolist()]
-    flat = np.concatenate(tokens) if tokens else np.zeros(0, shard.token_type)
-    lists = pa.LargeListArray.from_arrays(_offsets(np.array([len(t) for t in tokens], np.int64)), pa.array(flat))
-    trajectories = {name: pa.array(shard.trajectories[name][numbers[used]]) for name in TRAJECTORY} | {"tokens": lists}
+    trajectories = {name: pa.array(shard.trajectories[name][numbers[used]], _TYPES.get(name)) for name in TRAJECTORY}
     states = {name: pa.array(shard.states[name][rows]) for name in _OF_STATE} | {"trajectory": pa.array(local)}
     return pa.table(
         {"id": pa.array([shard.names[i] for i in problems.tolist()], pa.string())}
@@ -115,9 +112,6 @@ def _load(shard: Shard, table: pa.Table) -> None:
         shard.problems[name][numbers] = table.column(name).to_numpy()
     trajectories, chains = _flat(table, "trajectories")
     states, counts = _flat(table, "states")
-    lists = trajectories.field("tokens")
-    flat, offsets = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
-    shard.tokens += [flat[a:b].copy() for a, b in itertools.pairwise(offsets)]
     base = _append(shard.trajectories, trajectories, list(TRAJECTORY), {})
     first = base + np.repeat(np.cumsum(chains) - chains, counts)
     own = {
