@@ -358,9 +358,7 @@ class Shard:
 
     def _remove(self, rows: Rows, evicted: int) -> None:
         """Remove states; `evicted` of them count as evicted."""
-        stays = np.ones(len(self.states), np.bool_)
-        stays[rows] = False
-        self.states.keep(stays)
+        self.states.keep(np.delete(np.arange(len(self.states)), rows))
         self.counters.evicted += evicted
 
     def _drop_unused_tokens(self) -> None:
@@ -373,5 +371,5 @@ class Shard:
             tokens[at] = tokens[at][: longest[at] * size]
         self.trajectories["stored"] = longest
         if not used.all():
-            self.trajectories.keep(used)
+            self.trajectories.keep(np.flatnonzero(used))
             self.states["trajectory"] = (np.cumsum(used) - 1)[self.states["trajectory"]]

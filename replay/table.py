@@ -75,10 +75,10 @@ class Table:
         self._rows += count
         return self._rows - count
 
-    def keep(self, chosen: npt.NDArray[np.bool_ | np.int64]) -> None:
-        """Keep the chosen rows only: flags, or row numbers in their new order."""
-        self._columns = {name: column[chosen] for name, column in self._columns.items()}
-        self._rows = len(next(iter(self._columns.values())))
+    def keep(self, rows: npt.NDArray[np.int64]) -> None:
+        """Keep these rows only, in this order."""
+        self._columns = {name: column.take(rows) for name, column in self._columns.items()}
+        self._rows = len(rows)
 
     @property
     def nbytes(self) -> int:
