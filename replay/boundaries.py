@@ -9,7 +9,6 @@ import io
 import json
 import re
 import tokenize
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,6 +23,8 @@ from core.records import Boundaries, IntArray
 Rule = Literal["line", "sentence", "code", "stride"]
 Ends = list[int]
 
+_BLANKS = b" \t\r\n"
+_LINE = re.compile(rb"\S[^\n]*(?:\n|$)")
 _SENTENCE = re.compile(rb"""[.!?]+["')\]*]*(?=\s)|\n""")
 _ABBREVIATION = re.compile(rb"(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|vs|cf|Mr|Mrs|Ms|Dr|St|No|Fig|Eq)\.$")
 _FENCE = re.compile(rb"^```[^\n]*\n?", re.MULTILINE)
@@ -76,12 +77,12 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
     [2]
     """
     known = np.minimum(token_ids, table.size)
-    text = b"".join(map(table.pieces.__getitem__, known.tolist()))
-    ends = np.cumsum(table.sizes[known])
+    pieces = table.pieces
+    text = b"".join([pieces[token] for token in known.tolist()])
+    ends = table.sizes[known].cumsum()
     lengths = _stride_lengths(text, ends, stride) if rule == "stride" else _cut_lengths(text, ends, _RULES[rule](text))
     content = len(text.rstrip())
-    inside = [k for k in lengths if 0 < k < len(known) and 0 < ends[k - 1] < content]
-    return np.array(inside, np.int32)
+    return np.array([k for k in lengths if k < len(known) and 0 < ends[k - 1] < content], np.int32)
 
 
 def remembered(find: Boundaries) -> Boundaries:
@@ -96,39 +97,24 @@ def remembered(find: Boundaries) -> Boundaries:
     return lambda response: _of(response.astype(np.int32).tobytes())
 
 
-def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> Ends:
+def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> list[int]:
     """Number of tokens up to each byte offset in `cuts`. The last token may also contain blanks after the cut, nothing else."""
-    offsets, lengths = ends.tolist(), [0]
-    for cut in cuts:
-        at = bisect_left(offsets, cut)
-        if at < len(offsets) and at + 1 > lengths[-1] and offsets[at] <= _after_blanks(text, cut):
-            lengths.append(at + 1)
-    return lengths
+    places = zip(cuts, ends.searchsorted(cuts).tolist(), strict=True)
+    found = (at + 1 for cut, at in places if at < len(ends) and not text[cut : ends[at]].strip(_BLANKS))
+    return list(dict.fromkeys(found))
 
 
-def _stride_lengths(text: bytes, ends: npt.NDArray[np.int64], stride: int) -> Ends:
+def _stride_lengths(text: bytes, ends: npt.NDArray[np.int64], stride: int) -> list[int]:
     codes = np.frombuffer(text + b"\0", np.uint8)
     whole = np.flatnonzero((codes[ends] & 0xC0) != 0x80) + 1  # lengths at which no character is cut
-    wanted = np.arange(stride, len(ends), stride)
-    index = np.searchsorted(whole, wanted)
-    lengths: Ends = np.unique(whole[index[index < len(whole)]]).tolist()
+    index = np.searchsorted(whole, np.arange(stride, len(ends), stride))
+    lengths: list[int] = np.unique(whole[index[index < len(whole)]]).tolist()
     return lengths
-
-
-def _after_blanks(text: bytes, offset: int) -> int:
-    while offset < len(text) and text[offset] in b" \t\r\n":
-        offset += 1
-    return offset
 
 
 def line_ends(text: bytes) -> Ends:
-    """Byte offsets after the line breaks that end a line that is not blank."""
-    ends, start = [], 0
-    while (at := text.find(b"\n", start)) >= 0:
-        if text[start:at].strip():
-            ends.append(at + 1)
-        start = at + 1
-    return ends
+    """Byte offsets after the lines that are not blank."""
+    return [match.end() for match in _LINE.finditer(text)]
 
 
 def sentence_ends(text: bytes) -> Ends:

@@ -68,9 +68,7 @@ def states_table(shards: Sequence[Shard], config: ReplayConfig) -> pa.Table:
     table = table.append_column("chance", pa.array(chance))
     best = table.group_by("problem").aggregate([("priority", "max")])
     highest = dict(zip(best["problem"].to_pylist(), best["priority_max"].to_pylist(), strict=True))
-    table = table.append_column(
-        "best", pa.array([highest[name] for name in table["problem"].to_pylist()], pa.float32())
-    )
+    table = table.append_column("best", pa.array(map(highest.get, table["problem"].to_pylist()), pa.float32()))
     order = [("best", "descending"), ("problem", "ascending"), ("priority", "descending"), ("depth", "ascending")]
     return table.sort_by([*order, ("key", "ascending")]).drop_columns(["best"])
 
@@ -173,8 +171,7 @@ def select(
             raise StoreError(f"provenance '{provenance}' is unknown; one of {', '.join(names)}")
         table = table.filter(pc.equal(table["provenance"], provenance))
     if depth is not None:
-        inside = pc.and_(pc.greater_equal(table["depth"], depth[0]), pc.less_equal(table["depth"], depth[1]))
-        table = table.filter(inside)
+        table = table.filter((pc.field("depth") >= depth[0]) & (pc.field("depth") <= depth[1]))
     if per_problem is not None:
         seen: dict[str, int] = {}
         keep = []

@@ -8,22 +8,23 @@ raises `LostShardError` when its files are missing.
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from replay.journal import Journal, read_journal, unwritable
-from replay.keys import Keys, shard_of
-from replay.records import Counters, Drawn
+from replay.keys import shard_of
+from replay.records import Counters
 from replay.shard import Shard
 from replay.snapshot import load_snapshot, write_snapshot
-from replay.stats import StoreStats, shard_stats
 
 JOURNAL = "shard-{}.journal"
+R = TypeVar("R")
 logger = logging.getLogger("retrospect.replay")
 
 
@@ -86,25 +87,10 @@ class ShardServer:
             self._sequence = sequence
         return self.size()
 
-    def draw(self, sequence: int, count: int, seed: int) -> Drawn:
-        """See `Shard.draw`."""
+    def read(self, sequence: int, method: Callable[..., R], *arguments: Any) -> R:
+        """Call a function of the shard that changes nothing."""
         self.require(sequence)
-        return self._shard.draw(count, seed)
-
-    def top(self, sequence: int, count: int, older_than: int) -> Drawn:
-        """See `Shard.top`."""
-        self.require(sequence)
-        return self._shard.top(count, older_than)
-
-    def least(self, sequence: int, count: int) -> tuple[Keys, Keys]:
-        """See `Shard.least`."""
-        self.require(sequence)
-        return self._shard.least(count)
-
-    def stats(self, sequence: int) -> StoreStats:
-        """Counts of this shard."""
-        self.require(sequence)
-        return shard_stats(self._shard)
+        return method(self._shard, *arguments)
 
     def save(self, sequence: int, path: Path) -> None:
         """Write a snapshot to `path`, and start a new journal after it."""

@@ -2,11 +2,12 @@
 
 `replay/server.py` wraps it. It uses neither Ray nor files. Invariants: a write is a deterministic function of the current states
 and its arguments, and changes each problem independently. So replaying a journal gives the same states, and so does spreading the
-problems over more shards. A problem never has more than `quota` states. A trajectory's tokens are stored once, and are freed when
-no state refers to them.
+problems over more shards. A problem never has more than `quota` states. States are grouped by problem, in the order of the problems'
+numbers, and oldest first within each. A trajectory's tokens are stored once, up to its longest state.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,13 @@ from core.records import IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
 from replay.rankings import RANKINGS
-from replay.rankings.base import StateColumns, rank_settings
+from replay.rankings.base import Flags, StateColumns, rank_settings
 from replay.records import Counters, Drawn
 from replay.success import chances, features_of
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
 _HANDED_OUT = ("key", "value", "provenance", "version", "wins", "losses")
-_ARRAY_BYTES = 120  # overhead of a numpy array and of the list entry that refers to it
+_OBJECT_BYTES = 40  # overhead of a `bytes` object
 
 
 class Shard:
@@ -37,7 +38,6 @@ class Shard:
         self.token_type = writes.token_type(vocabulary)
         self.settings = rank_settings(config)
         self.states, self.trajectories, self.problems = Table(STATE), Table(TRAJECTORY), Table(PROBLEM)
-        self.tokens: list[npt.NDArray[np.unsignedinteger]] = []  # of each trajectory
         self.names: list[str] = []  # of each problem
         self._numbers: dict[str, int] = {}  # problem id -> problem
         self.counters = Counters()
@@ -46,12 +46,13 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """Bytes of states, trajectories and tokens. The sum over shards does not depend on placement."""
-        return self.states.nbytes + self.trajectories.nbytes + self.token_bytes + _ARRAY_BYTES * len(self.tokens)
+        objects = self.token_bytes + _OBJECT_BYTES * len(self.trajectories)
+        return self.states.nbytes + self.trajectories.nbytes + objects
 
     @property
     def token_bytes(self) -> int:
         """Bytes of the tokens alone."""
-        return int(self.trajectories["size"].sum()) * self.token_type.itemsize
+        return int(self.trajectories["stored"].sum()) * self.token_type.itemsize
 
     # -- writes
 
@@ -80,19 +81,18 @@ class Shard:
         provenance, parent = writes.column(write, "provenance"), writes.column(write, "parent")
         self._age(problems, version)
         self._count_roots(problems, parent, provenance)
-        first = self._store_trajectories(write)
-        before = len(self.states)
-        self._merge(write, problems, first)
+        new = self._merge(write, problems, self._store_trajectories(write))
         touched = np.unique(problems)
         self._rank(touched)
-        excess = self._beyond_quota(touched)
-        if len(excess):
-            new = int(np.count_nonzero(excess >= before))
-            self.counters.rejected += new
-            self._remove(excess, evicted=len(excess) - new)
+        full = touched[self._spans(touched)[1] > self._quota]
+        if len(full):
+            excess = self._beyond_quota(full)
+            rejected = int(np.count_nonzero(new[excess]))
+            self.counters.rejected += rejected
+            self._remove(excess, evicted=len(excess) - rejected)
             if self._ranking.chains:
-                self._rank(touched)
-        self._drop_unused_trajectories()
+                self._rank(full)
+        self._drop_unused_tokens()
 
     def _record(self, write: pa.RecordBatch) -> None:
         """Count outcomes of replayed states. Outcomes of states that have been evicted since count as lost."""
@@ -103,11 +103,12 @@ class Shard:
         self.counters.lost_outcomes += int(np.count_nonzero(~known))
         self.counters.outcomes += len(rows)
         self.counters.solved += int(np.count_nonzero(correct))
-        for name, counted in (("tried", known), ("solved", known & correct)):
-            total = self.states[name] + np.bincount(rows[counted], minlength=len(self.states))
-            self.states[name] = np.minimum(total, np.iinfo(np.uint16).max)
         for name, counted in (("wins", known & correct), ("losses", known & ~correct)):
-            self.states[name] += np.bincount(rows[counted], minlength=len(self.states)).astype(np.float32)
+            at, counts = np.unique(rows[counted], return_counts=True)
+            self.states[name][at] += counts.astype(np.float32)
+        for name, counted in (("tried", known), ("solved", known & correct)):
+            at, counts = np.unique(rows[counted], return_counts=True)
+            self.states[name][at] = np.minimum(self.states[name][at] + counts, np.iinfo(np.uint16).max)
         model = writes.model_of(write)
         if model == self.settings.model:
             self._rank(np.unique(problems))
@@ -134,7 +135,7 @@ class Shard:
         touched = np.unique(self.states["problem"][rows])
         self._remove(rows, evicted=len(rows))
         self._rank(touched)
-        self._drop_unused_trajectories()
+        self._drop_unused_tokens()
 
     # -- reads
 
@@ -169,9 +170,8 @@ class Shard:
 
     def prefix(self, row: int) -> IntArray:
         """Tokens of the state in a row."""
-        tokens = self.tokens[self.states["trajectory"][row]]
-        prefix: IntArray = tokens[: self.states["length"][row]].astype(np.int32)
-        return prefix
+        tokens = self.trajectories["tokens"][self.states["trajectory"][row]]
+        return np.frombuffer(tokens, self.token_type, self.states["length"][row]).astype(np.int32)
 
     def number(self, problem_ids: list[str]) -> Rows:
         """Numbers [N] of problems; a new problem gets the next number."""
@@ -207,24 +207,24 @@ class Shard:
             return np.zeros(len(rows)), np.zeros((len(rows), 7))
         around, columns = self._columns(np.unique(self.states["problem"][rows]))
         features = features_of(columns, self.settings.model)
-        order = np.argsort(around)
-        at = order[np.searchsorted(around, rows, sorter=order)]
+        at = np.searchsorted(around, rows)
         return chances(columns, features, self.settings.model)[at], features[at]
 
-    def _rows_of(self, problems: Rows) -> Rows:
-        """Rows of the states of some problems, oldest first."""
-        chosen = np.zeros(len(self.problems), np.bool_)
-        chosen[problems] = True
-        return np.flatnonzero(chosen[self.states["problem"]])
+    def _spans(self, problems: Rows) -> tuple[Rows, Rows]:
+        """First row of each problem's states, and their number."""
+        column, numbers = self.states["problem"], problems.astype(np.int32)
+        first = np.searchsorted(column, numbers)
+        return first, np.searchsorted(column, numbers, side="right") - first
 
-    def _rows_by_problem(self, problems: Rows) -> Rows:
-        """Rows of the states of some problems: grouped by problem, oldest first within each."""
-        rows = self._rows_of(problems)
-        return rows[np.argsort(self.states["problem"][rows], kind="stable")]
+    def _rows_of(self, problems: Rows) -> Rows:
+        """Rows of the states of some problems (ascending numbers)."""
+        first, sizes = self._spans(problems)
+        before = np.cumsum(sizes) - sizes
+        return np.repeat(first - before, sizes) + np.arange(sizes.sum())
 
     def _find(self, problems: Rows, keys: Keys) -> Rows:
         """[N] row of each key among the states of its problem; -1: not stored."""
-        rows = self._rows_of(problems)
+        rows = self._rows_of(np.unique(problems))
         known = self.states["key"][rows]
         order = np.argsort(known)
         at = np.minimum(np.searchsorted(known, keys, sorter=order), max(len(known) - 1, 0))
@@ -269,12 +269,13 @@ class Shard:
         """Append the trajectories of a write; the number of the first."""
         tokens, sizes = writes.ragged_column(write, "tokens")
         columns = {name: writes.column(write, name) for name in ("version", "reward", "provenance")}
-        ends = np.cumsum(sizes).tolist()
-        self.tokens += [tokens[end - size : end].copy() for end, size in zip(ends, sizes.tolist(), strict=True)]
-        return self.trajectories.append(len(sizes), columns | {"size": sizes})
+        content, ends = tokens.tobytes(), np.cumsum(sizes) * tokens.itemsize
+        parts = [content[a:b] for a, b in pairwise([0, *ends.tolist()])]
+        columns["tokens"] = np.fromiter(parts, np.object_, len(parts))
+        return self.trajectories.append(len(sizes), columns | {"size": sizes, "stored": sizes})
 
-    def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> None:
-        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state.
+    def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
+        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state. Returns which rows are new.
 
         A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from the highest
         provenance (ties: the first), so a proven prefix stays proven.
@@ -282,7 +283,7 @@ class Shard:
         lengths, counts = writes.ragged_column(write, "lengths")
         tokens, sizes = writes.ragged_column(write, "tokens")
         owner = np.repeat(np.arange(len(counts)), counts)
-        old = self._rows_of(problems)
+        old = self._rows_of(np.unique(problems))
         keys = state_keys(self.problems["hash"][problems], tokens, sizes, counts, lengths)
         column = {
             "key": np.concatenate([self.states["key"][old], keys]),
@@ -295,9 +296,9 @@ class Shard:
         }
         _, leader, group = np.unique(column["key"], return_index=True, return_inverse=True)
         newest, proven = np.empty(len(leader), np.int64), np.empty(len(leader), np.int64)
-        order = np.lexsort((column["version"], group))
+        order = np.argsort(column["version"], kind="stable")
         newest[group[order]] = order  # the last assignment wins: the newest version, of ties the last
-        order = np.lexsort((-column["provenance"].astype(np.int64), group))[::-1]
+        order = np.argsort(~column["provenance"], kind="stable")[::-1]
         proven[group[order]] = order  # the highest provenance, of ties the first
         sources = (("value", newest), ("version", newest), ("trajectory", proven), ("provenance", proven))
         known = leader < len(old)
@@ -307,9 +308,12 @@ class Shard:
         fresh = fresh[np.argsort(leader[fresh])]
         made = {name: column[name][leader[fresh]] for name in ("key", "problem", "length")}
         made["parent"] = writes.column(write, "parent")[owner[leader[fresh] - len(old)]]
-        self.states.append(len(fresh), made | {name: column[name][source[fresh]] for name, source in sources})
+        before = self.states.append(len(fresh), made | {name: column[name][source[fresh]] for name, source in sources})
+        grouped = np.argsort(self.states["problem"], kind="stable")
+        self.states.keep(grouped)
         self.counters.offered += len(keys)
         self.counters.merged += len(keys) - len(fresh)
+        return grouped >= before
 
     def _rank(self, touched: Rows) -> None:
         """Set priority and retention of all states of the touched problems."""
@@ -323,10 +327,10 @@ class Shard:
 
     def _columns(self, touched: Rows) -> tuple[Rows, StateColumns]:
         """The states of some problems (ascending numbers): their rows, and their columns for a ranking."""
-        rows = self._rows_by_problem(touched)
+        rows = self._rows_of(touched)
         states, problem, chain = self.states, self.states["problem"][rows], self.states["trajectory"][rows]
         return rows, StateColumns(
-            problem=np.searchsorted(touched, problem),
+            problem=np.cumsum(np.diff(problem, prepend=problem[:1]) != 0),
             chain=chain.astype(np.int64),
             length=states["length"][rows].astype(np.int64),
             total=self.trajectories["size"][chain].astype(np.int64),
@@ -342,9 +346,9 @@ class Shard:
     def _eviction_order(self) -> npt.NDArray[np.uint64]:
         return eviction_order(self.states["retention"], self.states["version"], self.states["key"])
 
-    def _beyond_quota(self, touched: Rows) -> Rows:
-        """Rows of the states that exceed the quota of the touched problems: the first in eviction order, of ties the older."""
-        rows = self._rows_by_problem(touched)
+    def _beyond_quota(self, problems: Rows) -> Rows:
+        """Rows of the states that exceed the quota of some problems: the first in eviction order, of ties the older."""
+        rows = self._rows_of(problems)
         problem, keys = self.states["problem"][rows], self.states["key"][rows]
         order = eviction_order(self.states["retention"][rows], self.states["version"][rows], keys)
         sorted_by = np.lexsort((rows, order, problem))
@@ -354,17 +358,18 @@ class Shard:
 
     def _remove(self, rows: Rows, evicted: int) -> None:
         """Remove states; `evicted` of them count as evicted."""
-        stays = np.ones(len(self.states), np.bool_)
-        stays[rows] = False
-        self.states.keep(stays)
+        self.states.keep(np.delete(np.arange(len(self.states)), rows))
         self.counters.evicted += evicted
 
-    def _drop_unused_trajectories(self) -> None:
-        """Free the trajectories to which no state refers."""
-        used = np.zeros(len(self.trajectories), np.bool_)
-        used[self.states["trajectory"]] = True
-        if used.all():
-            return
-        self.trajectories.keep(used)
-        self.tokens = [tokens for tokens, keep in zip(self.tokens, used.tolist(), strict=True) if keep]
-        self.states["trajectory"] = (np.cumsum(used) - 1)[self.states["trajectory"]]
+    def _drop_unused_tokens(self) -> None:
+        """Free the tokens after the longest state of each trajectory, and the trajectories to which no state refers."""
+        longest = np.zeros(len(self.trajectories), np.int32)
+        np.maximum.at(longest, self.states["trajectory"], self.states["length"])
+        used = longest > 0
+        tokens, size = self.trajectories["tokens"], self.token_type.itemsize
+        for at in np.flatnonzero(used & (longest < self.trajectories["stored"])).tolist():
+            tokens[at] = tokens[at][: longest[at] * size]
+        self.trajectories["stored"] = longest
+        if not used.all():
+            self.trajectories.keep(np.flatnonzero(used))
+            self.states["trajectory"] = (np.cumsum(used) - 1)[self.states["trajectory"]]

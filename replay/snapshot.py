@@ -4,7 +4,6 @@ One row per problem with its root outcomes, its trajectories and its states as n
 other shards is a choice of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as the one that was written.
 """
 
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -22,27 +21,27 @@ from replay.keys import Rows
 from replay.records import Counters
 from replay.shard import Shard
 from replay.success import from_text, to_text
-from replay.table import PROBLEM, STATE, TRAJECTORY, Table
+from replay.table import PROBLEM, STATE, TRAJECTORY
 
 _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
+_TYPES = {"tokens": pa.large_binary()}
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
-FORMAT = 3
+FORMAT = 4
 PART = 4096
 """Number of problems per write to the file."""
 
 
 def write_snapshot(shard: Shard, path: Path) -> None:
     """Write a shard to `path`. Raises StoreError when the disk is full or cannot be written."""
-    order = np.argsort(shard.problems["hash"], kind="stable")
     about = {"counters": json.dumps(asdict(shard.counters)), "version": str(shard.version)}
-    schema = _part(shard, order[:0]).schema.with_metadata(about | {"model": to_text(shard.settings.model)})
+    schema = _part(shard, 0, 0).schema.with_metadata(about | {"model": to_text(shard.settings.model)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
-            for first in range(0, len(order), PART):
-                writer.write_table(_part(shard, order[first : first + PART]).replace_schema_metadata(schema.metadata))
+            for first in range(0, len(shard.names), PART):
+                writer.write_table(_part(shard, first, first + PART).replace_schema_metadata(schema.metadata))
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -79,31 +78,23 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _part(shard: Shard, problems: Rows) -> pa.Table:
-    """Some problems as rows. Their trajectories are in the order in which states first refer to them."""
-    place = np.full(len(shard.problems), -1)
-    place[problems] = np.arange(len(problems))
-    owner = place[shard.states["problem"]]
-    rows = np.flatnonzero(owner >= 0)
-    rows = rows[np.argsort(owner[rows], kind="stable")]
-    owner = owner[rows]
+def _part(shard: Shard, begin: int, end: int) -> pa.Table:
+    """The problems from number `begin` to before `end` as rows. Their trajectories are in the order in which states first refer to them."""
+    names = shard.names[begin:end]
+    rows = slice(*np.searchsorted(shard.states["problem"], (begin, end)))
+    owner = shard.states["problem"][rows] - begin
     numbers, first, chain = np.unique(shard.states["trajectory"][rows], return_index=True, return_inverse=True)
     used = np.argsort(first)  # by first reference, which groups them by problem
-    position = np.empty(len(used), np.int64)
-    position[used] = np.arange(len(used))
     chain_owner = owner[first[used]]
-    local = position[chain] - np.searchsorted(chain_owner, owner)
-    tokens = [shard.tokens[i] for i in numbers[used].tolist()]
-    flat = np.concatenate(tokens) if tokens else np.zeros(0, shard.token_type)
-    lists = pa.LargeListArray.from_arrays(_offsets(np.array([len(t) for t in tokens], np.int64)), pa.array(flat))
-    trajectories = {name: pa.array(shard.trajectories[name][numbers[used]]) for name in TRAJECTORY} | {"tokens": lists}
+    local = np.argsort(used)[chain] - np.searchsorted(chain_owner, owner)
+    trajectories = {name: pa.array(shard.trajectories[name][numbers[used]], _TYPES.get(name)) for name in TRAJECTORY}
     states = {name: pa.array(shard.states[name][rows]) for name in _OF_STATE} | {"trajectory": pa.array(local)}
     return pa.table(
-        {"id": pa.array([shard.names[i] for i in problems.tolist()], pa.string())}
-        | {name: pa.array(shard.problems[name][problems]) for name in _OF_PROBLEM}
+        {"id": pa.array(names, pa.string())}
+        | {name: pa.array(shard.problems[name][begin:end]) for name in _OF_PROBLEM}
         | {
-            "trajectories": _nested(trajectories, np.bincount(chain_owner, minlength=len(problems))),
-            "states": _nested(states, np.bincount(owner, minlength=len(problems))),
+            "trajectories": _nested(trajectories, np.bincount(chain_owner, minlength=len(names))),
+            "states": _nested(states, np.bincount(owner, minlength=len(names))),
         }
     )
 
@@ -115,25 +106,19 @@ def _load(shard: Shard, table: pa.Table) -> None:
         shard.problems[name][numbers] = table.column(name).to_numpy()
     trajectories, chains = _flat(table, "trajectories")
     states, counts = _flat(table, "states")
-    lists = trajectories.field("tokens")
-    flat, offsets = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_numpy().tolist()
-    shard.tokens += [flat[a:b].copy() for a, b in itertools.pairwise(offsets)]
-    base = _append(shard.trajectories, trajectories, list(TRAJECTORY), {})
-    first = base + np.repeat(np.cumsum(chains) - chains, counts)
-    own = {
-        "problem": np.repeat(numbers, counts),
-        "trajectory": first + states.field("trajectory").to_numpy(zero_copy_only=False),
-    }
-    _append(shard.states, states, _OF_STATE, own)
+    first = shard.trajectories.append(len(trajectories), _columns(trajectories))
+    own = _columns(states)
+    own["trajectory"] = first + np.repeat(np.cumsum(chains) - chains, counts) + own["trajectory"]
+    shard.states.append(len(states), own | {"problem": np.repeat(numbers, counts)})
 
 
-def _append(into: Table, rows: pa.StructArray, names: list[str], others: dict[str, npt.NDArray[Any]]) -> int:
-    return into.append(len(rows), {name: rows.field(name).to_numpy(zero_copy_only=False) for name in names} | others)
+def _columns(rows: pa.StructArray) -> dict[str, npt.NDArray[Any]]:
+    return {field.name: rows.field(field.name).to_numpy(zero_copy_only=False) for field in rows.type}
 
 
 def _nested(columns: dict[str, pa.Array], counts: Rows) -> pa.Array:
     rows = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
-    return pa.ListArray.from_arrays(pa.array(_offsets(counts), pa.int32()), rows)
+    return pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(counts)), pa.int32()), rows)
 
 
 def _flat(table: pa.Table, name: str) -> tuple[pa.StructArray, Rows]:
@@ -142,7 +127,3 @@ def _flat(table: pa.Table, name: str) -> tuple[pa.StructArray, Rows]:
     if isinstance(nested, pa.ChunkedArray):
         nested = nested.chunk(0) if nested.num_chunks else pa.array([], nested.type)
     return nested.flatten(), np.diff(nested.offsets.to_numpy()).astype(np.int64)
-
-
-def _offsets(counts: Rows) -> Rows:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])

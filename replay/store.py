@@ -31,8 +31,9 @@ from replay.rankings import RANKINGS
 from replay.rankings.base import SuccessModel
 from replay.records import Drawn, joined
 from replay.server import ShardServer, ShardSize
+from replay.shard import Shard
 from replay.snapshot import FORMAT, MANIFEST, read_manifest
-from replay.stats import StoreStats, combine
+from replay.stats import StoreStats, combine, shard_stats
 from replay.success import NOTHING, Evidence, fit, from_text, to_text
 
 REMEMBERED = 8192
@@ -115,13 +116,12 @@ class ReplayStore:
     def sample(self, n: int, seed: int) -> list[ReplayedState]:
         """Draw n distinct states without replacement, weighted by exp(priority / temperature).
 
-        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are replayable. A
-        ranking with a shortlist draws more states and chooses n of them (`replay/rankings/base.py`).
+        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are replayable.
         """
         self._requested += n
         ranking = self._ranking
         wanted = n * ranking.shortlist
-        drawn = joined(self._all(ShardServer.draw, wanted, derive(seed, "replay")), wanted)
+        drawn = joined(self._all(Shard.draw, wanted, derive(seed, "replay")), wanted)
         if ranking.choose is not None:
             drawn = drawn.take(ranking.choose(drawn.keys, drawn.wins, drawn.losses, seed)[:n])
         self._sampled += len(drawn.keys)
@@ -134,7 +134,7 @@ class ReplayStore:
 
         Their stale values matter most: compute new ones with the critic, then call `revalue`.
         """
-        return joined(self._all(ShardServer.top, n, older_than), n).states()
+        return joined(self._all(Shard.top, n, older_than), n).states()
 
     def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
         """Store new values [S] of states, from a critic of this weight version. Raises StoreError unless all are finite."""
@@ -150,7 +150,7 @@ class ReplayStore:
 
     def stats(self) -> StoreStats:
         """Counts over all shards."""
-        return combine(self._all(ShardServer.stats), self._requested, self._sampled)
+        return combine(self._all(shard_stats), self._requested, self._sampled)
 
     def save(self, folder: Path) -> None:
         """Write a snapshot of every shard, and the driver's own state, into a folder."""
@@ -250,7 +250,7 @@ class ReplayStore:
             self._evict(min(excess, states))
 
     def _evict(self, excess: int) -> None:
-        ranked: list[tuple[Keys, Keys]] = self._all(ShardServer.least, excess)
+        ranked: list[tuple[Keys, Keys]] = self._all(Shard.least, excess)
         shard = np.repeat(np.arange(self._shards), [len(keys) for _, keys in ranked])
         orders, keys = (np.concatenate(column) for column in zip(*ranked, strict=True))
         chosen = np.lexsort((keys, orders))[:excess]
@@ -269,6 +269,13 @@ class ReplayStore:
 
     def _refitted(self, outcomes: Sequence[Outcome]) -> SuccessModel:
         """The success model with the outcomes since the last fit: of replayed states, and of rollouts from the root."""
+        number, total, squares = self._values.tolist()
+        centre = total / number if number else 0.0
+        spread = max(squares / number - centre**2, 0.0) ** 0.5 if number else 0.0
+        spread = spread if spread > LEAST_SPREAD else 1.0
+        self._values = self._decay * self._values
+        if not self._ranking.uses_model:
+            return SuccessModel(centre=centre, spread=spread)
         counts: dict[int, list[int]] = {}
         for outcome in outcomes:
             if outcome.state_key in self._drawn:
@@ -276,16 +283,12 @@ class ReplayStore:
         width = 1 + NOTHING.rows.shape[1]
         rows = np.array([[*self._drawn[key], *count] for key, count in counts.items()]).reshape(-1, width)
         self._evidence = self._evidence.joined(rows[:, 0], rows[:, 1:], self._decay).with_roots(*self._roots)
-        number, total, squares = self._values.tolist()
-        centre = total / number if number else 0.0
-        spread = max(squares / number - centre**2, 0.0) ** 0.5 if number else 0.0
-        self._values = self._decay * self._values
-        return fit(self._evidence, centre, spread if spread > LEAST_SPREAD else 1.0)
+        return fit(self._evidence, centre, spread)
 
     def _all(self, method: Callable[..., R], *arguments: Any) -> list[R]:
-        """Call a method of every shard concurrently; its first argument is the shard's last write number. Answers by shard."""
-        calls = {shard: (self._sequence[shard], *arguments) for shard in range(self._shards)}
-        return list(self._call(method, calls).values())
+        """Call a function of every shard concurrently. Answers by shard."""
+        calls = {shard: (self._sequence[shard], method, *arguments) for shard in range(self._shards)}
+        return list(self._call(ShardServer.read, calls).values())
 
     def _call(self, method: Callable[..., R], arguments: dict[int, tuple[Any, ...]]) -> dict[int, R]:
         return {shard: answer() for shard, answer in self._ask(method, arguments).items()}

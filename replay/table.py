@@ -1,6 +1,6 @@
 """Named numpy columns of one length. A shard stores its states, trajectories and problems in them.
 
-Used by `replay/shard.py` and `replay/snapshot.py`. Invariant: rows keep their order, so an earlier row is an older one.
+Used by `replay/shard.py` and `replay/snapshot.py`.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,9 @@ STATE: Schema = {
     "provenance": np.uint8,
 }
 TRAJECTORY: Schema = {
-    "size": np.int32,  # tokens
+    "tokens": np.object_,  # `bytes` of the first `stored` tokens
+    "stored": np.int32,
+    "size": np.int32,  # tokens of the whole response
     "version": np.int32,
     "reward": np.float32,
     "provenance": np.uint8,
@@ -73,10 +75,10 @@ class Table:
         self._rows += count
         return self._rows - count
 
-    def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
-        """Remove all rows but the chosen ones."""
-        self._columns = {name: column[chosen] for name, column in self._columns.items()}
-        self._rows = int(np.count_nonzero(chosen))
+    def keep(self, rows: npt.NDArray[np.int64]) -> None:
+        """Keep these rows only, in this order."""
+        self._columns = {name: column.take(rows) for name, column in self._columns.items()}
+        self._rows = len(rows)
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ The driver makes them here and validates everything, so a shard never gets a bad
 the shard needs to apply it again, so replaying the journal gives the same states.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from core.errors import StoreError
-from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
+from core.records import Candidate, FloatArray, Outcome, ReplayedState
 from replay.keys import Rows
 from replay.rankings.base import SuccessModel
 from replay.success import from_text, to_text
@@ -25,7 +26,6 @@ _OUTCOMES = pa.schema(
 )
 _VALUES = pa.schema([("problem", pa.string()), ("key", pa.uint64()), ("value", pa.float32()), ("version", pa.int32())])
 _EVICTION = pa.schema([("order", pa.uint64()), ("key", pa.uint64())])
-_PROVENANCES = {int(p) for p in Provenance}
 
 
 def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
@@ -128,10 +128,8 @@ def _check_candidate(candidate: Candidate) -> None:
         raise StoreError(f"{where}: {len(candidate.lengths)} states but {len(candidate.values)} values")
     if candidate.version < 0:
         raise StoreError(f"{where}: version {candidate.version} is negative")
-    if not np.isfinite(candidate.reward):
+    if not math.isfinite(candidate.reward):
         raise StoreError(f"{where}: reward is {candidate.reward}")
-    if candidate.provenance not in _PROVENANCES:
-        raise StoreError(f"{where}: unknown provenance {candidate.provenance}")
 
 
 def _check_states(

@@ -4,10 +4,9 @@ A chain is the stored states of one own successful or canonical trajectory. Inva
 columns of a single problem.
 
 Formula. State i of a chain leaves the share x_i = 1 - length / (tokens of its trajectory) of the way, and has decayed outcomes
-w_i, l_i. The root has W, L. If all steps were equally hard, the chance to finish would be exp(-h x). The hazard h is the number of
-failures per way covered. A failing continuation covers 0.4 of its way on average, if exp(-h x) is about 0.3. All rollouts from the
-root together count as one failure. Steps are not equally hard, so exp(-h x) is only a prior. Finishing from a deeper state is never
-harder, so a curve that rises with depth is fitted to all outcomes together:
+w_i, l_i. The root has W, L. Were all steps equally hard, the chance to finish would be exp(-h x), with h failures per way covered.
+A failing continuation covers 0.4 of its way on average. All rollouts from the root count as one failure. exp(-h x) is only a prior.
+Finishing from a deeper state is never harder, so a curve that rises with depth is fitted to all outcomes together:
 
     way      = (0.4 + W + 0.4 L) / (1 + L)
     h        = (1 + sum of l_i) / (way + sum of (w_i + 0.4 l_i) x_i)
@@ -15,10 +14,9 @@ harder, so a curve that rises with depth is fitted to all outcomes together:
     p        = isotonic regression of rate, weights w_i + l_i + 0.1     (pool adjacent violators)
 
 The frontier is the shallowest state with p >= target (about 0.3), or the deepest state when there is none. A state is mastered
-if its own outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier teaches nothing more, so it moves one state up for any p
-there. A chain whose shallowest state is mastered rests (is not replayed), because the root comes next. Outcomes decay, so it is
-tried again later. A chain whose frontier has p < 0.05 rests too: a success that its continuations do not confirm was luck. All
-chains of a problem rest if its root success (W + 1) / (W + L + 2) is above 0.9.
+if its own outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier moves one state up for any p there. A chain rests (is not
+replayed) if its shallowest state is mastered, because the root comes next; if its frontier has p < 0.05: its success was luck; and
+if the root success (W + 1) / (W + L + 2) of its problem is above 0.9. Outcomes decay, so it is tried again later.
 
 Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem is not replayed before its first success: continuations of
 failures of an unsolved problem hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A success from a proven chain is an outcome of that

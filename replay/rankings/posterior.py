@@ -14,13 +14,11 @@ Formula. With decayed outcomes w, l:
                                         excluded, because the policy improves
 
 Outcomes decay by `decay` d per visit of their problem, so a state that loses once per visit never has more than 1 / (1 - d) losses
-(20 at d = 0.95). It would never reach a fixed small eps. So eps is the upper bound m + 2 s of a state that has lost once per visit for
-n = 1 / (1 - d) visits. At d = 0.95 it has (1 - 0.95^20) / 0.05 = 12.83 losses, m = 1 / 14.83 = 0.0674, s = sqrt(0.0674 *
-0.9326 / 15.83) = 0.0630 and eps = 0.1935. Without decay eps has its minimum 0.05 (58 losses). With faster decay it is at most 0.2,
-because outcomes that decay within a few visits prove little. So at 0.95 a state that is tried once per visit is quarantined after
-21 losses in a row, and one with 4 continuations per visit after 16. Its losses decay with every visit of its problem, so it is tried
-again later. A state that is tried less often than at every seventh visit is never quarantined: its evidence is too old. In the same
-way it takes 28 undecayed wins to retire; one win per visit never reaches them.
+(20 at d = 0.95) and would never reach a fixed small eps. So eps is the upper bound m + 2 s of a state that has lost once per visit for
+n = 1 / (1 - d) visits, but between 0.05 (without decay) and 0.2. At d = 0.95 it has (1 - 0.95^20) / 0.05 = 12.83 losses,
+m = 1 / 14.83 = 0.0674, s = sqrt(0.0674 * 0.9326 / 15.83) = 0.0630 and eps = 0.1935: it is quarantined after 21 losses in a row, and
+with 4 continuations per visit after 16. The losses decay with every visit of its problem, so it is tried again later. It takes 28
+undecayed wins to retire.
 
 Settled states are those that are less learnable than a new one (retired, quarantined, lopsided). Their evidence is kept, so that
 the same prefix does not come back as new. Each problem keeps at most one settled state for every other state that it keeps.

@@ -15,6 +15,7 @@ from core.records import Candidate, Outcome, Provenance
 from core.run_directory import RunDirectory, write_atomically
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
+from replay.shard import Shard
 from replay.writes import pack_candidates, pack_outcomes
 from tasks.corpus import character_tokenizer
 
@@ -37,7 +38,7 @@ def run(tmp_path: Path) -> Path:
         shard.write(number, pack_candidates([candidate], len(tokenizer)))
 
     add(1, "a=2\nb=4\n", 4, Provenance.OWN_FAILED, 0)
-    first = int(shard.top(1, 1, older_than=9).keys[0])
+    first = int(shard.read(1, Shard.top, 1, 9).keys[0])
     add(2, "a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
     add(3, "c=7\nd=8\n", 4, Provenance.CANONICAL, 0)
     shard.write(4, pack_outcomes([Outcome(first, "1+1", correct, 1) for correct in (True, False)], SuccessModel()))

@@ -20,6 +20,7 @@ from core.run_directory import RunDirectory
 from monitor.inspector import Inspector
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
+from replay.shard import Shard
 from replay.writes import pack_candidates, pack_outcomes
 from tasks.corpus import character_tokenizer
 from tests.browser import CHROMIUM, open_tab
@@ -65,7 +66,7 @@ def made(tmp_path: Path) -> Made:
     found = Made(tmp_path)
     found.prompts({"p": "What is 1+1?", "q": "What is 2+2?"})
     found.add("p", "a=2\nb=4\nc=1\n", [4, 8], Provenance.OWN_FAILED)
-    start = next(key for key in found.server.top(1, 2, older_than=9).states() if len(key.prefix_ids) == 8).key
+    start = next(key for key in found.server.read(1, Shard.top, 2, 9).states() if len(key.prefix_ids) == 8).key
     found.add("p", "a=2\nb=4\nd=5\n9", [12], Provenance.OWN_SUCCESSFUL, parent=start)
     found.write(pack_outcomes([Outcome(start, "p", correct, 1) for correct in (True, False, False)], SuccessModel()))
     found.add("q", "a=7\n1", [4], Provenance.OWN_SUCCESSFUL)
@@ -165,7 +166,7 @@ def test_a_hundred_thousand_states_answer_at_once(tmp_path: Path) -> None:
                 len(made.tokenizer),
             )
         )
-    key = f"{made.server.top(made.writes, 1, older_than=9).states()[0].key:016x}"
+    key = f"{made.server.read(made.writes, Shard.top, 1, 9).states()[0].key:016x}"
     interactions = {
         "search": "search.value = 'what 4321'; await fill()",
         "find a state": f"search.value = '{key}'; await fill(); await show(rows[0])",

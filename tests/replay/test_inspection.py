@@ -160,7 +160,7 @@ def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server.write(1, pack_candidates(made[:1], 26))
     server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
     server.write(2, pack_candidates(made[1:], 26))
-    best = server.top(2, 1, NEWEST).states()[0]
+    best = server.read(2, Shard.top, 1, NEWEST).states()[0]
     server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
     assert sum(whole(tmp_path)["tried"].to_pylist()) == 1

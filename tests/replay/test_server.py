@@ -13,6 +13,8 @@ from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import Candidate, Provenance
 from replay.server import ShardServer
+from replay.shard import Shard
+from replay.stats import shard_stats
 from replay.writes import pack_candidates
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,7 @@ def fill(shard: ShardServer, first: int, last: int) -> None:
 
 
 def content(shard: ShardServer) -> set[tuple[str, tuple[int, ...]]]:
-    drawn = shard.draw(0, 10**6, seed=0)
+    drawn = shard.read(0, Shard.draw, 10**6, 0)
     return {(name, tuple(prefix.tolist())) for name, prefix in zip(drawn.problem_ids, drawn.prefixes, strict=True)}
 
 
@@ -43,7 +45,7 @@ def test_a_repeated_write_counts_once(tmp_path: Path) -> None:
     before = content(shard)
     fill(shard, 2, 2)
     assert content(shard) == before
-    assert shard.stats(2).offered == 4
+    assert shard.read(2, shard_stats).offered == 4
 
 
 @pytest.mark.parametrize("saved", [None, 0, 3, 5])
@@ -56,7 +58,7 @@ def test_a_shard_that_is_started_again_has_every_write(tmp_path: Path, saved: in
     again = server(tmp_path / "live")
     again.require(5)
     assert content(again) == content(shard)
-    assert again.stats(5) == shard.stats(5)
+    assert again.read(5, shard_stats) == shard.read(5, shard_stats)
     fill(again, 6, 6)
     assert content(server(tmp_path / "live")) == content(again)
 
@@ -104,7 +106,7 @@ def test_a_shard_whose_files_cannot_be_read_says_so_and_can_be_restored(tmp_path
             journal.write_bytes((20).to_bytes(8, "little") + b"something else there")
     again = server(tmp_path / "live")
     with pytest.raises(LostShardError, match="it has 0 of 3 writes"):
-        again.draw(3, 1, seed=0)
+        again.read(3, Shard.draw, 1, 0)
     again.restore(3, [saved], 1)
     assert content(again) == content(shard)
 
@@ -113,7 +115,7 @@ def test_a_folder_that_cannot_be_written_is_named_at_the_first_call(tmp_path: Pa
     (tmp_path / "file").write_text("")
     shard = server(tmp_path / "file")
     with pytest.raises(StoreError, match=r"/file/shard-0.journal: cannot be written \(.*\); free space there"):
-        shard.stats(0)
+        shard.read(0, shard_stats)
 
 
 def test_files_of_an_earlier_store_are_not_read(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_equal_prefixes_are_one_state_with_the_newer_value_and_the_proven_trajec
     stale = candidate("p", [1, 2, 5, 5], [2], [0.3], version=1)
     add(shard, stale)
     assert stored(shard)["p", (1, 2)] == pytest.approx(0.7)  # version 2 stays
-    assert (
-        sum(map(len, shard.tokens)) == 8
-    )  # the stale trajectory's only state was there already: its tokens are not kept
+    # the stale trajectory's only state was there already; the others keep the tokens of their longest state
+    assert shard.trajectories["size"].tolist() == [4, 4]
+    assert [len(tokens) for tokens in shard.trajectories["tokens"]] == [3, 3]  # one byte each: the vocabulary is 100
 
 
 def test_the_quota_keeps_the_states_of_the_highest_priority_of_a_problem() -> None:
@@ -82,7 +82,7 @@ def test_eviction_takes_the_lowest_priority_and_frees_the_tokens() -> None:
     shard = shard_of(candidate("p", range(10), [1, 2], [0.4, 0.3]), candidate("q", range(8), [1, 2], [0.1, 0.2]))
     evict(shard, 3)
     assert list(stored(shard).values()) == pytest.approx([0.4])
-    assert (shard.replayable(), [len(tokens) for tokens in shard.tokens]) == (1, [10])
+    assert (shard.replayable(), shard.trajectories["size"].tolist(), shard.token_bytes) == (1, [10], 1)
 
 
 def test_outcomes_reach_their_state_and_lost_ones_are_counted() -> None:

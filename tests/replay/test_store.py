@@ -3,7 +3,7 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from core.records import Candidate, Outcome, Provenance
 from replay.inspection import store_summary
 from replay.rankings import RANKINGS
 from replay.server import ShardServer
+from replay.shard import Shard
 from replay.store import ReplayStore
 
 VOCABULARY = 100
@@ -312,17 +313,18 @@ def test_a_shard_that_lost_its_files_says_so_and_serves_again_after_a_restore(
 def test_an_iteration_calls_a_shard_once_per_kind_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
 
-    def counted(name: str) -> Callable[..., Any]:
-        method = getattr(ShardServer, name)
+    def count(kind: type, name: str) -> None:
+        method = getattr(kind, name)
 
-        def call(server: ShardServer, *given: Any) -> Any:
+        def call(*given: Any) -> Any:
             calls[name] += 1
-            return method(server, *given)
+            return method(*given)
 
-        return call
+        monkeypatch.setattr(kind, name, call)
 
-    for name in ("write", "draw", "top", "least"):
-        monkeypatch.setattr(ShardServer, name, counted(name))
+    count(ShardServer, "write")
+    for name in ("draw", "top", "least"):
+        count(Shard, name)
     store = opened(tmp_path, 1, local=True, capacity=100)
     store.add(candidates(10))
     calls.clear()
