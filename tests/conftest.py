@@ -66,6 +66,14 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def ray_address(ray_cluster: None) -> str:
+    """Where whole runs attach to it: a Ray of their own takes each of them 15 s of processor time."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with the real data sets: RETROSPECT_DATA, or ../shared/data where it exists, or the few rows of tests/data."""
     asked = os.environ.get("RETROSPECT_DATA")
