@@ -35,8 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skipped where none can be made, with one line per file.
     """
     names = {item: getattr(item, "fixturenames", ()) for item in items}
+    whole = {item.path for item in items if item.path.parent == ROOT / "tests" or "machines" in names[item]}
     engines = {item.path for item in items if "ray_cluster" in names[item]}
-    items.sort(key=lambda item: (item.path.parent != ROOT / "tests", item.path not in engines))
+    items.sort(key=lambda item: 0 if item.path in whole else 1 if item.path in engines else 2)
     if shutil.which("bwrap") is None:
         for item in items:
             if "bubblewrap" in names[item]:
