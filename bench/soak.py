@@ -108,12 +108,12 @@ def strike(pool: RolloutPool, dice: random.Random) -> int:
     return len(victims)
 
 
-def soak(folder: Path, iterations: int, share: float, seed: int) -> Tally:
+def soak(folder: Path, iterations: int, share: float, seed: int, config: RolloutConfig = CONFIG) -> Tally:
     """Run `iterations` with faults in about `share` of them. Ray must be connected; the model is saved in `folder`."""
     weights = pack(build_model(folder, SHAPE).named_parameters(), 0)
     dice = random.Random(seed)
     tally = Tally({start.id for number in range(1, iterations + 1) for start in choose(number)})
-    pool = RolloutPool(str(folder), CONFIG, dtype="float32", device="cpu", seed=0, cpus=0.5)
+    pool = RolloutPool(str(folder), config, dtype="float32", device="cpu", seed=0, cpus=0.5)
     with closing(pool), closing(CountingStream(pool)) as stream:
         sampling = Sampling(1.0, 1.0, RESPONSE)
         pipeline = Pipeline(stream, sampling, starts=STARTS, max_staleness=STALENESS, iterations=iterations)

@@ -35,8 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skipped where none can be made, with one line per file.
     """
     names = {item: getattr(item, "fixturenames", ()) for item in items}
+    whole = {item.path for item in items if item.path.parent == ROOT / "tests" or "machines" in names[item]}
     engines = {item.path for item in items if "ray_cluster" in names[item]}
-    items.sort(key=lambda item: (item.path.parent != ROOT / "tests", item.path not in engines))
+    items.sort(key=lambda item: 0 if item.path in whole else 1 if item.path in engines else 2)
     if shutil.which("bwrap") is None:
         for item in items:
             if "bubblewrap" in names[item]:
@@ -63,6 +64,14 @@ def ray_cluster() -> Iterator[None]:
         bring_up(partial(local, num_cpus=4, namespace="retrospect"))
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_address(ray_cluster: None) -> str:
+    """Where whole runs attach to it: a Ray of their own takes each of them 15 s of processor time."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 @pytest.fixture(scope="session")

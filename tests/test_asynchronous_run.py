@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.whole_runs import (
     RECIPE,
     assert_engines_agreed,
     begin,
-    descendants,
     kill_after_a_checkpoint,
     metrics,
     run,
@@ -20,9 +21,9 @@ STARTS, SAMPLES = 16, 2  # of tests/recipes/tiny.yaml
 ITERATIONS, EVERY, STALENESS = 14, 2, 2
 
 
-def options(root: Path) -> list[str]:
+def options(root: Path, address: str) -> list[str]:
     return [
-        *("--config", RECIPE, "--run.root", str(root), "--run.name", "killed", "--cluster.address", "local"),
+        *("--config", RECIPE, "--run.root", str(root), "--run.name", "killed", "--cluster.address", address),
         *("--task.name", "calculator", "--starter.steps", "60"),  # enough to call it
         *("--starter.cache", str(root / "starters"), "--evaluation.every", "0"),
         *("--run.iterations", str(ITERATIONS), "--run.checkpoint-every", str(EVERY), "--run.keep-checkpoints", "10"),
@@ -55,9 +56,10 @@ def stop_by_a_lost_engine(folder: Path, after: int) -> int:
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     saved = int((folder / "checkpoints" / "latest").read_text())
     (folder / "metrics.jsonl").write_text("".join(lines[:saved]))  # those beyond are not to be counted
+    before = engines()
     process = begin("train", "--resume", str(folder), "--rollout.max-restarts", "0")
     wait_for_iterations(folder, after, process)
-    (engine,) = [one for one in descendants(process) if "rollout" in title(one).lower()]
+    (engine,) = engines() - before
     engine.kill()
     said, errors = process.communicate(timeout=900)
     assert process.returncode == 2, said + errors
@@ -65,9 +67,16 @@ def stop_by_a_lost_engine(folder: Path, after: int) -> int:
     return int((folder / "checkpoints" / "latest").read_text())
 
 
-def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_its_end(tmp_path: Path) -> None:
+def engines() -> set[psutil.Process]:
+    """Those of the tests' Ray."""
+    return {one for one in psutil.Process().children(recursive=True) if "rollout" in title(one).lower()}
+
+
+def test_a_killed_asynchronous_run_trains_on_what_was_in_flight_and_goes_on_to_its_end(
+    ray_address: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "killed"
-    kill_after_a_checkpoint(folder, *options(tmp_path))
+    kill_after_a_checkpoint(folder, *options(tmp_path, ray_address))
     saved = int((folder / "checkpoints" / "latest").read_text())
     assert saved < ITERATIONS
     in_flight = {start["id"] for start in progress(folder, saved)["in_flight"]}

@@ -12,7 +12,7 @@ WORDS = ("thanks", "please", "gladly", "surely")
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def options(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The folder of the runs and what all commands share. Polite replies are preferred."""
     root = tmp_path_factory.mktemp("dialogue")
     rows = [
@@ -34,7 +34,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
             str(root / "starters"),
         ),
         *("--task.path", str(root / "pairs.jsonl"), "--reward_model.pairs", str(root / "pairs.jsonl")),
-        *("--cluster.address", "local"),
+        *("--cluster.address", ray_address),
     ]
 
 

@@ -19,8 +19,8 @@ MIXTURE = ("--task.sources", json.dumps([{"label": "words", "weight": 3}, MATH])
 """Two data sets: that of the recipe, three times as often, and MATH."""
 
 
-def test_warm_start_training_and_evaluation_follow_one_another(tmp_path: Path) -> None:
-    shared = ["--config", "tests/recipes/gsm8k.yaml", "--run.root", str(tmp_path), "--cluster.address", "local"]
+def test_warm_start_training_and_evaluation_follow_one_another(ray_address: str, tmp_path: Path) -> None:
+    shared = ["--config", "tests/recipes/gsm8k.yaml", "--run.root", str(tmp_path), "--cluster.address", ray_address]
     shared += ["--starter.cache", str(tmp_path / "starters")]
     told = run("sft", *shared, "--run.name", "warm")
     assert "10 rows to learn, 4 held out" in told

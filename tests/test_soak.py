@@ -1,14 +1,18 @@
-"""The short version of `bench/soak.py`: engines are killed and stopped while they work."""
+"""The short version of `bench/soak.py`: engines are killed and stopped while they work.
+
+Plain transformers, which start quickly. vLLM that is killed and stopped: tests/actors/test_pool.py.
+"""
 
 from collections import Counter
 from pathlib import Path
 
-from bench.soak import SAMPLES, STALENESS, STARTS, Tally, choose, soak
+from bench.soak import CONFIG, SAMPLES, STALENESS, STARTS, Tally, choose, soak
 
 
 def test_random_faults_lose_and_repeat_nothing(ray_cluster: None, tmp_path: Path) -> None:
     iterations = 8
-    tally = soak(tmp_path, iterations, share=0.25, seed=26)  # a kill and a stop
+    config = CONFIG.model_copy(update={"engine": "hf"})
+    tally = soak(tmp_path, iterations, share=0.25, seed=26, config=config)  # a kill and a stop
     assert tally.faults > 0
     assert tally.restarts >= 1
     assert (tally.lost, tally.repeated, tally.incomplete) == (0, 0, 0)

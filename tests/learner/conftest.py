@@ -99,14 +99,7 @@ def _build(path: Path, tied: bool) -> Path:
 @pytest.fixture(scope="module")
 def kept_ranks(ray_cluster: None) -> Iterator[None]:
     """Learners of a file share the processes of their ranks, one learner after the other."""
-    import ray
+    from tests.learner.groups import keeping
 
-    from tests.learner.groups import KeptRanks
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("learner.group.Ranks", KeptRanks)
+    with keeping("learner.group.Ranks"):
         yield
-    for actors in KeptRanks.kept.values():
-        for actor in actors:
-            ray.kill(actor)
-    KeptRanks.kept.clear()

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
 from core.errors import LearnerError
 from core.records import FloatArray, IntArray, Judged, Scored
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
-from learner.distributed.ranks import Ranks, rank_environment
+from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
 from tests.learner.conftest import make_judged
@@ -46,6 +47,35 @@ class KeptRanks(Ranks):
 
 
 @contextmanager
+def keeping(place: str) -> Iterator[None]:
+    """Inside the block `place`, a name of `Ranks`, makes kept ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, KeptRanks)
+        yield
+    for actors in KeptRanks.kept.values():
+        for actor in actors:
+            ray.kill(actor)
+    KeptRanks.kept.clear()
+
+
+@contextmanager
+def environment_of_a_rank() -> Iterator[None]:
+    """For a rank that starts in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OMP_NUM_THREADS", "DS_ACCELERATOR"):
+            patch.setenv(name, rank_environment("cpu", 1)[name])
+        yield
+
+
+def one_rank() -> RankWorker:
+    """A rank without others, in this process."""
+    with environment_of_a_rank():
+        ranks = LocalRanks()
+        ranks.join("cpu", 600.0)
+    return ranks._worker
+
+
+@contextmanager
 def group(
     path: Path,
     algorithm: AlgorithmConfig | None = None,
@@ -56,9 +86,7 @@ def group(
     """A learner. One rank without a sender is in this process, because another one takes 10 s to import its libraries."""
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
     config = LearnerConfig(**options)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("OMP_NUM_THREADS", "DS_ACCELERATOR"):
-            patch.setenv(name, rank_environment("cpu", 1)[name])
+    with environment_of_a_rank():
         made = LearnerGroup(
             path,
             config,
@@ -79,8 +107,6 @@ def group(
 
 def fetched(bucket: Any) -> Any:
     """A bucket that Ray's object store holds, or one of this process."""
-    import ray
-
     return ray.get(bucket) if isinstance(bucket, ray.ObjectRef) else bucket
 
 

@@ -1,16 +1,20 @@
-"""Variants of the learner on real DeepSpeed ranks: LoRA, a shared trunk, and resuming on another number of ranks."""
+"""Variants of the learner on real DeepSpeed ranks: LoRA, a shared trunk, resuming on another number of ranks, and
+sums in bf16."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
 from core.records import Scored
-from learner.distributed.actor_critic import StepPlan
+from learner.distributed.actor_critic import SharedTrunk, StepPlan
+from learner.distributed.engine import TrainEngine
 from learner.group import LearnerGroup
 from learner.losses import ratio
 from learner.models.pretrained import SharedModel, load_shared
@@ -23,10 +27,12 @@ from tests.learner.conftest import forked, make_judged
 from tests.learner.groups import (
     PROBE,
     Engines,
+    KeptRanks,
     Tiny,
     check_export,
     group,
     on_policy,
+    one_rank,
     train,
     weights_of,
     weights_start,
@@ -195,34 +201,14 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model
 
 
 def engine_gradients(path: Path, step: StepPlan, losses: LossSettings) -> dict[str, torch.Tensor]:
-    """What `SharedTrunk` accumulates before its step, in a separate rank."""
-    import ray
-
-    from learner.distributed.ranks import rank_environment
-
-    actor = ray.remote(GradientProbe).options(num_cpus=0, runtime_env={"env_vars": rank_environment("cpu", 1)}).remote()
-    try:
-        gradients: dict[str, torch.Tensor] = ray.get(actor.gradients.remote(path, step, losses), timeout=600)
-    finally:
-        ray.kill(actor)
-    return gradients
-
-
-class GradientProbe:
-    """A process with one engine."""
-
-    def gradients(self, path: Path, step: StepPlan, losses: LossSettings) -> dict[str, torch.Tensor]:
-        from learner.distributed.actor_critic import SharedTrunk
-        from learner.distributed.worker import RankWorker
-
-        worker = RankWorker(publish=id)
-        worker.join(0, 1, worker.address(), "cpu", 600.0)
-        model = load_shared(path, torch.float32)
-        torch.nn.init.constant_(model.head.weight, 0.01)
-        trunk = SharedTrunk(model, losses, LearnerConfig(max_grad_norm=1e9), torch.float32)
-        for batch in step.batches:
-            trunk._pass(batch, step.kl_coefficient, step.train_policy)
-        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    """What `SharedTrunk` accumulates before its step."""
+    one_rank()
+    model = load_shared(path, torch.float32)
+    torch.nn.init.constant_(model.head.weight, 0.01)
+    trunk = SharedTrunk(model, losses, LearnerConfig(max_grad_norm=1e9), torch.float32)
+    for batch in step.batches:
+        trunk._pass(batch, step.kl_coefficient, step.train_policy)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def last_values(learner: LearnerGroup, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -281,3 +267,34 @@ def test_bf16_with_fp32_master_weights_skips_resumes_and_broadcasts(tiny_model: 
         for one, other in zip(straight, learner.score(make_judged(5)), strict=True):
             np.testing.assert_array_equal(one.proximal, other.proximal)
             np.testing.assert_array_equal(one.values, other.values)
+
+
+PASSES, SIZE = 288, 1 / 256
+
+
+def accumulated(_: object, ranks: int, cases: list[dict[str, Any]]) -> list[float]:
+    """In a rank: the gradient norm over 4 bf16 weights after PASSES gradients of SIZE, in each case."""
+    found = []
+    for case in cases:
+        module = torch.nn.Linear(4, 1, bias=False, dtype=torch.bfloat16)
+        options = LearnerConfig(ranks=ranks, max_grad_norm=1e9, **case)
+        engine = TrainEngine(module, [list(module.parameters())], options, torch.bfloat16)
+        for _ in range(PASSES):
+            output = engine(torch.ones(1, 4, dtype=torch.bfloat16))
+            engine.backward(output.sum() * SIZE / ranks, output)  # this rank's part of the global mean
+        norm, applied = engine.step([1e-3])
+        assert applied
+        found.append(norm)
+    return found
+
+
+def test_many_small_gradients_add_up_in_bf16() -> None:
+    """288 / 256 = 1.125 for each of 4 weights: norm 2.25. A bf16 sum stays at 1, where 1/256 is half of its last place: norm 2."""
+    cases: list[dict[str, Any]] = [{"zero_stage": stage} for stage in range(4)]
+    cases += [{"zero_stage": stage, "offload": True} for stage in (1, 2, 3)]
+    norms = [accumulated(one_rank(), 1, cases)]
+    with closing(KeptRanks(LearnerConfig(ranks=2, threads=1), device="cpu", cpus=0.5, gpus=0.0)) as made:
+        made.join("cpu", 600.0)
+        norms += ray.get([actor.__ray_call__.remote(accumulated, 2, cases) for actor in made._actors], timeout=600)
+    for found in norms:
+        assert found == pytest.approx([2.25] * len(cases), rel=1e-6)

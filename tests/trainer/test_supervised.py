@@ -102,7 +102,7 @@ def reference(model: str, steps: Sequence[Sequence[Text]], rate: float) -> tuple
     return losses, dict(net.named_parameters())
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("kept_ranks")
 def test_two_ranks_and_many_passes_learn_what_plain_torch_learns(model: str, tmp_path: Path) -> None:
     from learner.supervised import NextToken
 
@@ -139,7 +139,7 @@ def pairs(tokenizer: Any, count: int) -> list[Pair]:
 
 
 @pytest.fixture(scope="module")
-def rewards(ray_cluster: None, model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rewards(kept_ranks: None, model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reward model trained without interruption; its run directory."""
     return learn(model, tmp_path_factory.mktemp("rewards"), resumed=None).path
 
