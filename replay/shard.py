@@ -143,10 +143,17 @@ class Shard:
         """Draw `count` states without replacement, weighted by exp(priority / temperature).
 
         It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state).
+        With `one_per_problem` the winner of each problem races on. That draws problems by the sum of their states' weights.
         """
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
-        noise = gumbels(self.states["key"][rows], seed)
-        return self._hand_out(rows, self.states["priority"][rows] / self._temperature + noise, count)
+        keys = self.states["key"][rows]
+        scores = self.states["priority"][rows] / self._temperature + gumbels(keys, seed)
+        if self._ranking.one_per_problem:
+            problem = self.states["problem"][rows]
+            order = np.lexsort((keys, scores, problem))
+            best = order[np.diff(problem[order], append=-1) != 0]
+            rows, scores = rows[best], scores[best]
+        return self._hand_out(rows, scores, count)
 
     def top(self, count: int, older_than: int) -> Drawn:
         """The `count` replayable states of highest priority whose value is older than a weight version, best first."""

@@ -146,9 +146,9 @@ def _guessing(longest: int, steps: int) -> Fields:
 
 SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "rule": {
-        "easy": rule(2, 116, 12, 100_000, 7e-4),
-        "medium": rule(4, 4096, 64, 400_000, 7e-4),
-        "hard": rule(7, 4096, 64, 1_200_000, 5e-4),
+        "easy": rule(2, 116, 12, 80_000, 1e-3),
+        "medium": rule(4, 4096, 64, 250_000, 1e-3),
+        "hard": rule(7, 4096, 64, 1_000_000, 5e-4),
     },
     "stories": {
         "easy": stories(2, 300_000, 7e-4),

@@ -92,6 +92,8 @@ class Ranking:
     """States drawn per requested state."""
     choose: Callable[[Keys, FloatArray, FloatArray, int], Index] | None = None
     """Order of a shortlist, best first, from keys, wins and losses [m], and a seed. None: the order of the draw."""
+    one_per_problem: bool = False
+    """Whether an iteration replays at most one state of each problem. So few known problems take few starts from the fresh ones."""
 
 
 def only(chosen: Flags) -> FloatArray:

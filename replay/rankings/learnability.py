@@ -9,7 +9,8 @@ state's trajectory. A group of continuations teaches only if some succeed and so
     priority = log worth - log(sum of worth over the problem's states) + log(largest worth of the problem)
 
 At temperature 1 a problem is drawn in proportion to its best worth, whatever the number of its states, and a state in proportion to
-its worth within the problem. -inf, so never drawn, are
+its worth within the problem. An iteration replays at most one state of a problem: a policy that is trained on many continuations of
+the same few chains becomes sure of wrong choices elsewhere. -inf, so never drawn, are
 
     states of solved problems      root success (W + 1) / (W + L + 2) above 1/2: from there on the root itself teaches more
     hopeless states                p < 0.05
@@ -80,4 +81,12 @@ def proven_first(columns: StateColumns, priority: FloatArray) -> FloatArray:
     return retention
 
 
-RANKING = Ranking(learnability, proven_first, needs_values=True, values_optional=True, uses_model=True, temperature=1.0)
+RANKING = Ranking(
+    learnability,
+    proven_first,
+    needs_values=True,
+    values_optional=True,
+    uses_model=True,
+    temperature=1.0,
+    one_per_problem=True,
+)
