@@ -18,27 +18,24 @@ Fields = Mapping[str, Any]
 HARDNESSES = ("easy", "medium", "hard")
 """Root success of the starter: about 1e-1, about 1e-2, at most 1e-3."""
 
+MORE: Fields = {"replay.ratio": 0.8, "algorithm.kl_coefficient": 0.2}
+"""More replay, and a KL that holds the root against it. Only `learnability` gains by them (bench/README.md)."""
+
 CANONICAL: Fields = {"replay.canonical": True}
-
-
-def _replay(ranking: str, **fields: Any) -> Fields:
-    """An arm that replays. The more it replays, the more the KL must hold the root: both are tuned together (bench/README.md)."""
-    return {"replay.ranking": ranking, "replay.ratio": 0.8, "algorithm.kl_coefficient": 0.2, **fields}
-
 
 ARMS: Mapping[str, Fields] = {
     "ppo": {"replay.ratio": 0.0},
     "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "oversampling": {"replay.ratio": 0.0, "task.sampling": "hard"},
-    "uniform": _replay("uniform"),
-    "value": _replay("value"),
-    "success_prefix": _replay("success_prefix"),
-    "posterior": _replay("posterior"),
-    "frontier": _replay("frontier"),
-    "learnability": _replay("learnability"),
-    "canonical": _replay("canonical", **CANONICAL),
-    "frontier_canonical": _replay("frontier", **CANONICAL),
-    "learnability_canonical": _replay("learnability", **CANONICAL),
+    "uniform": {"replay.ranking": "uniform"},
+    "value": {"replay.ranking": "value"},
+    "success_prefix": {"replay.ranking": "success_prefix"},
+    "posterior": {"replay.ranking": "posterior"},
+    "frontier": {"replay.ranking": "frontier"},
+    "learnability": {"replay.ranking": "learnability", **MORE},
+    "canonical": {"replay.ranking": "canonical", **CANONICAL},
+    "frontier_canonical": {"replay.ranking": "frontier", **CANONICAL},
+    "learnability_canonical": {"replay.ranking": "learnability", **CANONICAL, **MORE},
 }
 """The arms. Those that are given canonical solutions are reported apart (`with_solutions`)."""
 
@@ -51,6 +48,7 @@ COMMON: Fields = {
     "rollout.max_running": 512,
     "rollout.threads": 1,
     "rollout.kv_cache_gib": 0.25,
+    "replay.ratio": 0.5,
     "replay.start_states": 64,
     "algorithm.policy_lambda": 1.0,
     "algorithm.normalise": "per_source",

@@ -93,7 +93,7 @@ def test_every_run_of_the_plan_can_start() -> None:
 
 def test_arms_differ_only_where_rollouts_start_and_in_the_kl_that_holds_the_root() -> None:
     plain_one = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {}).model_dump()
-    other = configuration(Run("rule", "hard", "frontier", 3), Path("runs"), {}).model_dump()
+    other = configuration(Run("rule", "hard", "learnability", 3), Path("runs"), {}).model_dump()
     assert {name for name in other if other[name] != plain_one[name]} == {"replay", "algorithm"}
     assert {**plain_one["algorithm"], "kl_coefficient": 0.2} == other["algorithm"]
     changed = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {"learner.policy_lr": "2e-4"})

@@ -107,6 +107,24 @@ def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
     np.testing.assert_allclose(shares, [0.0900, 0.2447, 0.6652], atol=0.025)  # 3 sigma = 3 sqrt(0.22/4000) = 0.022
 
 
+def test_learnability_draws_one_state_of_each_problem() -> None:
+    """Worked example of learnability.py and a second problem: worth 4 * 0.378 * 0.622 / 25 = 0.0376 at its only state.
+
+    The first problem counts by its best state: 0.0349 / (0.0349 + 0.0376) = 0.481. Its states: 0.111, 0.311, 0.578 by worth.
+    """
+    proven = {"provenance": Provenance.CANONICAL, "reward": 1.0}
+    shard = shard_of(
+        candidate("p", [*range(100)], [25, 50, 75], [0.0] * 3, **proven),
+        candidate("q", [*range(50)], [25], [0.0], **proven),
+        ranking="learnability",
+    )
+    drawn = [shard.draw(4, seed) for seed in range(4000)]
+    assert all(sorted(each.problem_ids) == ["p", "q"] for each in drawn)
+    assert np.mean([each.problem_ids[0] == "p" for each in drawn]) == pytest.approx(0.481, abs=0.024)  # 3 sigma
+    lengths = [len(each.prefixes[each.problem_ids.index("p")]) for each in drawn]
+    np.testing.assert_allclose(np.bincount(lengths)[[25, 50, 75]] / 4000, [0.111, 0.311, 0.578], atol=0.024)
+
+
 @pytest.mark.parametrize("count", [0, 1, 7, 39, 40, 50])
 def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
     made = [candidate(f"p{i}", range(10), [1, 2], [0.5, i / 20]) for i in range(20)]

@@ -77,11 +77,11 @@ def test_the_start_moves_back_as_the_end_is_mastered(made: Callable[..., Loop]) 
     """Of 21 tokens the policy always finishes the last 10; from before it succeeds in 2 of 5, and the root fails."""
     loop = made(size=21, ranking="learnability")
     shares = []
-    for _ in range(40):
-        loop.turn(lambda k, _v: 1.0 if k > 10 else 0.4 if k else 0.0, starts=2, roots=1)
+    for _ in range(80):
+        loop.turn(lambda k, _v: 1.0 if k > 10 else 0.4 if k else 0.0, starts=1, roots=1)
         shares.append(share_before(11, loop))
     assert shares[0] < 0.3
-    assert np.mean(shares[-10:]) > 0.6
+    assert np.mean(shares[-40:]) > 0.5
 
 
 def test_a_problem_that_the_root_solves_gets_no_draws(made: Callable[..., Loop]) -> None:
