@@ -275,11 +275,11 @@ class Shard:
     def _store_trajectories(self, write: pa.RecordBatch) -> int:
         """Append the trajectories of a write; the number of the first."""
         tokens, sizes = writes.ragged_column(write, "tokens")
-        columns = {name: writes.column(write, name) for name in ("version", "reward", "provenance")}
+        columns = {"reward": writes.column(write, "reward"), "size": sizes, "stored": sizes}
         content, ends = tokens.tobytes(), np.cumsum(sizes) * tokens.itemsize
         parts = [content[a:b] for a, b in pairwise([0, *ends.tolist()])]
         columns["tokens"] = np.fromiter(parts, np.object_, len(parts))
-        return self.trajectories.append(len(sizes), columns | {"size": sizes, "stored": sizes})
+        return self.trajectories.append(len(sizes), columns)
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
         """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state. Returns which rows are new.

@@ -33,9 +33,7 @@ TRAJECTORY: Schema = {
     "tokens": np.object_,  # `bytes` of the first `stored` tokens
     "stored": np.int32,
     "size": np.int32,  # tokens of the whole response
-    "version": np.int32,
     "reward": np.float32,
-    "provenance": np.uint8,
 }
 PROBLEM: Schema = {
     "hash": np.uint64,
