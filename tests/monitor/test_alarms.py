@@ -41,7 +41,8 @@ def test_a_root_that_is_lost_while_replay_succeeds_is_told_unless_a_kl_holds_it(
     (line,) = alarms(run(10, root_success=0.0, replay_success=0.3, kl_coefficient=0.0))
     assert line.startswith("warning: replayed starts succeeded in 10 iterations, rollouts from the root hardly ever")
     assert alarms(run(9, root_success=0.0, replay_success=0.3, kl_coefficient=0.0)) == []
-    assert alarms(run(10, root_success=0.0, replay_success=0.3, kl_coefficient=0.02)) == []
+    assert alarms(run(10, root_success=0.0, replay_success=0.3, kl_coefficient=0.1)) == [line]
+    assert alarms(run(10, root_success=0.0, replay_success=0.3, kl_coefficient=0.2)) == []
     assert alarms(run(10, root_success=0.01, replay_success=0.3, kl_coefficient=0.0)) == []
 
 
