@@ -44,6 +44,7 @@ if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.vers
         || fail "pip does not find $torch (the CPU build). Name the CPU index that PyTorch's install page gives: make setup TORCH_INDEX=URL"
 fi
 echo "setup: installing the pinned packages (about 4 GB, a few minutes)"
-"${pip[@]}" -r "$here/cpu.txt" -r "$here/dev.txt" -r "$here/sinks.txt" \
+# One process per core, because pip unpacks and compiles on one. From Z to A, so that the large ones (vllm, triton) do not come last.
+grep -h == "$here"/{cpu,dev,sinks}.txt | sort -ru | xargs -n 25 -P "$(nproc)" "${pip[@]}" \
     || fail "a package did not install; check the disk space (4 GB) and the network, then run the same command again"
 echo "setup: done"
