@@ -125,9 +125,9 @@ def test_outcomes_that_follow_the_critic_raise_its_weight(tmp_path: Path) -> Non
 def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In asynchronous mode before the first outcome comes; and it is then not the first to be forgotten."""
     store = opened(tmp_path, 1, local=True, ranking="learnability")
-    one_state = {"lengths": np.array([6], np.int32), "values": np.zeros(1, np.float32)}
+    one, value = np.array([6], np.int32), np.zeros(1, np.float32)  # one state of each problem
     made = candidates(3, per_problem=1)
-    store.add([replace(each, provenance=Provenance.CANONICAL, **one_state) for each in made])
+    store.add([replace(each, provenance=Provenance.CANONICAL, lengths=one, values=value) for each in made])
     drawn = [store.sample(3, seed=turn) for turn in range(2)]
     for states in drawn:
         store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
