@@ -1,5 +1,6 @@
 """`launch.py replay` on the files of a run: what it prints, filters and exports."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def run(tmp_path: Path) -> Path:
     config = override(load_config(DEFAULT), ["--replay.ranking", "value"])
     write_atomically(made.config, dump_config(config))
     tokenizer = character_tokenizer("0123456789=abcd\n")
-    tokenizer.save_pretrained(made.policy)
+    tokenizer.save_pretrained(made.tokenizer)
     pq.write_table(pa.table({"problem": ["1+1"], "level": ["easy"], "prompt": ["1 + 1 = ?"]}), made.problems)
     shard = ShardServer(0, config.replay, len(tokenizer), made.replay, "id")
 
@@ -77,13 +78,12 @@ def test_the_export_joins_children_with_their_parents(run: Path, capsys: pytest.
     assert joined[["prefix_x", "prefix_y"]].to_numpy().tolist() == [["a=2\nb=3\n", "a=2\n"]]
 
 
-def test_before_the_first_checkpoint_the_tokenizer_is_that_of_the_model(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_has_not_read_its_task_yet_is_told_in_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = RunDirectory.open(run)
-    model = made.policy.rename(tmp_path / "model")
-    (model / "config.json").write_text('{"model_type": "qwen2"}')
-    config = load_config(made.config)
-    write_atomically(made.config, dump_config(override(config, ["--model.path", str(model)])))
-    assert launch.main(["replay", str(run)]) == 0
-    assert capsys.readouterr().out.endswith("3 of 3 states match\n")
+    shutil.rmtree(RunDirectory.open(run).tokenizer)
+    assert launch.main(["replay", str(run)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: {run}: no tokenizer.json in it yet; wait until its start has read the task\n"
+    )

@@ -29,7 +29,7 @@ def test_openmp_is_told_how_its_threads_wait_before_torch_brings_it(command: str
     """What OpenMP itself says when it comes up; a setting of the user's own is kept."""
     free = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     said = subprocess.run(
-        [sys.executable, "launch.py", command, "--local", "--learner.minibatches", "7"],
+        [sys.executable, "launch.py", command, "--local", "--algorithm.estimator", "rloo", "--rollout.samples", "1"],
         cwd=Path(__file__).parents[2],
         env=free | {"OMP_DISPLAY_ENV": "verbose", "GOMP_SPINCOUNT": "77"},
         capture_output=True,
