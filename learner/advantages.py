@@ -19,9 +19,9 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float 
 
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
 
-    r_t is the reward received with token t, V(s_t) the value of the state before it. t + 1 is the next position *with mask 1*:
-    positions with mask 0 in between are skipped without decay, as if they were removed. After the last position with mask 1, value
-    and advantage are 0. Lambda is one number, or one per sequence [B].
+    `rewards` [B, T] are received with each token, `values` [B, T] are of the state before it, `mask` is [B, T] bool.
+    `lam` is one number, or one per sequence [B]. t + 1 is the next position *with mask 1*: positions with mask 0 in between are
+    skipped without decay, as if they were removed. After the last position with mask 1, value and advantage are 0.
     """
     advantages = torch.zeros_like(values)
     carry = torch.zeros_like(values[:, 0])

@@ -49,7 +49,7 @@ def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
     """Whether replayed starts succeeded in all of the last iterations, the root hardly ever, and a larger KL to the reference may hold it.
 
-    So runs of `bench.learning` ended with a small KL, and with `HOLDS` not (docs/method.md, "Holding the root").
+    Runs of `bench.learning` lost the root with a small KL, and none did with `HOLDS` (docs/method.md, "Holding the root").
     """
     recent = shown[-SPELL:]
     return (

@@ -19,7 +19,7 @@ HARDNESSES = ("easy", "medium", "hard")
 """Root success of the starter: about 1e-1, about 1e-2, at most 1e-3."""
 
 MORE: Fields = {"replay.ratio": 0.8, "algorithm.kl_coefficient": 0.2}
-"""More replay, and a KL that holds the root against it. Only `learnability` gains by them (bench/README.md)."""
+"""More replay, and a KL that holds the root against it. Tuned for `learnability` (bench/README.md)."""
 
 CANONICAL: Fields = {"replay.canonical": True}
 

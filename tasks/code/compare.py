@@ -41,7 +41,7 @@ def _same_number(left: str, right: str, tolerance: float) -> bool:
 
 
 def same_value(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
-    """Whether an encoded value equals one from JSON, which has no tuples and no numbers as keys: a tuple equals a list, 1 the key "1"."""
+    """Whether an encoded value equals one from JSON. A tuple equals a list, and the key 1 the key "1", as JSON has them."""
     match found:
         case ["l" | "t", *items]:
             return (
