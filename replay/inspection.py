@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import IntArray, Provenance
-from replay.rankings import RANKINGS, learnability
+from replay.rankings import learnability
 from replay.rankings.base import HOPELESS
 from replay.rankings.frontier import mastered
 from replay.rankings.posterior import bounds
+from replay.rankings.registry import RANKINGS
 from replay.server import JOURNAL, recover
 from replay.shard import Shard
 from replay.snapshot import MANIFEST, load_snapshot, read_manifest

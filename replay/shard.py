@@ -18,8 +18,8 @@ from core.errors import StoreError
 from core.records import IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
-from replay.rankings import RANKINGS
 from replay.rankings.base import Flags, StateColumns, rank_settings
+from replay.rankings.registry import RANKINGS
 from replay.records import Counters, Drawn
 from replay.success import chances, features_of
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table

@@ -27,8 +27,8 @@ from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedSta
 from core.seeds import derive
 from replay import writes
 from replay.keys import Keys, Reals, shard_of
-from replay.rankings import RANKINGS
 from replay.rankings.base import SuccessModel
+from replay.rankings.registry import RANKINGS
 from replay.records import Drawn, joined
 from replay.server import ShardServer, ShardSize
 from replay.shard import Shard

@@ -52,7 +52,7 @@ def iteration_settings(config: Config) -> IterationSettings:
     """The settings of an iteration, from the configuration."""
     from learner.methods import find_estimator
     from learner.targets import whole_reward
-    from replay.rankings import RANKINGS
+    from replay.rankings.registry import RANKINGS
 
     plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
     estimator = find_estimator(config.algorithm.estimator)
@@ -124,7 +124,7 @@ def check_methods(config: Config) -> None:
 def critic(config: Config) -> Literal["separate", "shared", "none"]:
     """The critic of a run: `learner.value_model`, or none if neither the estimator nor the ranking reads values."""
     from learner.methods import find_estimator
-    from replay.rankings import RANKINGS
+    from replay.rankings.registry import RANKINGS
 
     used = find_estimator(config.algorithm.estimator).needs_values or RANKINGS[config.replay.ranking].needs_values
     return config.learner.value_model if used else "none"
@@ -133,7 +133,7 @@ def critic(config: Config) -> Literal["separate", "shared", "none"]:
 def check_needs(config: Config) -> None:
     """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is not there."""
     from learner.methods import find_estimator
-    from replay.rankings import RANKINGS
+    from replay.rankings.registry import RANKINGS
 
     algorithm, learner = config.algorithm, config.learner
     estimator, ranking = find_estimator(algorithm.estimator), RANKINGS[config.replay.ranking]

@@ -1,15 +1,1 @@
-"""The rankings of states, one file each. A new ranking is a file here and a line in `RANKINGS`."""
-
-from replay.rankings import canonical, frontier, learnability, posterior, success_prefix, uniform, value
-from replay.rankings.base import Ranking
-
-RANKINGS: dict[str, Ranking] = {
-    "value": value.RANKING,
-    "learnability": learnability.RANKING,
-    "frontier": frontier.RANKING,
-    "posterior": posterior.RANKING,
-    "success_prefix": success_prefix.RANKING,
-    "canonical": canonical.RANKING,
-    "uniform": uniform.RANKING,
-}
-"""The rankings by their name in `replay.ranking`."""
+"""The rankings of states, one file each."""

@@ -16,7 +16,7 @@ from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import Candidate, Outcome, Provenance
 from replay.inspection import store_summary
-from replay.rankings import RANKINGS
+from replay.rankings.registry import RANKINGS
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.store import ReplayStore

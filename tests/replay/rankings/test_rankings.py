@@ -8,11 +8,11 @@ import pytest
 from core.config import ReplayConfig
 from core.records import Candidate, Outcome, Provenance
 from replay.keys import eviction_order
-from replay.rankings import RANKINGS
 from replay.rankings.base import RankSettings, StateColumns, SuccessModel
 from replay.rankings.canonical import canonical
 from replay.rankings.frontier import frontier, isotonic
 from replay.rankings.posterior import posterior, quarantined_below, thompson
+from replay.rankings.registry import RANKINGS
 from replay.rankings.success_prefix import success_prefix
 from replay.shard import Shard
 from replay.writes import pack_candidates, pack_outcomes
