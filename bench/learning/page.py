@@ -28,7 +28,7 @@ from bench.report import Check, check, write
 from core.seeds import generator
 
 Result = dict[str, Any]
-BASELINES = ("ppo", "grpo", "oversampling")
+BASELINES = ("ppo", "ppo_small", "grpo", "oversampling")
 OURS = "learnability"
 OTHERS = ("value", "uniform")
 """Rankings that ours must beat."""
@@ -92,11 +92,11 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
 
 
 def best_baseline(arms: Mapping[str, Mapping[int, Result]]) -> str | None:
-    """The baseline with the highest mean final success, of those with the most seeds; None without a baseline."""
+    """The baseline with the largest area under its curves, of those with the most seeds; None without a baseline."""
     most = max((len(arms[name]) for name in BASELINES if name in arms), default=0)
     known = [name for name in BASELINES if name in arms and len(arms[name]) == most]
-    finals = {name: np.mean([one["final"]["pass@1"]["mean"] for one in arms[name].values()]) for name in known}
-    return max(known, key=lambda name: finals[name], default=None)
+    areas = {name: np.mean([area(curve(one), one["budget"]) for one in arms[name].values()]) for name in known}
+    return max(known, key=lambda name: areas[name], default=None)
 
 
 def ratio_to(

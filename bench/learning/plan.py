@@ -1,7 +1,7 @@
 """What is compared: tasks at three hardnesses, arms, and the configuration of one run.
 
-Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, the KL that holds the root, and for GRPO
-the advantages.
+Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, the KL that holds the root, the batch, and
+for GRPO the advantages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,14 @@ Fields = Mapping[str, Any]
 HARDNESSES = ("easy", "medium", "hard")
 """Root success of the starter: about 1e-1, about 1e-2, at most 1e-3."""
 
-MORE: Fields = {"replay.ratio": 0.8, "algorithm.kl_coefficient": 0.2}
-"""More replay, and a KL that holds the root against it. Tuned for `learnability` (bench/README.md)."""
+MORE: Fields = {"replay.ratio": 0.8, "replay.share": "unsolved", "algorithm.kl_coefficient": 0.2}
+"""More replay while the root fails, and a KL that holds the root against it. Tuned for `learnability` (bench/README.md)."""
 
 CANONICAL: Fields = {"replay.canonical": True}
 
 ARMS: Mapping[str, Fields] = {
     "ppo": {"replay.ratio": 0.0},
+    "ppo_small": {"replay.ratio": 0.0, "rollout.starts": 8},
     "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "oversampling": {"replay.ratio": 0.0, "task.sampling": "hard"},
     "uniform": {"replay.ranking": "uniform"},
@@ -33,11 +34,13 @@ ARMS: Mapping[str, Fields] = {
     "posterior": {"replay.ranking": "posterior"},
     "frontier": {"replay.ranking": "frontier"},
     "learnability": {"replay.ranking": "learnability", **MORE},
+    "learnability_small": {"replay.ranking": "learnability", **MORE, "rollout.starts": 16},
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
     "frontier_canonical": {"replay.ranking": "frontier", **CANONICAL},
     "learnability_canonical": {"replay.ranking": "learnability", **CANONICAL, **MORE},
 }
-"""The arms. Those that are given canonical solutions are reported apart (`with_solutions`)."""
+"""The arms. `_small`: the batch that was best for PPO, and for `learnability`. Those that are given canonical solutions are reported
+apart (`with_solutions`)."""
 
 COMMON: Fields = {
     "starter.hidden_size": 64,
@@ -150,8 +153,8 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     },
     "stories": {
         "easy": stories(2, 300_000, 7e-4),
-        "medium": stories(4, 1_000_000, 7e-4),
-        "hard": stories(7, 2_600_000, 5e-4),
+        "medium": stories(4, 700_000, 7e-4),
+        "hard": stories(7, 1_500_000, 5e-4),
     },
     "lock": {"easy": lock(1, 600_000), "medium": lock(4, 800_000), "hard": lock(6, 1_000_000)},
     "countdown": {

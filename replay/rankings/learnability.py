@@ -1,11 +1,11 @@
-"""The ranking `learnability`: replay what teaches most per generated token, and only problems that the root does not solve yet.
+"""The ranking `learnability`: replay what teaches most, and only problems that the root does not solve yet.
 
 Invariant: the priority of a state depends only on its problem's columns and on the success model.
 
-Formula. p is the chance that a continuation succeeds (`replay/success.py`), and t the tokens that it will take: the rest of the
-state's trajectory. A group of continuations teaches only if some succeed and some fail, so
+Formula. p is the chance that a continuation succeeds (`replay/success.py`). A group of continuations teaches only if some succeed
+and some fail, so
 
-    worth    = 4 p (1 - p) / t
+    worth    = 4 p (1 - p)
     priority = log worth - log(sum of worth over the problem's states) + log(largest worth of the problem)
 
 At temperature 1 a problem is drawn in proportion to its best worth, whatever the number of its states, and a state in proportion to
@@ -15,15 +15,18 @@ the same few chains becomes sure of wrong choices elsewhere. -inf, so never draw
     states of solved problems      root success (W + 1) / (W + L + 2) above 1/2: from there on the root itself teaches more
     hopeless states                p < 0.05
 
-Each of the aims follows from p. A chain is trained from its end: there p is high and t small. As the end is mastered, 4 p (1 - p)
-falls there and p rises before it, by the problem's own outcomes, so the start moves back towards the root. A lucky success proves
-nothing: continuations of its chain fail, which lowers p of these states, of their problem, and of all chains that come from one
-success. States of own failures begin below 0.05; a critic that has predicted outcomes elsewhere can lift them.
+Each of the aims follows from p. A chain is trained from where p is near 1/2. As that is mastered, 4 p (1 - p) falls there and p rises
+before it, by the problem's own outcomes, so the start moves back towards the root. A lucky success proves nothing: continuations of
+its chain fail, which lowers p of these states, of their problem, and of all chains that come from one success. States of own failures
+begin below 0.05; a critic that has predicted outcomes elsewhere can lift them.
+
+The tokens that a continuation takes do not count. Divided by them, the priority stays at the ends of chains for too long
+(bench/README.md, "Tuning").
 
 Worked example: default model, one canonical chain of 100 tokens with states at 25, 50, 75, no outcomes (x = 0.75, 0.5, 0.25):
 
     log odds 2 - 5 x = -1.75, -0.5, 0.75        p = 0.148, 0.378, 0.679
-    worth = 0.0067, 0.0188, 0.0349              the last quarter is drawn with 0.0349 / 0.0604 = 58 %
+    worth = 0.504, 0.940, 0.872                 the middle is drawn with 0.940 / 2.316 = 41 %
 """
 
 import numpy as np
@@ -43,8 +46,7 @@ def learnability(columns: StateColumns, settings: RankSettings) -> FloatArray:
     if not len(columns.value):
         return columns.value
     success = state_chances(columns, settings)
-    tokens = np.maximum(columns.total - columns.length, 1)
-    worth = np.where(replayable(columns, success), 4.0 * success * (1.0 - success) / tokens, 0.0)
+    worth = np.where(replayable(columns, success), 4.0 * success * (1.0 - success), 0.0)
     whole = np.bincount(columns.problem, worth)[columns.problem]
     best = np.zeros(int(columns.problem[-1]) + 1)
     np.maximum.at(best, columns.problem, worth)
