@@ -4,14 +4,13 @@ Every part gets only its sections. Unknown keys are errors. Checks that need mor
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from core.sections.algorithm import AlgorithmConfig
 from core.sections.base import Count, NonNegative, Positive, Section, Whole
 from core.sections.learner import LearnerConfig
-from core.sections.monitor import MonitorConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
 from core.sections.supervised import LanguageJudgeConfig, RewardModelConfig, SftConfig, SupervisedConfig
@@ -30,6 +29,7 @@ from core.sections.tasks import (
 
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class RunConfig(Section):
@@ -90,6 +90,28 @@ class EvaluationConfig(Section):
     """Sampling temperature of the sampled responses."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling of the sampled responses."""
+
+
+def as_names(given: Any) -> Any:
+    """Names separated by commas, with or without brackets, as a list; any other value unchanged.
+
+    >>> as_names("[tensorboard, wandb]"), as_names("[]")
+    (['tensorboard', 'wandb'], [])
+    """
+    if not isinstance(given, str):
+        return given
+    return [name.strip() for name in given.strip("[] ").split(",") if name.strip()]
+
+
+class MonitorConfig(Section):
+    """Where the numbers of a run go, besides its own files."""
+
+    sinks: Annotated[tuple[SinkName, ...], BeforeValidator(as_names)] = ("tensorboard",)
+    """Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated by commas."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray start --metrics-export-port`."""
+    project: Annotated[str, Field(min_length=1)] = "retrospect"
+    """W&B project and MLflow experiment of the run."""
 
 
 class Config(Section):

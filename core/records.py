@@ -15,10 +15,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from core.scoring import Flags
-
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
 Boundaries = Callable[[IntArray], IntArray]
 """The boundaries of a response: increasing lengths, each strictly inside it."""
 

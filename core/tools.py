@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import ConfigError
-from core.records import IntArray
-from core.scoring import Flags
+from core.records import Flags, IntArray
 
 FIELD = "rollout.tool"
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig
-from core.records import Boundaries, FloatArray, IntArray, Judged, Scored
-from core.scoring import Flags
+from core.records import Boundaries, Flags, FloatArray, IntArray, Judged, Scored
 from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import critic_calibration, every_token, explained_variance, varies
 from learner.estimators.base import Episodes

@@ -23,7 +23,7 @@ from core.run_directory import RunDirectory, read_jsonl, write_atomically
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
 if TYPE_CHECKING:
-    from core.sections.monitor import SinkName
+    from core.config import SinkName
 
 LIBRARIES: "Mapping[SinkName, str]" = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 Rows = Sequence[Mapping[str, Any]]

@@ -12,6 +12,7 @@ import numpy as np
 from core.records import (
     Candidate,
     Finish,
+    Flags,
     FloatArray,
     IntArray,
     Judged,
@@ -23,7 +24,6 @@ from core.records import (
     Trajectory,
     Verdict,
 )
-from core.scoring import Flags
 from core.seeds import derive
 from core.tools import TokenTool
 

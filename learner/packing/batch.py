@@ -10,8 +10,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from core.records import FloatArray, IntArray, Trajectory
-from core.scoring import Flags
+from core.records import Flags, FloatArray, IntArray, Trajectory
 from learner.packing.trees import IndexArray, line_of
 
 A = TypeVar("A")

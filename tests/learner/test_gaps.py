@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from core.config import AlgorithmConfig
-from core.records import Continued, FloatArray, Scored
-from core.scoring import Flags
+from core.records import Continued, Flags, FloatArray, Scored
 from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.scoring import auc, brier
+from learner.calibration import auc, brier
 
 
 def test_brier_by_hand() -> None:
