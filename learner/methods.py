@@ -11,8 +11,7 @@ from torch import Tensor
 
 from core.errors import ConfigError
 from core.tools import imported
-from learner.estimators import ESTIMATORS
-from learner.estimators.base import Episodes, Estimator
+from learner.estimators import ESTIMATORS, Episodes, Estimator
 from learner.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyTokens
 
 

@@ -17,7 +17,7 @@ from core.config import AlgorithmConfig
 from core.records import Boundaries, Flags, FloatArray, IntArray, Judged, Scored
 from learner.advantages import adaptive_lambda, gae, normalised
 from learner.calibration import critic_calibration, every_token, explained_variance, varies
-from learner.estimators.base import Episodes
+from learner.estimators import Episodes
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, of_sequences, truncated_importance
 from learner.methods import find_estimator
 from learner.packing.batch import ArrayTargets, Row, TokenTargets, row_of

@@ -17,7 +17,7 @@ from tests.learner.test_targets import scored_from
 
 MODULE = """
 import torch
-from learner.estimators.base import Estimator
+from learner.estimators import Estimator
 
 def twice_the_reward(episodes):
     return episodes.per_token(2 * episodes.totals())

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from core.sections.algorithm import ESTIMATORS as NAMES
 from learner.advantages import adaptive_lambda, gae
-from learner.estimators import ESTIMATORS
-from learner.estimators.base import Episodes
+from learner.estimators import ESTIMATORS, Episodes
 
 
 def episodes(totals: list[float], groups: list[int], lengths: list[int] | None = None) -> Episodes:

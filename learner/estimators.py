@@ -1,0 +1,154 @@
+"""The estimators of the policy's advantages, by their name in `algorithm.estimator`, and what an estimator is.
+
+`learner.targets` calls one on the whole global batch. A new one is a pure function of `Episodes`, a line in `ESTIMATORS`, its name in
+`core/sections/algorithm.py`, and a row in docs/learner.md. Invariant: only positions with mask 1 count. Shapes: B sequences, T tokens,
+G sequences in a group.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.advantages import gae
+
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """The inputs of an estimator, for a whole batch. An estimator must not change them."""
+
+    rewards: Tensor  # [B, T] float64: the reward received with each token
+    values: Tensor  # [B, T] float64: V(s_t), of the state before token t; 0 without a critic
+    mask: Tensor  # [B, T] bool: generated tokens that take part in the loss
+    groups: Tensor  # [B] int64: continuations of the same start share a number
+    replayed: Tensor  # [B] bool: the start is a replayed state
+    baselines: Tensor  # [B] float64: reward of the greedy continuation of the start; NaN unless `needs_greedy`
+    steps: Tensor  # [B, T] int64: number of the token's step; 0 unless `needs_continuations`
+    step_values: Tensor  # [B, T] float64: mean reward of continuations from where that step begins; NaN likewise
+    gamma: float  # discount
+    lam: Tensor  # [B] float64: GAE's lambda of each sequence
+
+    def totals(self) -> Tensor:
+        """[B] the sum of the rewards of each sequence."""
+        return torch.where(self.mask, self.rewards, 0.0).sum(dim=1)
+
+    def per_token(self, advantages: Tensor) -> Tensor:
+        """[B, T] one advantage per sequence [B], the same for all its tokens; 0 where the mask is 0."""
+        return torch.where(self.mask, advantages[:, None], 0.0)
+
+
+Advantages = Callable[[Episodes], Tensor]
+"""Advantages [B, T] of a batch, finite; positions with mask 0 are ignored. A user's own estimator has this signature, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An estimator and what it needs. A plain function stands for an `Estimator` of it with the defaults."""
+
+    advantages: Advantages
+    needs_values: bool = False
+    """Whether it reads `Episodes.values`: then there must be a critic."""
+    needs_groups: bool = False
+    """Whether it compares the continuations of a start: then there must be at least two. A group of equal rewards has no
+    advantage; its tokens do not count in the mean of the policy's loss."""
+    needs_greedy: bool = False
+    """Whether it reads `Episodes.baselines`: then every start is also continued greedily."""
+    needs_continuations: bool = False
+    """Whether it reads `Episodes.steps` and `step_values`: then the states of every trajectory are continued, too."""
+    whitened: bool = False
+    """Whether `algorithm.normalise` applies to its result."""
+
+
+def advantages_by_critic(episodes: Episodes) -> Tensor:
+    """GAE [B, T] (1506.02438) with a lambda per sequence: decoupled from the critic's (VC-PPO, 2503.01491) or length-adaptive
+    (VAPO, 2504.05118)."""
+    return gae(episodes.rewards, episodes.values, episodes.mask, episodes.gamma, episodes.lam)
+
+
+def returns(episodes: Episodes) -> Tensor:
+    """REINFORCE++ [B, T]: the discounted return of every token (2501.03262), without a critic."""
+    return gae(episodes.rewards, torch.zeros_like(episodes.rewards), episodes.mask, episodes.gamma, 1.0)
+
+
+def remax(episodes: Episodes) -> Tensor:
+    """ReMax [B, T]: the return of every token less the reward of the greedy continuation of the same start (2310.10505)."""
+    return torch.where(episodes.mask, returns(episodes) - episodes.baselines[:, None], 0.0)
+
+
+def vineppo(episodes: Episodes) -> Tensor:
+    """VinePPO [B, T]: what a step changes in the chance of success, the same for all its tokens (2410.01679, section 4).
+
+    A = (rewards received in the step) + gamma V(next step) - V(step),    V = mean reward of continuations; 0 after the end
+    """
+    out = torch.zeros_like(episodes.rewards)
+    step = torch.full_like(episodes.groups, -1)  # of the next token
+    following = torch.zeros_like(out[:, 0])  # V where that step begins
+    after = torch.zeros_like(following)  # gamma V behind the present step, and its rewards
+    for t in range(out.shape[1] - 1, -1, -1):
+        here, value = episodes.mask[:, t], episodes.step_values[:, t]
+        after = torch.where(here & (episodes.steps[:, t] != step), episodes.gamma * following, after)
+        after = torch.where(here, after + episodes.rewards[:, t], after)
+        following = torch.where(here, value, following)
+        step = torch.where(here, episodes.steps[:, t], step)
+        out[:, t] = after - value
+    return torch.where(episodes.mask, out, 0.0)
+
+
+def _compared(episodes: Episodes, formula: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """[B, T] `formula(rewards [G], lengths [G])` of every group of at least two sequences; 0 for the others.
+
+    A sequence whose mask is all 0 (no loss) counts in no baseline.
+    """
+    totals, lengths = episodes.totals(), episodes.mask.sum(dim=1)
+    out = torch.zeros_like(totals)
+    for group in torch.unique(episodes.groups[lengths > 0]):
+        members = (episodes.groups == group) & (lengths > 0)
+        if int(members.sum()) > 1:
+            out[members] = formula(totals[members], lengths[members])
+    return episodes.per_token(out)
+
+
+def dr_grpo(episodes: Episodes) -> Tensor:
+    """Dr. GRPO [B, T]: R - mean of the group (2503.20783, section 3).
+
+    Without GRPO's deviation, which favours questions that are nearly always or nearly never solved. The paper's loss also divides
+    by a constant instead of the response's length: `algorithm.aggregation: constant`.
+    """
+    return _compared(episodes, lambda rewards, _: rewards - rewards.mean())
+
+
+def grpo(episodes: Episodes) -> Tensor:
+    """GRPO [B, T]: (R - mean) / (deviation + 1e-6) of the group (2402.03300, section 4.1.2).
+
+    The deviation is the sample's (divisor G - 1), as in verl and TRL.
+    """
+    return _compared(episodes, lambda rewards, _: (rewards - rewards.mean()) / (rewards.std() + _EPS))
+
+
+def rloo(episodes: Episodes) -> Tensor:
+    """RLOO [B, T]: R - mean of the *other* G - 1 (2402.14740, equation 8) = G / (G - 1) (R - mean)."""
+    return _compared(episodes, lambda rewards, _: (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1)))
+
+
+def opo(episodes: Episodes) -> Tensor:
+    """OPO [B, T]: R - sum(length R) / sum(length) of the group (2505.23585, section 3).
+
+    This baseline has the least gradient variance if the squared gradient norm of a response grows with its length.
+    """
+    return _compared(episodes, lambda rewards, lengths: rewards - (lengths * rewards).sum() / lengths.sum())
+
+
+ESTIMATORS = {
+    "gae": Estimator(advantages_by_critic, needs_values=True, whitened=True),
+    "grpo": Estimator(grpo, needs_groups=True),
+    "dr_grpo": Estimator(dr_grpo, needs_groups=True),
+    "rloo": Estimator(rloo, needs_groups=True),
+    "opo": Estimator(opo, needs_groups=True),
+    "reinforce++": Estimator(returns, whitened=True),
+    "reinforce++_baseline": Estimator(dr_grpo, needs_groups=True, whitened=True),  # 2501.03262
+    "remax": Estimator(remax, needs_greedy=True),
+    "vineppo": Estimator(vineppo, needs_continuations=True),
+}
