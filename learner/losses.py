@@ -1,4 +1,4 @@
-"""The losses of PPO per token, and the weights that turn them into a mean over the global batch. Plain torch.
+"""The losses of critic and KL per token, and the weights that turn losses into a mean over the global batch. Plain torch.
 
 Called by `learner.objective` (losses) and `learner.targets` (weights, importance). Invariant: no function reduces over
 tokens. A loss is `(weights * per_token).sum()` however the batch is split, so the sum over micro-batches and ranks is the
@@ -23,22 +23,6 @@ LOG_RATIO_BOUND = 20.0
 def ratio(log_new: Tensor, log_old: Tensor) -> Tensor:
     """pi_new / pi_old [N] from log-probabilities, log-ratio clamped at +-20."""
     return torch.exp(torch.clamp(log_new - log_old, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
-
-
-def policy_loss(
-    ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float
-) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate loss [N] and whether clipping changed it [N] bool.
-
-    max(-A r, -A clip(r, 1 - low, 1 + high)) (PPO, 1707.06347 eq. 7; separate bounds: DAPO, 2503.14476 eq. 10), and for
-    A < 0 at most -A c (dual clip, 1912.09729 eq. 5).
-    """
-    plain = -advantages * ratios
-    clipped = -advantages * torch.clamp(ratios, 1.0 - clip_low, 1.0 + clip_high)
-    loss = torch.maximum(plain, clipped)
-    bounded = torch.minimum(loss, -advantages * dual_clip)
-    loss = torch.where(advantages < 0, bounded, loss)
-    return loss, loss != plain
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:

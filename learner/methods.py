@@ -1,6 +1,6 @@
 """Finds the estimator and the policy loss that a configuration names, and checks a user's own on a small batch.
 
-Called by `learner.targets` and `learner.distributed.worker` (find), `trainer/build.py` and `launch.py check` (check). A user's own
+Called by `learner.targets` and `learner.objective` (find), `trainer/build.py` and `launch.py check` (check). A user's own
 function is named by its import path, `module:function`; its module is found in the folder that the program was started from, too.
 """
 

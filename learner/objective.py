@@ -9,25 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.losses import KlEstimator, kl, value_loss
+from core.config import AlgorithmConfig
+from learner.losses import kl, value_loss
+from learner.methods import find_policy_loss
 from learner.packing.batch import TokenTargets
-from learner.policy_losses import PolicyLoss, PolicyTokens, ppo
-
-
-@dataclass(frozen=True, slots=True)
-class LossSettings:
-    """Settings of both losses (from `AlgorithmConfig` and `LearnerConfig`)."""
-
-    clip_low: float
-    clip_high: float
-    dual_clip: float
-    entropy: float  # weight of the entropy bonus
-    kl_estimator: KlEstimator
-    value_clip: float
-    value_coefficient: float  # weight of the value loss where policy and critic share a trunk
-    temperature: float  # of the rollouts
-    policy_loss: PolicyLoss = ppo
-    positive: float = 0.0  # weight of the language-model loss on correct responses
+from learner.policy_losses import PolicyTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +32,26 @@ class PolicySums:
 
 
 def policy_objective(
-    logprobs: Tensor, entropy: Tensor, targets: TokenTargets[Tensor], settings: LossSettings, kl_coefficient: float
+    logprobs: Tensor, entropy: Tensor, targets: TokenTargets[Tensor], config: AlgorithmConfig, kl_coefficient: float
 ) -> tuple[Tensor, PolicySums]:
     """Loss (scalar) and statistics of the policy on N tokens.
 
     surrogate x importance - c_ent entropy + c_kl KL x importance + c_pos (-log pi of correct responses). The last is VAPO's
     (2504.05118, section 4.3): a mean over the tokens of the correct responses of the step.
     """
-    s, w = settings, targets.weights
+    w, bounds = targets.weights, (config.clip_low, config.clip_high, config.dual_clip)
     sequence = torch.unique(targets.sequence, return_inverse=True)[1]
-    bounds = s.clip_low, s.clip_high, s.dual_clip
-    surrogate, clipped = s.policy_loss(PolicyTokens(logprobs, targets.proximal, targets.advantages, sequence, *bounds))
+    tokens = PolicyTokens(logprobs, targets.proximal, targets.advantages, sequence, *bounds)
+    surrogate, clipped = find_policy_loss(config.policy_loss)(tokens)
     surrogate = (targets.policy_weights * targets.importance * surrogate).sum()
     loss = surrogate
-    if s.entropy > 0:
-        loss = loss - s.entropy * (w * entropy).sum()
+    if config.entropy_coefficient > 0:
+        loss = loss - config.entropy_coefficient * (w * entropy).sum()
     if kl_coefficient > 0:
-        divergence = kl(logprobs, targets.reference, s.kl_estimator)
+        divergence = kl(logprobs, targets.reference, config.chosen_kl)
         loss = loss + kl_coefficient * (w * targets.importance * divergence).sum()
-    if s.positive > 0:
-        loss = loss - s.positive * (targets.positive * logprobs).sum()
+    if config.positive_coefficient > 0:
+        loss = loss - config.positive_coefficient * (targets.positive * logprobs).sum()
     with torch.no_grad():
         moved = (w * kl(targets.proximal, logprobs, "k3")).sum()
         numbers = torch.stack([surrogate, moved, (w * clipped).sum(), (w * entropy).sum()]).tolist()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.losses import LOG_RATIO_BOUND, policy_loss, ratio
+from learner.losses import LOG_RATIO_BOUND, ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,15 @@ PolicyLoss = Callable[[PolicyTokens], tuple[Tensor, Tensor]]
 
 
 def ppo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """PPO with separate clips and dual clip (`learner.losses.policy_loss`), ratios per token."""
+    """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)) (1707.06347 eq. 7; separate bounds: DAPO, 2503.14476 eq. 10), and for A < 0 at
+    most -A c (dual clip, 1912.09729 eq. 5).
+    """
     ratios = ratio(tokens.logprobs, tokens.proximal)
-    return policy_loss(ratios, tokens.advantages, tokens.clip_low, tokens.clip_high, tokens.dual_clip)
+    plain, clipped = -tokens.advantages * ratios, -tokens.advantages * tokens.bounded(ratios)
+    loss = torch.maximum(plain, clipped)
+    bounded = torch.minimum(loss, -tokens.advantages * tokens.dual_clip)
+    loss = torch.where(tokens.advantages < 0, bounded, loss)
+    return loss, loss != plain
 
 
 def gspo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:

@@ -13,19 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core.command_line import FIELDS
-from core.config import Config
+from core.config import Config, SinkName
 from core.errors import ConfigError
 from core.load import dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
-if TYPE_CHECKING:
-    from core.config import SinkName
-
-LIBRARIES: "Mapping[SinkName, str]" = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 Rows = Sequence[Mapping[str, Any]]
 MLFLOW_PARAMETERS = 100
 """Most parameters of one call of MLflow."""
@@ -74,7 +70,7 @@ def evaluation_rows(line: Mapping[str, Any]) -> list[dict[str, Any]]:
 def check_trackers(config: Config) -> None:
     """Raises ConfigError when a tracker of `monitor.sinks` is not installed."""
     for name in config.monitor.sinks:
-        if find_spec(LIBRARIES[name]) is None:
+        if find_spec(name) is None:
             raise ConfigError(
                 f"monitor.sinks: {name} is not installed; run `pip install --no-deps -r requirements/sinks.txt`, or leave it out"
             )
@@ -207,7 +203,7 @@ class MLflow:
 
 Tracker = TensorBoard | WeightsAndBiases | MLflow
 """Shows numbers by tag `group/name`, tables whose rows have the same columns, and PNG files. `step` is the iteration."""
-TRACKERS: "Mapping[SinkName, type[Tracker]]" = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+TRACKERS: Mapping[SinkName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def _remembered(run: RunDirectory, tracker: str, create: Callable[[], str]) -> str:

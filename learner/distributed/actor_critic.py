@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.config import LearnerConfig
+from core.config import AlgorithmConfig, LearnerConfig
 from learner.distributed.engine import TrainEngine, to_device
 from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, SharedModel, ValueModel
-from learner.objective import LossSettings, PolicySums, policy_objective, value_objective
+from learner.objective import PolicySums, policy_objective, value_objective
 from learner.packing.batch import MicroBatch, TokenTargets, TrainBatch
 from learner.stats import StepSums
 
@@ -41,11 +41,11 @@ CriticStep = tuple[float, float | None, bool]
 class ActorCritic(ABC):
     """The models that a rank trains and scores with: what both kinds have in common."""
 
-    def __init__(self, engines: dict[str, TrainEngine], losses: LossSettings) -> None:
-        """`engines` by the name of their checkpoint; the one named "policy" contains the policy."""
+    def __init__(self, engines: dict[str, TrainEngine], algorithm: AlgorithmConfig, temperature: float) -> None:
+        """`engines` by the name of their checkpoint; the one named "policy" contains the policy. `temperature`: of the rollouts."""
         self.engines = engines
         self.policy = engines["policy"]
-        self._losses = losses
+        self._algorithm, self._temperature = algorithm, temperature
         self._device = self.policy.device
 
     @abstractmethod
@@ -77,16 +77,22 @@ class SeparateModels(ActorCritic):
     """
 
     def __init__(
-        self, policy: PolicyModel, value: ValueModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype
+        self,
+        policy: PolicyModel,
+        value: ValueModel,
+        algorithm: AlgorithmConfig,
+        temperature: float,
+        engine: LearnerConfig,
+        dtype: torch.dtype,
     ) -> None:
         policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
         clip = {"max_grad_norm": engine.value_max_grad_norm or engine.max_grad_norm}
         self._value = TrainEngine(value, [list(value.parameters())], engine.model_copy(update=clip), dtype)
-        super().__init__({"policy": policy_engine, "value": self._value}, losses)
+        super().__init__({"policy": policy_engine, "value": self._value}, algorithm, temperature)
 
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
-        logprobs = [self.logprobs(batch, self._losses.temperature) for batch in batches]
+        logprobs = [self.logprobs(batch, self._temperature) for batch in batches]
         return list(zip(logprobs, self.values(batches), strict=True))
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -120,14 +126,14 @@ class SeparateModels(ActorCritic):
 
     def _policy_pass(self, batch: TrainBatch, kl_coefficient: float) -> PolicySums:
         line = line_on(batch.inputs, self._device)
-        logprobs, entropy = self.policy(line=line, temperature=self._losses.temperature)
-        loss, sums = policy_objective(logprobs, entropy, self._targets(batch), self._losses, kl_coefficient)
+        logprobs, entropy = self.policy(line=line, temperature=self._temperature)
+        loss, sums = policy_objective(logprobs, entropy, self._targets(batch), self._algorithm, kl_coefficient)
         self.policy.backward(loss, logprobs)
         return sums
 
     def _value_pass(self, batch: TrainBatch) -> float:
         values: Tensor = self._value(line=line_on(batch.inputs, self._device))
-        loss = value_objective(values, self._targets(batch), self._losses.value_clip)
+        loss = value_objective(values, self._targets(batch), self._algorithm.value_clip)
         self._value.backward(loss, values)
         return float(loss.detach())
 
@@ -135,9 +141,16 @@ class SeparateModels(ActorCritic):
 class PolicyAlone(SeparateModels):
     """The policy without a critic: all values are 0."""
 
-    def __init__(self, policy: PolicyModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        policy: PolicyModel,
+        algorithm: AlgorithmConfig,
+        temperature: float,
+        engine: LearnerConfig,
+        dtype: torch.dtype,
+    ) -> None:
         policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
-        ActorCritic.__init__(self, {"policy": policy_engine}, losses)
+        ActorCritic.__init__(self, {"policy": policy_engine}, algorithm, temperature)
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
@@ -147,13 +160,21 @@ class PolicyAlone(SeparateModels):
 class SharedTrunk(ActorCritic):
     """One engine: loss = policy's + value_coefficient x critic's, two learning rates, one gradient norm."""
 
-    def __init__(self, model: SharedModel, losses: LossSettings, engine: LearnerConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: SharedModel,
+        algorithm: AlgorithmConfig,
+        temperature: float,
+        engine: LearnerConfig,
+        dtype: torch.dtype,
+    ) -> None:
         groups = [list(model.model.parameters()), list(model.head.parameters())]
-        super().__init__({"policy": TrainEngine(model, groups, engine, dtype)}, losses)
+        super().__init__({"policy": TrainEngine(model, groups, engine, dtype)}, algorithm, temperature)
+        self._value_coefficient = engine.value_coefficient
 
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
-        temperature, device = self._losses.temperature, self._device
+        temperature, device = self._temperature, self._device
         read = [self.policy(line=line_on(batch, device), temperature=temperature) for batch in batches]
         return [(logprobs, values) for logprobs, _, values in read]
 
@@ -168,13 +189,11 @@ class SharedTrunk(ActorCritic):
 
     def _pass(self, batch: TrainBatch, kl_coefficient: float, train_policy: bool) -> tuple[PolicySums, float]:
         line, targets = line_on(batch.inputs, self._device), self._targets(batch)
-        logprobs, entropy, values = self.policy(
-            line=line, temperature=self._losses.temperature, train_trunk=train_policy
-        )
-        critic = value_objective(values, targets, self._losses.value_clip)
-        loss, sums = self._losses.value_coefficient * critic, PolicySums()
+        logprobs, entropy, values = self.policy(line=line, temperature=self._temperature, train_trunk=train_policy)
+        critic = value_objective(values, targets, self._algorithm.value_clip)
+        loss, sums = self._value_coefficient * critic, PolicySums()
         if train_policy:
-            surrogate, sums = policy_objective(logprobs, entropy, targets, self._losses, kl_coefficient)
+            surrogate, sums = policy_objective(logprobs, entropy, targets, self._algorithm, kl_coefficient)
             loss = loss + surrogate
         self.policy.backward(loss, values)
         return sums, float(critic.detach())

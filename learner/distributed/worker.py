@@ -25,11 +25,9 @@ with without_gc():  # a rank's process begins here
     from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
     from learner.distributed.actor_critic import ActorCritic, PolicyAlone, SeparateModels, SharedTrunk, StepPlan
     from learner.distributed.engine import join_ranks
-    from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged
     from learner.models.attention import line_on
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
-    from learner.objective import LossSettings
     from learner.packing.batch import MicroBatch
     from learner.stats import StepSums
 
@@ -74,7 +72,7 @@ class RankWorker:
         kind: torch.dtype = getattr(torch, dtype)
         self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
-        self._actor_critic = self._build(learner, kind, loss_settings(learner, algorithm, temperature))
+        self._actor_critic = self._build(learner, algorithm, kind)
         self._reference: PolicyModel | None = None
         self._has_reference = algorithm.kl_coefficient > 0
         if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
@@ -93,7 +91,7 @@ class RankWorker:
         if self._sender is not None:
             self._sender.close()
 
-    def _build(self, learner: LearnerConfig, kind: torch.dtype, losses: LossSettings) -> ActorCritic:
+    def _build(self, learner: LearnerConfig, algorithm: AlgorithmConfig, kind: torch.dtype) -> ActorCritic:
         arguments = (kind, self._lora)
         build: Callable[..., ActorCritic] = BUILDERS[learner.value_model]
         if learner.value_model == "shared":
@@ -109,7 +107,7 @@ class RankWorker:
         if learner.gradient_checkpointing:
             for model in models:
                 recompute_activations(model)
-        return build(*models, losses, learner, kind)
+        return build(*models, algorithm, self._temperature, learner, kind)
 
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch], untrained: bool) -> list[list[FloatArray]]:
@@ -244,22 +242,6 @@ def trained_part(module: PolicyModel) -> str:
     """The policy's class and its number of trained parameters (before ZeRO partitions them)."""
     count = sum(p.numel() for p in module.parameters() if p.requires_grad)
     return f"{type(module.model).__name__} with {count:,} trained parameters"
-
-
-def loss_settings(learner: LearnerConfig, algorithm: AlgorithmConfig, temperature: float) -> LossSettings:
-    """The settings of both losses, from their sections of the configuration."""
-    return LossSettings(
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-        entropy=algorithm.entropy_coefficient,
-        kl_estimator=algorithm.chosen_kl,
-        value_clip=algorithm.value_clip,
-        value_coefficient=learner.value_coefficient,
-        temperature=temperature,
-        policy_loss=find_policy_loss(algorithm.policy_loss),
-        positive=algorithm.positive_coefficient,
-    )
 
 
 def _numpy(tensor: torch.Tensor) -> FloatArray:

@@ -15,7 +15,7 @@ from core.records import Continued, Flags, FloatArray, Scored
 from learner.calibration import comparable_states
 from learner.models.attention import line_on
 from learner.models.pretrained import load_policy
-from learner.objective import LossSettings, policy_objective
+from learner.objective import policy_objective
 from learner.packing.batch import Row, TokenTargets, micro_batch, one_longer, over_continuation, row_of
 from learner.targets import compute_targets
 from tests.learner.conftest import make_judged
@@ -135,7 +135,7 @@ def test_losses_and_gradients_are_those_of_the_policys_tokens_alone(tiny_model: 
     """Against Hugging Face over the whole text: surrogate, entropy and KL of tokens 2, 3, 6 and 7; a tool wrote 4 and 5."""
     tokens, own = np.array([3, 4, 5, 6, 20, 21, 7, 8], np.int32), [2, 3, 6, 7]
     advantages = np.array([1.0, -0.5, 0.25, 2.0], np.float32)
-    settings = LossSettings(0.2, 0.2, 3.0, 0.01, "k2", 0.2, 1.0, 1.0)
+    settings = AlgorithmConfig(entropy_coefficient=0.01, kl_estimator="k2")
     policy = load_policy(tiny_model(False), torch.float32).eval()
     row = Row(tokens, 2, np.array([1, 1, 0, 0, 1, 1], np.bool_))
     logprobs, entropy = policy(line_on(micro_batch([row]), torch.device("cpu")), 1.0)

@@ -18,7 +18,6 @@ from learner.distributed.engine import TrainEngine
 from learner.group import LearnerGroup
 from learner.losses import ratio
 from learner.models.pretrained import SharedModel, load_shared
-from learner.objective import LossSettings
 from learner.packing.assign import assign_trees
 from learner.packing.batch import Row, TrainBatch
 from learner.packing.micro_batches import train_batches
@@ -162,7 +161,7 @@ def check_final_values(learner: LearnerGroup, scored: list[Scored]) -> None:
 
 
 def bare_gradients(
-    path: Path, rows: list[Row], batch: TrainBatch, losses: LossSettings, tau: float
+    path: Path, rows: list[Row], batch: TrainBatch, value_coefficient: float, tau: float
 ) -> dict[str, torch.Tensor]:
     """Gradient of PPO's loss on a shared trunk, written out: row by row, full logits, no engine."""
     from transformers import AutoModelForCausalLM
@@ -175,37 +174,37 @@ def bare_gradients(
     targets = torch.cat([tokens[row.context :] for tokens, row in zip(sequences, rows, strict=True)])
     logprobs = torch.log_softmax(model.model.get_output_embeddings()(hidden) / tau, -1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    t, c = batch.targets.map(torch.from_numpy), losses
+    t, c = batch.targets.map(torch.from_numpy), AlgorithmConfig()
     r = ratio(chosen, t.proximal)
     surrogate = torch.maximum(-t.advantages * r, -t.advantages * r.clamp(1 - c.clip_low, 1 + c.clip_high))
     values = model.head(hidden)[:, 0]
-    near = t.old_values + (values - t.old_values).clamp(-losses.value_clip, losses.value_clip)
+    near = t.old_values + (values - t.old_values).clamp(-c.value_clip, c.value_clip)
     critic = 0.5 * torch.maximum((values - t.returns) ** 2, (near - t.returns) ** 2)
-    ((t.weights * t.importance * surrogate).sum() + losses.value_coefficient * (t.weights * critic).sum()).backward()
+    ((t.weights * t.importance * surrogate).sum() + value_coefficient * (t.weights * critic).sum()).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def test_the_gradient_of_a_shared_trunk_is_that_of_a_bare_computation(tiny_model: Tiny) -> None:
     path = tiny_model(True)
-    losses = LossSettings(0.2, 0.2, 3.0, 0.0, "k3", 0.5, 0.3, 0.9)
     with group(path) as learner:
         scored = learner.score(on_policy(learner, forked(make_judged(3))))
     prepared = compute_targets(scored, AlgorithmConfig(), 0)
     assignment = assign_trees([row.tokens for row in prepared.rows], 10**6, 1)
     ((whole,),) = train_batches(assignment, prepared, list(range(len(scored))), "token-mean")
-    expected = bare_gradients(path, [prepared.rows[i] for i in assignment[0][0]], whole, losses, 0.9)
-    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True, True), losses)
+    expected = bare_gradients(path, [prepared.rows[i] for i in assignment[0][0]], whole, 0.3, 0.9)
+    found = engine_gradients(path, StepPlan([whole], 1e-4, 1e-4, 0.0, True, True), 0.3, 0.9)
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
 
 
-def engine_gradients(path: Path, step: StepPlan, losses: LossSettings) -> dict[str, torch.Tensor]:
+def engine_gradients(path: Path, step: StepPlan, value_coefficient: float, tau: float) -> dict[str, torch.Tensor]:
     """What `SharedTrunk` accumulates before its step."""
     one_rank()
     model = load_shared(path, torch.float32)
     torch.nn.init.constant_(model.head.weight, 0.01)
-    trunk = SharedTrunk(model, losses, LearnerConfig(max_grad_norm=1e9), torch.float32)
+    config = LearnerConfig(max_grad_norm=1e9, value_coefficient=value_coefficient)
+    trunk = SharedTrunk(model, AlgorithmConfig(), tau, config, torch.float32)
     for batch in step.batches:
         trunk._pass(batch, step.kl_coefficient, step.train_policy)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

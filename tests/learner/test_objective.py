@@ -4,13 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.objective import LossSettings, PolicySums, policy_objective, value_objective
+from core.config import AlgorithmConfig
+from learner.objective import PolicySums, policy_objective, value_objective
 from learner.packing.batch import TokenTargets
-from learner.policy_losses import gspo
 
-PLAIN = LossSettings(
-    0.2, 0.2, 3.0, entropy=0.0, kl_estimator="k1", value_clip=0.5, value_coefficient=1.0, temperature=1
-)
+PLAIN = AlgorithmConfig(kl_estimator="k1")
 
 
 def targets(advantages: list[float], importance: list[float], weights: list[float]) -> TokenTargets[torch.Tensor]:
@@ -43,7 +41,7 @@ def test_loss_and_statistics_by_hand() -> None:
 
 def test_entropy_and_kl_terms_are_added_with_their_weights() -> None:
     # zero advantage: - 0.1 entropy 2 + 0.5 (k1: -1 - -2 = 1) = 0.3; the surrogate alone is 0
-    settings = replace(PLAIN, entropy=0.1)
+    settings = AlgorithmConfig(kl_estimator="k1", entropy_coefficient=0.1)
     loss, sums = policy_objective(torch.tensor([-1.0]), torch.tensor([2.0]), targets([0], [1], [1]), settings, 0.5)
     assert float(loss) == pytest.approx(0.3)
     assert sums.loss == 0.0
@@ -53,7 +51,7 @@ def test_the_language_model_loss_acts_on_correct_responses_alone() -> None:
     # zero advantage; weights 1/2 of the two tokens of correct responses: -0.1 (-1 - 3) / 2 = 0.2
     t = replace(targets([0, 0, 0], [1, 1, 1], [1 / 3] * 3), positive=torch.tensor([0.5, 0.5, 0.0]))
     logprobs = torch.tensor([-1.0, -3.0, -7.0], requires_grad=True)
-    loss, sums = policy_objective(logprobs, torch.zeros(3), t, replace(PLAIN, positive=0.1), 0.0)
+    loss, sums = policy_objective(logprobs, torch.zeros(3), t, AlgorithmConfig(positive_coefficient=0.1), 0.0)
     assert float(loss.detach()) == pytest.approx(0.2)
     assert sums.loss == 0.0
     loss.backward()
@@ -65,7 +63,7 @@ def test_a_policy_loss_sees_whole_sequences() -> None:
     # ratios 2 and 1/2 in one sequence: GSPO's ratio is 1, so the loss is -A whatever the numbers of the sequences are
     t = replace(targets([1, 1], [1, 1], [0.5, 0.5]), sequence=torch.tensor([17.0, 17.0]))
     logprobs = torch.tensor([-1.0 + math.log(2), -1.0 - math.log(2)])
-    loss, sums = policy_objective(logprobs, torch.zeros(2), t, replace(PLAIN, policy_loss=gspo), 0.0)
+    loss, sums = policy_objective(logprobs, torch.zeros(2), t, AlgorithmConfig(policy_loss="gspo"), 0.0)
     assert float(loss) == pytest.approx(-1.0)
     assert sums.clipped == 0.0
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from core.sections.algorithm import POLICY_LOSSES as NAMES
 from learner.policy_losses import POLICY_LOSSES, PolicyTokens, cispo, gmpo, gspo, ppo
+from tests.learner.reference import reference_numbers
 
 
 def tokens(ratios: list[float], advantages: list[float], sequence: list[int]) -> PolicyTokens:
@@ -34,6 +35,28 @@ def test_ppo_clips_tokens() -> None:
     # 1.5 cut at 1.3; 0.5 at 0.8; 1.1 within
     assert loss.tolist() == pytest.approx([-1.3, 0.8, -2.2])
     assert clipped.tolist() == [True, True, False]
+
+
+def test_ppo_agrees_with_the_reference_values() -> None:
+    (case,) = reference_numbers()["policy_loss_per_token"]
+    batch = tokens(case["ratios"], case["advantages"], [0] * len(case["ratios"]))
+    loss, _ = ppo(replace(batch, clip_low=case["clip_low"], clip_high=case["clip_high"]))
+    torch.testing.assert_close(loss, torch.tensor(case["loss"]).double(), atol=1e-6, rtol=1e-5)
+
+
+def test_separate_clips_bound_only_the_side_that_would_profit() -> None:
+    loss, clipped = ppo(tokens([1.5, 1.5, 0.5, 0.5], [1.0, -1.0, 1.0, -1.0], [0] * 4))
+    # A > 0: r is cut at 1.3 above, free below; A < 0: cut at 0.8 below, free above
+    assert loss.tolist() == pytest.approx([-1.3, 1.5, -0.5, 0.8])
+    assert clipped.tolist() == [True, False, False, True]
+
+
+def test_dual_clip_ends_the_gradient_of_a_runaway_token() -> None:
+    batch = tokens([10.0], [-4.0], [0])
+    loss, clipped = ppo(batch)
+    assert loss.item() == 12.0  # 3 * 4 instead of 40
+    assert clipped.item()
+    assert gradient(loss, batch) == [0.0]
 
 
 def test_gspo_clips_sequences() -> None:

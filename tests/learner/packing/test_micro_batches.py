@@ -17,7 +17,7 @@ from core.records import Scored
 from learner.losses import Aggregation
 from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
-from learner.objective import LossSettings, policy_objective, value_objective
+from learner.objective import policy_objective, value_objective
 from learner.packing.assign import Assignment, assign_trees
 from learner.packing.batch import Row, TrainBatch, micro_batch
 from learner.packing.micro_batches import input_batches, results_by_row, train_batches
@@ -25,7 +25,7 @@ from learner.targets import TargetBatch, compute_targets
 from tests.learner.conftest import forked, make_judged
 from tests.learner.test_targets import as_prompt
 
-LOSSES = LossSettings(0.2, 0.2, 3.0, 0.01, "k3", value_clip=0.5, value_coefficient=1.0, temperature=0.7)
+LOSSES = AlgorithmConfig(entropy_coefficient=0.01, kl_estimator="k3")
 COUNT = 12
 CPU = torch.device("cpu")
 
