@@ -20,12 +20,19 @@ from core.seeds import derive, generator
 from core.weights import Sender, WeightReceiver
 from learner.calibration import every_token
 from learner.distributed.actor_critic import StepPlan
-from learner.distributed.ranks import LocalRanks, RankCalls, Ranks
+from learner.distributed.ranks import LocalRanks, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient
 from learner.packing.assign import Assignment, assign_steps, assign_trees
-from learner.packing.batch import Row, one_longer, over_continuation, row_of, shared_share
-from learner.packing.micro_batches import input_batches, results_by_row, train_batches
+from learner.packing.batch import (
+    Row,
+    input_batches,
+    one_longer,
+    over_continuation,
+    results_by_row,
+    row_of,
+    shared_share,
+)
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
 from learner.stats import (
@@ -38,7 +45,7 @@ from learner.stats import (
     moved_too_far,
     summarise_update,
 )
-from learner.targets import TargetBatch, compute_targets, skipped_problems
+from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ class LearnerGroup:
         self._longest = longest
         self._total_steps = total_steps
         self._has_reference = algorithm.kl_coefficient > 0
-        self._ranks: RankCalls
+        self._ranks: Ranks
 
         def _launch() -> None:
             self._ranks = LocalRanks() if local else Ranks(config, device=device, cpus=cpus, gpus=gpus)

@@ -20,7 +20,8 @@ from learner.calibration import critic_calibration, every_token, explained_varia
 from learner.estimators import Episodes
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, of_sequences, truncated_importance
 from learner.methods import find_estimator
-from learner.packing.batch import ArrayTargets, Row, TokenTargets, row_of
+from learner.packing.assign import Assignment
+from learner.packing.batch import ArrayTargets, Row, TokenTargets, TrainBatch, micro_batch_of, row_of
 from learner.packing.trees import IndexArray
 from learner.stats import BatchStats
 
@@ -85,6 +86,21 @@ class TargetBatch:
             policy_weights=weights if alike else _flat_weights(self.mask & self.counted, how),
             positive=_flat_weights(self.mask & self.positive, "token-mean"),
         )
+
+
+def train_batches(
+    assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation, longest: int = 0
+) -> list[list[TrainBatch]]:
+    """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in `members`."""
+    rows = [batch.rows[i] for i in members]
+    targets = batch.weighted(members, how, longest)
+
+    def _train_batch(group: IntArray) -> TrainBatch:
+        index = batch.token_index([members[i] for i in group])
+        own = targets.map(lambda column: column[index] if len(group) else np.zeros(1, np.float32))
+        return TrainBatch(micro_batch_of(group, rows), own)
+
+    return [[_train_batch(group) for group in groups] for groups in assignment]
 
 
 def compute_targets(

@@ -6,7 +6,6 @@ Invariant: a call to Ray actors either returns a result from every rank within t
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -24,44 +23,8 @@ GRACE_SECONDS = 5.0
 """Seconds to wait for more failures after the first: the death of a rank says more than its peers' lost connections."""
 
 
-class RankCalls(ABC):
-    """Calls of methods of `RankWorker`."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
-        """Start a call; the returned function waits for the results. Ranks work on calls in the order of their arrival."""
-
-    @abstractmethod
-    def call_first(self, method: Callable[..., R]) -> R:
-        """Call on rank 0 only."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the ranks. Idempotent."""
-
-    def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
-        """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order.
-
-        Raises LearnerError when a rank died, raised or did not answer in time, now or in an earlier call; the group has ended.
-        """
-        return self.begin(method, *args)()
-
-    def call_same(self, method: Callable[..., R], *args: Any) -> list[R]:
-        """Call on every rank with the same arguments."""
-        return self.call(method, *([arg] * len(self) for arg in args))
-
-    def join(self, device: Device, deadline: float) -> None:
-        """Bring the ranks into one process group. Raises LearnerError."""
-        count, address = len(self), self.call_first(RankWorker.address)
-        same = [[value] * count for value in (count, address, device, deadline)]
-        self.call(RankWorker.join, range(count), *same)
-
-
-class Ranks(RankCalls):
-    """The Ray actors "learner-rank-I"."""
+class Ranks:
+    """The Ray actors "learner-rank-I", and calls of methods of `RankWorker` on them."""
 
     def __init__(
         self,
@@ -90,30 +53,40 @@ class Ranks(RankCalls):
         return len(self._actors)
 
     def begin(self, method: Callable[..., R], *args: Sequence[Any]) -> Callable[[], list[R]]:
-        """See `RankCalls`."""
-        self._check_alive(method.__name__)
+        """Start a call; the returned function waits for the results. Ranks work on calls in the order of their arrival."""
+        if not self._actors:  # without ranks a save would "succeed" and write an empty checkpoint
+            raise LearnerError(
+                f"learner: {method.__name__} after its ranks have ended; resume from the last checkpoint"
+            )
         asked = {
             getattr(actor, method.__name__).remote(*(arg[rank] for arg in args)): rank
             for rank, actor in enumerate(self._actors)
         }
         return lambda: self._gather(asked, method.__name__)
 
-    def call_first(self, method: Callable[..., R]) -> R:
-        """See `RankCalls`."""
-        self._check_alive(method.__name__)
-        result: R = self._gather({getattr(self._actors[0], method.__name__).remote(): 0}, method.__name__)[0]
-        return result
+    def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
+        """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order.
+
+        Raises LearnerError when a rank died, raised or did not answer in time, now or in an earlier call; the group has ended.
+        """
+        return self.begin(method, *args)()
+
+    def call_same(self, method: Callable[..., R], *args: Any) -> list[R]:
+        """Call on every rank with the same arguments."""
+        return self.call(method, *([arg] * len(self) for arg in args))
+
+    def join(self, device: Device, deadline: float) -> None:
+        """Bring the ranks into one process group. Raises LearnerError."""
+        count, address = len(self), self.call_same(RankWorker.address)[0]
+        same = [[value] * count for value in (count, address, device, deadline)]
+        self.call(RankWorker.join, range(count), *same)
 
     def close(self) -> None:
-        """See `RankCalls`."""
+        """End the ranks. Idempotent."""
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         self._actors = []
-
-    def _check_alive(self, method: str) -> None:
-        if not self._actors:  # without ranks a save would "succeed" and write an empty checkpoint
-            raise LearnerError(f"learner: {method} after its ranks have ended; resume from the last checkpoint")
 
     def _gather(self, asked: dict[Any, int], method: str) -> list[Any]:
         results: dict[int, Any] = {}
@@ -159,7 +132,7 @@ def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
     return LearnerError(f"learner-rank-{rank} {what} during {method}: {kind}: {text}; resume from the last checkpoint")
 
 
-class LocalRanks(RankCalls):
+class LocalRanks(Ranks):
     """One rank in this process, called directly (`launch.py train --local`), so that a debugger stops where an error arises.
 
     The environment of `rank_environment` must be set.
@@ -175,10 +148,6 @@ class LocalRanks(RankCalls):
         """Make the call at once: nothing runs in parallel within one process."""
         results = [method(self._worker, *(arg[0] for arg in args))]
         return lambda: results
-
-    def call_first(self, method: Callable[..., R]) -> R:
-        """See `RankCalls`."""
-        return method(self._worker)
 
     def close(self) -> None:
         """Nothing to do: the next rank of this process takes its place."""

@@ -1,7 +1,7 @@
 """Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
 
-Built by `learner.packing.micro_batches`, read by `learner.distributed`. Invariant: everything per token is a flat array over
-the N *scored* tokens of the micro-batch, row after row; tokens that rows share exist once in what a model reads.
+Built for `learner.group`, read by `learner.distributed`. Invariants: everything per token is a flat array over the N *scored* tokens of
+the micro-batch, row after row; tokens that rows share exist once in what a model reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from core.records import Flags, FloatArray, IntArray, Trajectory
+from learner.packing.assign import Assignment
 from learner.packing.trees import IndexArray, line_of
 
 A = TypeVar("A")
@@ -128,3 +129,27 @@ def shared_share(batches: Sequence[MicroBatch], rows: Sequence[Row]) -> float:
     """Share of the rows' tokens that the models need not read, because another row of the micro-batch begins with them."""
     read, whole = sum(batch.tokens.size for batch in batches), sum(len(row.tokens) for row in rows)
     return 1.0 - read / whole if read else 0.0
+
+
+def input_batches(assignment: Assignment, rows: Sequence[Row]) -> list[list[MicroBatch]]:
+    """The micro-batches of every rank."""
+    return [[micro_batch_of(group, rows) for group in groups] for groups in assignment]
+
+
+def results_by_row(
+    assignment: Assignment, rows: Sequence[Row], results: Sequence[Sequence[FloatArray]]
+) -> list[FloatArray]:
+    """Results [rank][micro-batch] -> [N] as one array per row."""
+    out: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(rows)
+    for groups, flats in zip(assignment, results, strict=True):
+        for group, flat in zip(groups, flats, strict=True):
+            offset = 0
+            for row in group:
+                out[row] = flat[offset : offset + rows[row].scored].copy()
+                offset += rows[row].scored
+    return out
+
+
+def micro_batch_of(group: IntArray, rows: Sequence[Row]) -> MicroBatch:
+    """Some of the rows as a model reads them. An empty group, as all ranks make equally many passes, becomes a filler row without loss."""
+    return micro_batch([rows[i] for i in group] if len(group) else [Row(rows[0].tokens[:2], 1)])

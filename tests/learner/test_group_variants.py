@@ -20,8 +20,7 @@ from learner.losses import ratio
 from learner.models.pretrained import SharedModel, load_shared
 from learner.packing.assign import assign_trees
 from learner.packing.batch import Row, TrainBatch
-from learner.packing.micro_batches import train_batches
-from learner.targets import compute_targets
+from learner.targets import compute_targets, train_batches
 from tests.learner.conftest import forked, make_judged
 from tests.learner.groups import (
     PROBE,

@@ -23,7 +23,7 @@ def test_a_group_that_has_ended_refuses_every_call() -> None:
     with pytest.raises(ActorError, match="learner: save after its ranks have ended; resume"):
         ranks.call(RankWorker.save, [])
     with pytest.raises(ActorError, match="learner: address after its ranks"):
-        ranks.call_first(RankWorker.address)
+        ranks.call_same(RankWorker.address)
 
 
 @pytest.mark.usefixtures("ray_cluster")

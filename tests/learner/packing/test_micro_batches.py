@@ -19,9 +19,8 @@ from learner.models.attention import line_on
 from learner.models.pretrained import PolicyModel, ValueModel, load_policy, load_value
 from learner.objective import policy_objective, value_objective
 from learner.packing.assign import Assignment, assign_trees
-from learner.packing.batch import Row, TrainBatch, micro_batch
-from learner.packing.micro_batches import input_batches, results_by_row, train_batches
-from learner.targets import TargetBatch, compute_targets
+from learner.packing.batch import Row, TrainBatch, input_batches, micro_batch, results_by_row
+from learner.targets import TargetBatch, compute_targets, train_batches
 from tests.learner.conftest import forked, make_judged
 from tests.learner.test_targets import as_prompt
 
