@@ -196,12 +196,12 @@ def print_evaluation(model: str, result: Evaluation) -> None:
     """Print the estimates over all problems, by data set and by level."""
     print(f"{model}: {describe_evaluation(result)}")
     print(f"  reward {result.overall.reward.mean:.3f}, truncated {100 * result.truncated:.1f} %")
-    for one in result.overall.passes:
-        print(f"  pass@{one.k:<15} {percent(one.estimate)}")
+    for k, estimate in result.overall.passes.items():
+        print(f"  pass@{k:<15} {percent(estimate)}")
     if result.overall.majority is not None:
         print(f"  maj@{result.samples:<16} {percent(result.overall.majority)}")
     for level, scores in (*result.sources.items(), *result.levels.items()):
-        last = [f"pass@{scores.passes[-1].k} {100 * scores.passes[-1].estimate.mean:.1f} %"] if scores.passes else []
+        last = [f"pass@{k} {100 * estimate.mean:.1f} %" for k, estimate in scores.passes.items() if k == result.samples]
         print(
             f"  {level or ('no level' if len(result.levels) > 1 else 'all'):<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
         )

@@ -100,7 +100,8 @@ def replacing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stale, ignore_errors=True)
     temporary.mkdir(parents=True)
     yield temporary
-    flush(temporary)
+    for path in [temporary, *temporary.rglob("*")]:  # the renamed folder must have its contents after a power cut
+        sync(path)
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
@@ -157,12 +158,6 @@ def saved(run: RunDirectory) -> int | None:
     """The iteration that `latest` names; None before the first checkpoint."""
     pointer = run.checkpoints / "latest"
     return int(pointer.read_text()) if pointer.is_file() else None
-
-
-def flush(folder: Path) -> None:
-    """fsync every file and folder below `folder`, so that a renamed folder has its contents after a power cut."""
-    for path in [folder, *folder.rglob("*")]:
-        sync(path)
 
 
 def latest(run: RunDirectory) -> Path:

@@ -101,7 +101,7 @@ def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
     scores = evaluation.overall
     return {
         "evaluation_success": scores.success.mean,
-        "evaluation_pass": scores.passes[-1].estimate.mean if scores.passes else math.nan,
+        "evaluation_pass": scores.passes[evaluation.samples].mean if scores.passes else math.nan,
         "evaluation_majority": scores.majority.mean if scores.majority is not None else math.nan,
     }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.errors import ActorError, LearnerError, WeightError
-from core.records import Candidate, FloatArray, IntArray, Judged, Provenance, Start
+from core.records import Candidate, IntArray, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
@@ -73,7 +73,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("score"):
         scored = learner.score(judged)
         canonical = canonical_rollouts(starts, parts.by_id, parts.tool) if settings.canonical else []
-        canonical_values = values_of(parts, canonical)
+        canonical_values = learner.values(canonical) if canonical else []
     if refresh is not None:
         finish_refresh(parts, refresh, clock)
     with clock.phase("replay"):
@@ -117,11 +117,6 @@ def candidates_of(parts: Components, settings: IterationSettings) -> Callable[..
     """`candidates` with what is the same for all trajectories of an iteration."""
     version, budget = parts.learner.version, settings.sampling.max_response_tokens
     return partial(candidates, boundaries=parts.boundaries, version=version, chains=settings.chains, budget=budget)
-
-
-def values_of(parts: Components, rollouts: Sequence[Judged]) -> list[FloatArray]:
-    """The critic's values [T] of each rollout; these rollouts are not trained on."""
-    return parts.learner.values(rollouts) if rollouts else []
 
 
 def begin_refresh(parts: Components, settings: IterationSettings) -> ValueRefresh | None:

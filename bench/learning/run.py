@@ -87,8 +87,8 @@ class Progress:
         if self._recent:
             means["largest_kl"] = max((row["kl"] for row in self._recent if not math.isnan(row["kl"])), default=None)
         self._recent = []
-        first = asdict(evaluation.overall.passes[0].estimate)
-        levels = {level: asdict(scores.passes[0].estimate) for level, scores in evaluation.levels.items()}
+        first = asdict(evaluation.overall.passes[1])
+        levels = {level: asdict(scores.passes[1]) for level, scores in evaluation.levels.items()}
         by_level = {"levels": levels} if len(levels) > 1 else {}
         return {**counts, "greedy": evaluation.success, "pass@1": first, **by_level, **means}
 
@@ -124,7 +124,7 @@ def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, 
             _say(rows[-1])
     last = replace(plan, samples=LAST_SAMPLES * plan.samples)
     evaluation = evaluate_policy(parts.actors, parts.task, last)
-    passes = {f"pass@{one.k}": asdict(one.estimate) for one in evaluation.overall.passes}
+    passes = {f"pass@{k}": asdict(estimate) for k, estimate in evaluation.overall.passes.items()}
     return {"rows": rows, "first_success": progress.first, "final": {**progress.row(evaluation), **passes}}
 
 

@@ -105,7 +105,7 @@ def _plain(scores: Scores) -> dict[str, object]:
         "low": success.low,
         "high": success.high,
         "reward": asdict(scores.reward),
-        "pass": {str(one.k): asdict(one.estimate) for one in scores.passes},
+        "pass": {str(k): asdict(estimate) for k, estimate in scores.passes.items()},
         "majority": None if scores.majority is None else asdict(scores.majority),
     }
 

@@ -37,20 +37,14 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PassAt:
-    """Share of problems that at least one of k sampled responses solves."""
-
-    k: int
-    estimate: Estimate
-
-
-@dataclass(frozen=True, slots=True)
 class Scores:
     """Estimates over problems."""
 
     success: Estimate  # greedy responses that are correct
     reward: Estimate  # of the greedy responses
-    passes: tuple[PassAt, ...]  # k = 1, 2, 4, ... and all samples; none without samples
+    passes: dict[
+        int, Estimate
+    ]  # k = 1, 2, 4, ..., all samples: share of problems that one of k sampled responses solves
     majority: Estimate | None  # share of problems with a right majority; None without samples or short answers
 
 
@@ -163,7 +157,7 @@ def _scores(rows: Sequence[_Row], samples: int, rng: np.random.Generator) -> Sco
     return Scores(
         success=share([row.success for row in rows]),
         reward=bootstrap([row.reward for row in rows], rng=rng),
-        passes=tuple(PassAt(k, share([pass_at_k(samples, row.correct, k) for row in rows])) for k in powers(samples)),
+        passes={k: share([pass_at_k(samples, row.correct, k) for row in rows]) for k in powers(samples)},
         majority=share(votes) if votes else None,
     )
 
@@ -185,7 +179,7 @@ def percent(estimate: Estimate) -> str:
 def describe_evaluation(result: Evaluation) -> str:
     """The result in one line."""
     line = f"success {percent(result.overall.success)} on {result.overall.success.problems} held-out problems"
-    parts = [f"pass@{one.k} {100 * one.estimate.mean:.1f} %" for one in result.overall.passes]
+    parts = [f"pass@{k} {100 * estimate.mean:.1f} %" for k, estimate in result.overall.passes.items()]
     if result.overall.majority is not None:
         parts.append(f"maj@{result.samples} {100 * result.overall.majority.mean:.1f} %")
     parts += [f"{label} {100 * scores.success.mean:.1f} %" for label, scores in result.sources.items()]

@@ -76,7 +76,7 @@ def test_greedy_success_pass_at_k_and_majority(result: Evaluation) -> None:
     # Wilson with n = 2, m = 1/2, z^2 = 3.8415: 1/2 +- sqrt(3.8415 (1/8 + 3.8415/16)) / (1 + 3.8415/2) = 1/2 +- 0.4055
     assert (result.overall.success.low, result.overall.success.high) == pytest.approx((0.0945, 0.9055), abs=1e-4)
     # pass@1: (1/4 + 2/4) / 2. pass@2: 1 - C(3,2)/C(4,2) = 1/2 and 1 - C(2,2)/C(4,2) = 5/6. pass@4: both are solved.
-    assert [(one.k, one.estimate.mean) for one in result.overall.passes] == [
+    assert [(k, estimate.mean) for k, estimate in result.overall.passes.items()] == [
         (1, 0.375),
         (2, pytest.approx((1 / 2 + 5 / 6) / 2)),
         (4, 1.0),
@@ -92,7 +92,7 @@ def test_greedy_success_pass_at_k_and_majority(result: Evaluation) -> None:
 
 def test_without_samples_there_is_greedy_accuracy_alone() -> None:
     result = score_responses(PROBLEMS, judged([[1], [0]]), [], {}, seed=0)
-    assert (result.samples, result.overall.passes, result.overall.majority) == (0, (), None)
+    assert (result.samples, result.overall.passes, result.overall.majority) == (0, {}, None)
     assert score_responses(PROBLEMS, judged([[1], [0]]), judged([[1], [1]]), {}, seed=0).overall.majority is None
     assert [powers(n) for n in (0, 1, 3, 8)] == [[], [1], [1, 2, 3], [1, 2, 4, 8]]
 
