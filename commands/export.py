@@ -14,7 +14,7 @@ from core.config import Config, task_sources
 from core.errors import ConfigError, ModelError, first_line
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
-from monitor.report import curves, finished, success_before
+from monitor.report import draw_curves
 from trainer.model_files import model_of
 
 HUB = "hub:"
@@ -43,7 +43,7 @@ def write_export(run: RunDirectory, folder: Path) -> None:
     """Write model, tokenizer, config.yaml, metrics.jsonl, curves.png and README.md (the model card) into `folder`."""
     config = load_config(run.config)
     shutil.copytree(model_of(run.path), folder, dirs_exist_ok=True)
-    curves(finished(run), run.curves, title=run.name, before=success_before(run))
+    draw_curves(run)
     for path in (run.config, run.metrics, run.curves):
         shutil.copy(path, folder)
     (folder / "README.md").write_text(model_card(config, run), encoding="utf-8")

@@ -19,7 +19,7 @@ from core.load import dump_config, load_config, override, setting
 from core.plan import batch_plan, check_machine, choose_device, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from core.startup import check_reachable, named_address
-from monitor.console import open_console
+from monitor.console import RunConsole
 from monitor.report import draw_report, print_summary
 from monitor.sinks import JsonlSink, read_metrics
 from monitor.starting import Starting, libraries_in_log
@@ -199,7 +199,7 @@ def _open_outputs(
             sinks.append(gauges)
             phases.append(gauges.phase)
             hints = [*places(), *hints]
-        console = open_console(run.name, config.run.iterations, earlier=read_metrics(run.metrics), hints=hints)
+        console = RunConsole(run.name, config.run.iterations, earlier=read_metrics(run.metrics), hints=hints)
         sinks += [console, *watchers]
         for sink in sinks:
             stack.callback(sink.close)

@@ -1,6 +1,6 @@
 """Progress of a run on the console: a live table with a progress bar, or one plain line per iteration.
 
-`commands/train.py` opens it with `open_console`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI,
+Opened by `commands/train.py`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI,
 `ray job submit` logs, a file) every iteration is exactly one line without control codes, followed by its warnings if there are any.
 """
 
@@ -87,24 +87,6 @@ GROUPS = (
 )
 
 
-def open_console(
-    run: str,
-    iterations: int,
-    *,
-    earlier: Sequence[IterationMetrics] = (),
-    hints: Sequence[str] = (),
-    stream: TextIO | None = None,
-) -> "PlainConsole":
-    """The console for `stream` (stdout by default): live on a terminal, else plain.
-
-    `earlier`: iterations of the run before it was resumed; `hints`: header lines, such as the dashboard's address.
-    """
-    out = stream or sys.stdout
-    if out.isatty():
-        return LiveConsole(run, iterations, earlier=earlier, hints=hints, console=Console(file=stream))
-    return PlainConsole(run, iterations, earlier=earlier, hints=hints, stream=out)
-
-
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds: 125 -> "2:05", 3725 -> "1:02:05"."""
     minutes, rest = divmod(round(seconds), 60)
@@ -144,36 +126,64 @@ def _failures(metrics: IterationMetrics) -> str:
     return "".join(f", {count} {caption}" for count, caption in counts if count)
 
 
-class PlainConsole:
-    """One line per iteration, flushed, for logs."""
+class RunConsole:
+    """Shows a run on `stream` (by default stdout): a live table on a terminal, whose rows are metrics and whose columns are the first
+    iteration and the newest ones; else one flushed line per iteration.
+
+    `earlier`: iterations of the run before it was resumed; `hints`: header lines, such as the dashboard's address.
+    """
 
     def __init__(
-        self, run: str, iterations: int, *, earlier: Sequence[IterationMetrics], hints: Sequence[str], stream: TextIO
+        self,
+        run: str,
+        iterations: int,
+        *,
+        earlier: Sequence[IterationMetrics] = (),
+        hints: Sequence[str] = (),
+        stream: TextIO | None = None,
     ) -> None:
-        self._iterations, self._shown, self._stream = iterations, list(earlier), stream
+        self._iterations, self._shown, self._stream = iterations, list(earlier), stream or sys.stdout
+        self._screen = Console(file=self._stream)
+        self._doing, self._begun = "starting", time.monotonic()
+        self.live: Live | None = None
+        if self._stream.isatty():
+            self._header = [Text(f"Retrospect · {run}", style="bold")]
+            self._header += [Text(hint, style="dim", overflow="fold") for hint in hints]
+            # Rich moves everything else that is printed above the table; what libraries write to stderr goes to the log.
+            self.live = Live(
+                console=self._screen, refresh_per_second=2, get_renderable=self.render, redirect_stderr=False
+            )
+            self.live.start()
+            return
         resumed = f", resumed after iteration {self._done}" if earlier else ""
         for line in (f"run {run}: {iterations} iterations{resumed}", *hints):
             self.note(line)
 
     def write(self, metrics: IterationMetrics) -> None:
-        """Show one iteration."""
+        """Show one iteration, and its warnings."""
         self._shown.append(metrics)
-        self._print(plain_line(metrics, self._iterations, self._remaining()))
-        self._warn()
-
-    def _warn(self) -> None:
-        for line in alarms(self._shown):
-            self._print(line, logging.WARNING)
+        line = plain_line(metrics, self._iterations, self._remaining())
+        if self.live is None:
+            self._print(line)
+        else:
+            logger.info(line)
+            self.live.refresh()
+        for warning in alarms(self._shown):
+            self._print(warning, logging.WARNING)
 
     def note(self, text: str) -> None:
-        """Show a line that stays: a checkpoint, a restart, an evaluation."""
+        """Show a line that stays (above the table): a checkpoint, a restart, an evaluation."""
         self._print(" ".join(text.split()))
 
     def phase(self, text: str) -> None:
-        """Show the current phase ("generate"); a plain console shows nothing."""
+        """Name the current phase ("generate") next to the progress bar."""
+        self._doing = text
 
     def close(self) -> None:
-        """Stop drawing."""
+        """Stop drawing; the last table stays on the screen."""
+        self._doing = "finished" if self._done >= self._iterations else "stopped"
+        if self.live is not None:
+            self.live.stop()
 
     @property
     def _done(self) -> int:
@@ -186,43 +196,10 @@ class PlainConsole:
 
     def _print(self, line: str, level: int = logging.INFO) -> None:
         logger.log(level, line)
-        print(line, file=self._stream, flush=True)
-
-
-class LiveConsole(PlainConsole):
-    """A table that is redrawn in place: rows are metrics, columns the first iteration and the newest ones."""
-
-    def __init__(
-        self, run: str, iterations: int, *, earlier: Sequence[IterationMetrics], hints: Sequence[str], console: Console
-    ) -> None:
-        self._iterations, self._shown, self._console = iterations, list(earlier), console
-        self._header = [Text(f"Retrospect · {run}", style="bold")]
-        self._header += [Text(hint, style="dim", overflow="fold") for hint in hints]
-        self._doing, self._begun = "starting", time.monotonic()
-        # Rich moves everything else that is printed above the table; what libraries write to stderr goes to the log.
-        self._live = Live(console=console, refresh_per_second=2, get_renderable=self.render, redirect_stderr=False)
-        self._live.start()
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Add the iteration as the newest column."""
-        self._shown.append(metrics)
-        logger.info(plain_line(metrics, self._iterations, self._remaining()))
-        self._live.refresh()
-        self._warn()
-
-    def phase(self, text: str) -> None:
-        """Name the phase next to the progress bar."""
-        self._doing = text
-
-    def close(self) -> None:
-        """Stop redrawing; the last table stays on the screen."""
-        self._doing = "finished" if self._done >= self._iterations else "stopped"
-        self._live.stop()
-
-    def _print(self, line: str, level: int = logging.INFO) -> None:
-        """Print a line above the table."""
-        logger.log(level, line)
-        self._console.print(Text(line, style="dim"))
+        if self.live is None:
+            print(line, file=self._stream, flush=True)
+        else:
+            self._screen.print(Text(line, style="dim"))
 
     def render(self) -> RenderableType:
         """The current header, progress bar and table: 21 lines, so that they fit a small terminal."""
@@ -237,9 +214,9 @@ class LiveConsole(PlainConsole):
         )
         if not self._shown:
             return Group(*self._header, bar)
-        columns = max(1, min(COLUMNS, (self._console.width - CAPTION) // COLUMN - 1))
+        columns = max(1, min(COLUMNS, (self._screen.width - CAPTION) // COLUMN - 1))
         shown = [*self._shown[:-columns][:1], *self._shown[-columns:]]
-        table = metrics_table(shown, roomy=self._console.height >= ROOMY)
+        table = metrics_table(shown, roomy=self._screen.height >= ROOMY)
         return Group(*self._header, bar, table, phases_line(shown[-1]))
 
 

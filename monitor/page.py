@@ -145,8 +145,7 @@ def _curves(named: Groups) -> str:
             for name in names
         }
         if len(named) == 1:
-            shown = [Line(name, *of.values()) for name, of in lines.items()]
-            charts.append(line_chart(title, unit, [Line(*line) for line in shown], span=span))
+            charts.append(line_chart(title, unit, [Line(name, *of.values()) for name, of in lines.items()], span=span))
         else:
             charts += [
                 line_chart(name, unit, [Line(label, points) for label, points in of.items()], span=span)

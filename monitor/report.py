@@ -5,7 +5,6 @@ Called by `commands/train.py` at the end and by `launch.py report`. It reads the
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.errors import CheckpointError
@@ -25,12 +24,12 @@ PHASE_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7
 
 def print_summary(run: RunDirectory) -> None:
     """Print the summary of a run. Raises CheckpointError when no iteration is finished yet."""
-    print(summary(run, finished(run), load_config(run.config).run.iterations, success_before(run)))
+    print(summary(run, finished(run), load_config(run.config).run.iterations))
 
 
 def draw_report(run: RunDirectory) -> None:
     """Write curves.png and report.html. Raises CheckpointError when no iteration is finished yet."""
-    curves(finished(run), run.curves, title=run.name, before=success_before(run))
+    draw_curves(run)
     write_page([run], run.report)
 
 
@@ -82,15 +81,12 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: int, before: float = math.nan) -> str:
-    """The summary of a run: what changed, what it cost, where the results are, and the next commands.
-
-    `iterations`: number of iterations planned; `before`: as in `changes`.
-    """
+def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: int) -> str:
+    """The summary of a run of `iterations` planned ones: what changed, what it cost, where the results are, and the next commands."""
     last, unfinished = metrics[-1], metrics[-1].iteration < iterations
     head = f"Run {run.name}: {last.iteration} iterations" + (f" of {iterations} (unfinished)" if unfinished else "")
     lines = [head, ""]
-    for caption, first, final in changes(metrics, before):
+    for caption, first, final in changes(metrics, success_before(run)):
         lines.append(f"  {caption:<30} {first:6.3f} -> {final:6.3f}  ({final - first:+.3f})")
     gap = max((m.logprob_gap for m in metrics if not math.isnan(m.logprob_gap)), default=math.nan)
     lines += [
@@ -114,15 +110,13 @@ def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: 
     return "\n".join(lines)
 
 
-def curves(metrics: Sequence[IterationMetrics], path: Path, *, title: str = "", before: float = math.nan) -> Path:
-    """Draw the run's curves into a PNG of six panels and return its path.
-
-    `before`: success on the held-out problems before training (`success_before`), drawn at iteration 0.
-    """
+def draw_curves(run: RunDirectory) -> None:
+    """Write curves.png: six panels. Raises CheckpointError when no iteration is finished yet."""
     import matplotlib as mpl  # imported late: it takes a second
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
+    metrics, before = finished(run), success_before(run)
     style = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
     with mpl.rc_context(style | {"font.size": 10}):
         figure = Figure(figsize=(15, 8.5), dpi=110, layout="constrained")  # no pyplot: no global state, no display
@@ -131,12 +125,10 @@ def curves(metrics: Sequence[IterationMetrics], path: Path, *, title: str = "", 
             axes.set_xlabel("iteration")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlim((0 if math.isfinite(before) else metrics[0].iteration) - 0.5, metrics[-1].iteration + 0.5)
-        if title:
-            figure.suptitle(title, fontsize=13, fontweight="bold")
-        temporary = path.with_name(f".{path.name}.tmp")
+        figure.suptitle(run.name, fontsize=13, fontweight="bold")
+        temporary = run.curves.with_name(f".{run.curves.name}.tmp")
         figure.savefig(temporary, format="png")
-    temporary.replace(path)
-    return path
+    temporary.replace(run.curves)
 
 
 def _series(metrics: Sequence[IterationMetrics], name: str) -> tuple[list[int], list[float]]:

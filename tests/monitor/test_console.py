@@ -10,12 +10,10 @@ from rich.console import Console
 
 from monitor.console import (
     COLUMNS,
-    LiveConsole,
-    PlainConsole,
+    RunConsole,
     byte_count,
     duration,
     metrics_table,
-    open_console,
     phases_line,
     plain_line,
 )
@@ -28,10 +26,17 @@ class Terminal(io.StringIO):
         return True
 
 
+def sized(monkeypatch: pytest.MonkeyPatch, width: int) -> Terminal:
+    """A terminal of 40 lines."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "40")
+    return Terminal()
+
+
 def test_a_file_gets_one_line_per_iteration() -> None:
     stream = io.StringIO()
-    with closing(open_console("mine", 10, hints=["dashboard http://127.0.0.1:8265"], stream=stream)) as console:
-        assert isinstance(console, PlainConsole)
+    with closing(RunConsole("mine", 10, hints=["dashboard http://127.0.0.1:8265"], stream=stream)) as console:
+        assert console.live is None
         console.phase("generate")
         console.write(iteration(1))
         console.write(iteration(2))
@@ -84,11 +89,9 @@ def test_the_table_fits_100_columns_and_24_lines() -> None:
     assert "50.0 %" in replayed
 
 
-def test_a_terminal_gets_a_table_with_the_first_and_the_newest_iterations() -> None:
-    stream = Terminal()
-    drawn = Console(file=stream, width=100, height=40, force_terminal=True)
-    console = LiveConsole("mine", 40, earlier=[], hints=["tensorboard --logdir x"], console=drawn)
-    with closing(console):
+def test_a_terminal_gets_a_table_with_the_first_and_the_newest_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = sized(monkeypatch, 100)
+    with closing(RunConsole("mine", 40, hints=["tensorboard --logdir x"], stream=stream)) as console:
         for number in range(1, 13):
             console.write(iteration(number))
         console.note("checkpoint 12")
@@ -106,11 +109,9 @@ def test_a_terminal_gets_a_table_with_the_first_and_the_newest_iterations() -> N
 
 
 @pytest.mark.parametrize(("width", "iterations"), [(60, 3), (80, 5), (100, 7), (160, 7)])
-def test_a_narrow_terminal_shows_fewer_iterations(width: int, iterations: int) -> None:
-    drawn = Console(file=Terminal(), width=width, height=40, force_terminal=True)
-    with closing(
-        LiveConsole("mine", 40, earlier=[iteration(n) for n in range(1, 21)], hints=[], console=drawn)
-    ) as console:
+def test_a_narrow_terminal_shows_fewer_iterations(width: int, iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = sized(monkeypatch, width)
+    with closing(RunConsole("mine", 40, earlier=[iteration(n) for n in range(1, 21)], stream=stream)) as console:
         shown = io.StringIO()
         Console(file=shown, width=width).print(console.render())
     (head,) = [line for line in shown.getvalue().splitlines() if line.startswith("iteration  ")]
@@ -119,14 +120,14 @@ def test_a_narrow_terminal_shows_fewer_iterations(width: int, iterations: int) -
 
 
 def test_a_terminal_is_recognised() -> None:
-    with closing(open_console("mine", 2, stream=Terminal())) as console:
-        assert isinstance(console, LiveConsole)
+    with closing(RunConsole("mine", 2, stream=Terminal())) as console:
+        assert console.live is not None
         console.write(iteration(1))
 
 
 def test_a_resumed_run_goes_on_with_its_numbers() -> None:
     stream = io.StringIO()
-    with closing(open_console("mine", 10, earlier=[lasting(1, 2.0), lasting(2, 4.0)], stream=stream)) as console:
+    with closing(RunConsole("mine", 10, earlier=[lasting(1, 2.0), lasting(2, 4.0)], stream=stream)) as console:
         console.write(lasting(3, 6.0))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run mine: 10 iterations, resumed after iteration 2"
@@ -137,7 +138,7 @@ def test_a_resumed_run_goes_on_with_its_numbers() -> None:
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_the_log_keeps_what_was_shown(stream: type[io.StringIO], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "retrospect.console")
-    with closing(open_console("mine", 10, stream=stream())) as console:
+    with closing(RunConsole("mine", 10, stream=stream())) as console:
         console.write(iteration(2))
         console.note("checkpoint written")
     assert caplog.messages[-2].startswith("iteration 2/10: root 27.0 %")

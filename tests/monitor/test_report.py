@@ -1,6 +1,7 @@
 """The summary and the picture of a run."""
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from matplotlib.image import imread
 
 from core.errors import CheckpointError
 from core.run_directory import RunDirectory
-from monitor.report import changes, curves, print_summary, success_before, summary
+from monitor.report import changes, draw_curves, print_summary, success_before, summary
+from monitor.sinks import JsonlSink
 from tests.trainer.examples import iteration
 
 
@@ -27,7 +29,7 @@ def test_held_out_success_counts_from_before_the_training(tmp_path: Path) -> Non
     run = RunDirectory.create(tmp_path, "mine", "demo")
     run.evaluations.write_text('{"iter\n{"iteration": 0, "success": 0.125}\n{"iteration": 2, "success": 0.29}\n')
     assert success_before(run) == 0.125
-    text = summary(run, [iteration(1), iteration(2)], 2, success_before(run))
+    text = summary(run, [iteration(1), iteration(2)], 2)
     assert "success, held-out problems      0.125 ->  0.290  (+0.165)" in text
 
 
@@ -55,14 +57,18 @@ def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [1, 12])
 def test_the_picture_is_drawn_for_any_length(tmp_path: Path, length: int) -> None:
-    path = curves(
-        [iteration(number) for number in range(1, length + 1)], tmp_path / "curves.png", title="mine", before=0.25
-    )
-    pixels = imread(path)
+    run = RunDirectory(tmp_path)
+    run.evaluations.write_text('{"iteration": 0, "success": 0.25}\n')
+    with closing(JsonlSink(run.metrics)) as sink:
+        for number in range(1, length + 1):
+            sink.write(iteration(number))
+    files = {*tmp_path.iterdir()}
+    draw_curves(run)
+    pixels = imread(run.curves)
     assert pixels.shape[0] > 800
     assert pixels.shape[1] > 1500
     assert 0.001 < (pixels[..., :3].min(axis=2) < 0.5).mean() < 0.5  # neither blank nor a black box
-    assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
+    assert {*tmp_path.iterdir()} - files == {run.curves}
 
 
 def test_a_run_without_iterations_is_one_clear_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from core.run_directory import RunDirectory
 from monitor import starting
 from monitor.alarms import SPELL, alarms
-from monitor.console import PlainConsole, open_console
+from monitor.console import RunConsole
 from monitor.starting import Starting, last_start, libraries_in_log
 from tests.trainer.examples import iteration
 
@@ -78,7 +78,7 @@ def test_lines_of_libraries_stay_off_the_bar_and_the_table(tmp_path: Path) -> No
     with libraries_in_log(run.log):
         with closing(Starting(run, ["engines"], screen)):
             print("Writing model shards", file=sys.stderr)
-        with closing(open_console("mine", 3, stream=screen)):
+        with closing(RunConsole("mine", 3, stream=screen)):
             print("Started a local Ray instance", file=sys.stderr)
     assert run.log.read_text() == "Writing model shards\nStarted a local Ray instance\n"
     assert "shards" not in screen.getvalue()
@@ -99,8 +99,8 @@ def test_a_person_is_told_once_when_nothing_is_rewarded_or_explored() -> None:
 
 def test_the_console_shows_and_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     stream = io.StringIO()
-    with closing(open_console("mine", 20, stream=stream)) as console:
-        assert isinstance(console, PlainConsole)
+    with closing(RunConsole("mine", 20, stream=stream)) as console:
+        assert console.live is None
         for number in range(1, SPELL + 1):
             console.write(replace(iteration(number), reward=0.0))
     assert stream.getvalue().splitlines()[-1].startswith("warning: no reward in 10 iterations")

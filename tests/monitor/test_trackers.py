@@ -4,6 +4,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from core.config import Config
 from core.errors import ConfigError
 from core.load import parse_config
 from core.run_directory import RunDirectory
-from monitor.report import curves
+from monitor.report import draw_curves
+from monitor.sinks import JsonlSink
 from monitor.trackers import check_trackers, evaluation_rows, open_trackers
 from tests.trainer.examples import iteration
 
@@ -39,7 +41,9 @@ def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) ->
     run = RunDirectory.create(root, "mine" if not last else "", "demo") if not last else RunDirectory(root / "mine")
     run.evaluations.write_text(json.dumps({**EVALUATION, "iteration": 0}) + "\n" + json.dumps(EVALUATION) + "\n")
     (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
-    curves([iteration(number) for number in (1, 2)], run.curves)
+    with closing(JsonlSink(run.metrics)) as sink:
+        sink.write(iteration(1))
+    draw_curves(run)
     (tracker,) = open_trackers(config_of(sink), run, last)
     for number in numbers:
         tracker.write(iteration(number))
