@@ -33,7 +33,6 @@ from actors.actor import StepResult
 from actors.budget import RestartBudget
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, error_text, weights_lost
 from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
-from core.config import Device, RolloutConfig
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
@@ -47,23 +46,14 @@ logger = logging.getLogger("retrospect.actors")
 
 
 class RolloutPool:
-    """`config.actors` rollout actors, and up to `config.max_actors` in total when the cluster has room.
+    """`rollout.actors` rollout actors, and up to `rollout.max_actors` in total when the cluster has room.
 
-    The constructor returns when all `config.actors` serve. Every start that makes engines raise is passed to `quarantine`, with the reason.
+    The constructor returns when all `rollout.actors` serve. Every start that makes engines raise is passed to `quarantine`, with the reason.
     Raises ModelError when the model cannot be loaded and ActorError when an actor does not start.
     """
 
-    def __init__(
-        self,
-        model_path: str,
-        config: RolloutConfig,
-        *,
-        dtype: str,
-        device: Device,
-        seed: int,
-        cpus: float,
-        quarantine: Callable[[Start, str], None] = lambda _, __: None,
-    ) -> None:
+    def __init__(self, recipe: EngineRecipe, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
+        config = recipe.config
         self.restarts = self.quarantined = 0  # actors and starts since the run began
         self.stopping = False  # another thread sets it: `pump` raises ActorError
         self._config = config
@@ -78,8 +68,8 @@ class RolloutPool:
         self._size = max(config.actors, config.max_actors)
         self._busy, self._seconds = 0.0, CALL_SECONDS
         self._ledger = Ledger()
-        self._recipe = EngineRecipe(model_path, config, dtype, device, seed, cpus)
-        self._actors = [ActorHandle(index, self._recipe) for index in range(config.actors)]
+        self._recipe = recipe
+        self._actors = [ActorHandle(index, recipe) for index in range(config.actors)]
         try:
             self._start()
         except BaseException:

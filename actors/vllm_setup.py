@@ -12,7 +12,6 @@ from typing import Any
 from actors.options import STRUCTURED
 from core.config import RolloutConfig
 from core.errors import ConfigError, ModelError, first_line
-from core.startup import openmp_waiting
 
 CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
 CPU_BLOCK = 32
@@ -32,16 +31,13 @@ def environment(device: str, threads: int) -> dict[str, str]:
     common = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", str(CACHE)),
-        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "TOKENIZERS_PARALLELISM": "false",
     }
     if device != "cpu":
         return common
     return common | {
         **KEEP_FREED_MEMORY,
-        **openmp_waiting(),
         "OMP_NUM_THREADS": str(threads),
         "CUDA_VISIBLE_DEVICES": "",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -35,6 +35,7 @@ from unittest.mock import patch
 import numpy as np
 import ray
 
+from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
 from bench.models import Shape, build_model
@@ -217,7 +218,7 @@ def bare_process(model: str) -> Iterator[Connection]:
 def rollout_pool(model: str) -> Iterator[tuple[RolloutPool, float]]:
     """A pool with one engine, and the seconds that it took to its first token."""
     begun = time.perf_counter()
-    with closing(RolloutPool(model, CONFIG, dtype="float32", device="cpu", seed=0, cpus=1.0)) as pool:
+    with closing(RolloutPool(EngineRecipe(model, CONFIG, "float32", "cpu", seed=0, cpus=1.0))) as pool:
         pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
         yield pool, time.perf_counter() - begun
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import ray
 
+from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from actors.stream import Finished, RolloutStream
 from bench.models import Shape, build_model
@@ -113,7 +114,7 @@ def soak(folder: Path, iterations: int, share: float, seed: int, config: Rollout
     weights = pack(build_model(folder, SHAPE).named_parameters(), 0)
     dice = random.Random(seed)
     tally = Tally({start.id for number in range(1, iterations + 1) for start in choose(number)})
-    pool = RolloutPool(str(folder), config, dtype="float32", device="cpu", seed=0, cpus=0.5)
+    pool = RolloutPool(EngineRecipe(str(folder), config, "float32", "cpu", seed=0, cpus=0.5))
     with closing(pool), closing(CountingStream(pool)) as stream:
         sampling = Sampling(1.0, 1.0, RESPONSE)
         pipeline = Pipeline(stream, sampling, starts=STARTS, max_staleness=STALENESS, iterations=iterations)

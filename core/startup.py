@@ -49,11 +49,6 @@ def set_environment(variables: Mapping[str, str] = ENVIRONMENT) -> None:
 atexit.register(gc.unfreeze)  # else Triton reports a leak when the process ends
 
 
-def openmp_waiting() -> dict[str, str]:
-    """`WAITING`, or the user's own values."""
-    return {name: os.environ.get(name, value) for name, value in WAITING.items()}
-
-
 @contextmanager
 def without_gc() -> Iterator[None]:
     """Collect no garbage inside the block. Later collections skip all objects that exist at its end (modules, classes, data).

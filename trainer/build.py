@@ -315,16 +315,11 @@ def engine_pool(
 
         engine = build_engine(model, rollout, dtype=config.model.dtype, device=device, seed=seed, name=NAME)
         return LocalPool(engine, rollout)
+    from actors.handle import EngineRecipe
     from actors.pool import RolloutPool
 
     return RolloutPool(
-        model,
-        rollout,
-        dtype=config.model.dtype,
-        device=device,
-        seed=seed,
-        cpus=config.cluster.rollout_cpus,
-        quarantine=quarantine,
+        EngineRecipe(model, rollout, config.model.dtype, device, seed, config.cluster.rollout_cpus), quarantine
     )
 
 

@@ -73,7 +73,7 @@ def connect(
 def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None:
     """Attach to the cluster of `cluster.address`, or start a local one that listens on loopback alone. Ray's job has the namespace as name."""
     on_terminate = signal.getsignal(signal.SIGTERM)
-    workers = ENVIRONMENT | {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    workers = {name: os.environ[name] for name in (*ENVIRONMENT, *FORWARDED) if name in os.environ}
     address = find() if cluster.address == "auto" else cluster.address
     init = partial(
         ray.init,

@@ -13,7 +13,7 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError
-from core.startup import in_group, openmp_waiting
+from core.startup import in_group
 from core.weights import copied
 from learner.distributed.worker import RankWorker
 
@@ -162,12 +162,5 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
     """Environment of a rank's process: thread counts and DeepSpeed's accelerator."""
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "DS_ACCELERATOR": device,
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-        environment |= openmp_waiting()
-    return environment
+    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
+    return environment | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})

@@ -23,7 +23,7 @@ from tests.processes import ends
 def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
     """One engine, and one more that may join."""
     config = CONFIG.model_copy(update={"engine": "hf", "actors": 1, "max_actors": 2, "deadline": 600.0})
-    with closing(RolloutPool(str(tiny_model(True)), config, dtype="float32", device="cpu", seed=0, cpus=0.5)) as pool:
+    with closing(RolloutPool(EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5))) as pool:
         yield pool
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import ray
 
+from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from actors.stream import RolloutStream
 from core.records import Start, Trajectory
@@ -29,15 +30,9 @@ QUARANTINED: list[tuple[str, str]] = []
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
     """One engine, with weights of version 1 that are not those of the model directory."""
-    pool = RolloutPool(
-        str(tiny_model(True)),
-        CONFIG.model_copy(update={"actors": 1, "max_restarts": 2}),
-        dtype="float32",
-        device="cpu",
-        seed=0,
-        cpus=0.5,
-        quarantine=lambda start, reason: QUARANTINED.append((start.id, reason)),
-    )
+    config = CONFIG.model_copy(update={"actors": 1, "max_restarts": 2})
+    recipe = EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
+    pool = RolloutPool(recipe, lambda start, reason: QUARANTINED.append((start.id, reason)))
     yield pool
     pool.close()
 

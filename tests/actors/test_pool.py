@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ray
 
+from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from core.errors import ActorError, ModelError
 from core.records import Sampling, Start, Trajectory
@@ -25,7 +26,7 @@ Get = Callable[[bool], Path]
 
 def launch(model: Path, **changes: object) -> RolloutPool:
     config = CONFIG.model_copy(update=changes)
-    return RolloutPool(str(model), config, dtype="float32", device="cpu", seed=0, cpus=0.5)
+    return RolloutPool(EngineRecipe(str(model), config, "float32", "cpu", seed=0, cpus=0.5))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from core.errors import ActorError
 from core.records import Start
@@ -20,15 +21,8 @@ from tests.actors.test_pool import SAMPLING, Get, pump_until
 def one_engine(model: Path, quarantined: list[tuple[str, str]]) -> Iterator[RolloutPool]:
     """A pool of one engine that may be restarted once."""
     config = CONFIG.model_copy(update={"engine": "hf", "actors": 1, "max_restarts": 1})
-    pool = RolloutPool(
-        str(model),
-        config,
-        dtype="float32",
-        device="cpu",
-        seed=0,
-        cpus=0.5,
-        quarantine=lambda start, reason: quarantined.append((start.id, reason)),
-    )
+    recipe = EngineRecipe(str(model), config, "float32", "cpu", seed=0, cpus=0.5)
+    pool = RolloutPool(recipe, lambda start, reason: quarantined.append((start.id, reason)))
     with closing(pool):
         yield pool
 

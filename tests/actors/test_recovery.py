@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.handle import START_SECONDS
+from actors.handle import START_SECONDS, EngineRecipe
 from actors.pool import RolloutPool
 from actors.stream import RolloutStream
 from core.errors import ActorError
@@ -62,7 +62,7 @@ def actor(cpus: float) -> Any:
 def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
     """One engine, and one more that may join."""
     config = CONFIG.model_copy(update={"engine": "hf", "actors": 1, "max_actors": 2, "deadline": 600.0})
-    with closing(RolloutPool(str(tiny_model(True)), config, dtype="float32", device="cpu", seed=0, cpus=CPUS)) as pool:
+    with closing(RolloutPool(EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=CPUS))) as pool:
         yield pool
 
 

@@ -44,10 +44,3 @@ def test_a_timeout_that_a_call_raises_itself_is_raised() -> None:
     pool.submit = slow  # type: ignore[method-assign, assignment]
     with closing(RolloutStream(pool)) as opened, pytest.raises(TimeoutError, match="its own"):
         opened.submit([models.start(1)], SAMPLING)
-
-
-def test_starts_that_no_engine_has_are_not_waited_for() -> None:
-    with closing(RolloutStream(simulated())) as opened:
-        opened.submit([models.start(1), models.start(2)], SAMPLING)
-        with pytest.raises(ActorError, match=r"^2 starts were submitted, but no engine has them"):
-            opened.finished()
