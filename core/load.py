@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from core.command_line import FIELDS, OptionParser, nearest
 from core.config import Config
-from core.errors import ConfigError, first_line
+from core.errors import ConfigError
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -44,14 +44,11 @@ def load_config(path: Path | str) -> Config:
         raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
     try:
         data = yaml.load(text, _UniqueKeys)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # also nested too deeply; a date such as 2024-99-99
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    except (RecursionError, ValueError) as error:  # nested too deeply; a date such as 2024-99-99
-        raise ConfigError(f"{path}: not valid YAML: {first_line(error)}") from None
-    data = {} if data is None else data
-    if not isinstance(data, dict):
+    if not isinstance(data, dict | None):
         raise ConfigError(f"{path}: expected sections (run, model, task, ...) with fields, found {type(data).__name__}")
-    return parse_config(data, source=str(path))
+    return parse_config(data or {}, source=str(path))
 
 
 def parse_config(data: Mapping[str, Any], source: str) -> Config:

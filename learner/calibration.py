@@ -58,15 +58,9 @@ def comparable_states(
 ) -> tuple[list[IntArray], Numbers]:
     """Groups of states with the same start and depth: a critic that knows only problem and depth cannot rank states within one.
 
-    Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary.
-
-    Args:
-        starts: id of each continuation's start.
-        generated: [C] of each continuation, its tokens that are the policy's; states begin only before them.
-        depths: its boundaries, in tokens from the start.
-
-    Returns:
-        For each continuation the depths at which its value is read, and for all these states, flat, the group (start, depth).
+    Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary. Each
+    continuation has a start, its tokens `generated` [C] by the policy, before which alone states begin, and `depths`, its boundaries in
+    tokens from the start. Returns the depths at which each is read, and for all these states, flat, the group (start, depth).
     """
     shared: dict[str, list[IntArray]] = {}
     for start, own in zip(starts, depths, strict=True):
@@ -84,9 +78,6 @@ def auc(values: Reals, correct: Flags, groups: Numbers | None = None) -> float:
     """Chance that a correct item has a higher value than a wrong one [N] (ties count half); NaN without such a pair.
 
     With `groups` only items of the same group are compared, and every such pair counts the same.
-
-    >>> auc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
-    0.875
     """
     groups = np.zeros(len(values), np.int64) if groups is None else groups
     wins, positives, negatives = _mixed_groups(values, correct, groups)

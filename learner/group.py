@@ -85,7 +85,6 @@ class LearnerGroup:
             temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
             longest: tokens of the longest possible response.
             total_steps: optimizer steps of the whole run, for the learning-rate schedule.
-            cpus, gpus: what a rank reserves; GPUs on device "cuda" only.
             local: run the one rank in this process instead of a Ray actor (debugging).
             sender: sends weights directly to the engines, in addition to the object store.
         """

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
+
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 30
 MOST_POINTS = 150
 """Points that a line shows; more are averaged in groups of neighbours."""
+BINS = 24
 
 
 class Line(NamedTuple):
@@ -64,21 +67,17 @@ def stacked_bars(title: str, unit: str, names: Sequence[str], columns: Mapping[i
     return _figure(title, unit, body, names)
 
 
-def histogram(title: str, unit: str, values: Sequence[float], bins: int = 24) -> str:
-    """How many of the `values` fall into each of at most `bins` equal ranges."""
+def histogram(title: str, unit: str, values: Sequence[int]) -> str:
+    """How many of the `values` fall into each of at most BINS equal ranges."""
     if not values:
         return ""
-    low, high = min(values), max(values)
-    wide = max((high - low) / bins, 1.0 if all(float(value).is_integer() for value in values) else 1e-9)
-    counts = [0] * (int((high - low) / wide) + 1)
-    for value in values:
-        counts[int((value - low) / wide)] += 1
-    top, right = max(counts), low + wide * len(counts)
-    body = [_axes(0, top, low, right, unit)]
-    for place, count in enumerate(counts):
-        begin, end = (_x(low + wide * edge, low, right) for edge in (place, place + 1))
-        y = _y(count, 0, top)
-        tip = f"{_number(low + wide * place)} to {_number(low + wide * (place + 1))} {unit}: {count}"
+    low, high = min(values), max(values) + 1
+    counts, edges = np.histogram(values, min(BINS, high - low), (low, high))
+    top, places = int(counts.max()), [_x(edge, low, high) for edge in edges.tolist()]
+    body = [_axes(0, top, low, high, unit)]
+    for at, count in enumerate(counts.tolist()):
+        begin, end, y = places[at], places[at + 1], _y(count, 0, top)
+        tip = f"{_number(edges[at])} to {_number(edges[at + 1])} {unit}: {count}"
         box = f'x="{begin:.1f}" y="{y:.1f}" width="{max(end - begin - 1, 0.5):.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
         body.append(f'<rect class="fill c0" {box}><title>{tip}</title></rect>')
     return _figure(title, "states", body, [])

@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """The starts that are submitted to the engines and not yet trained on.
-
-    Args:
-        stream: the engines.
-        sampling: how training rollouts are sampled.
-        starts: number of starts per iteration.
-        max_staleness: versions that a token may be behind the learner, at least 1.
-        iterations: of the run; no start is submitted for a later one.
-    """
+    """The starts that are submitted to the engines and not yet trained on: `starts` for each of the `iterations`."""
 
     def __init__(
         self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int, iterations: int

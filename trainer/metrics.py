@@ -225,14 +225,7 @@ class MetricSink(Protocol):
 
 
 class PhaseClock:
-    """Measures the phases of one iteration. A phase may be entered several times; its seconds add up.
-
-    >>> clock = PhaseClock()
-    >>> with clock.phase("generate"):
-    ...     pass
-    >>> clock.seconds().generate >= 0
-    True
-    """
+    """Measures the phases of one iteration. A phase may be entered several times; its seconds add up."""
 
     def __init__(self, announce: Callable[[str], None] = lambda _: None) -> None:
         """`announce` is called with the name of every phase that begins."""

@@ -116,14 +116,10 @@ def score_responses(
     *,
     left_out: int = 0,
 ) -> Evaluation:
-    """Estimates over all problems, by level and by data set.
+    """Estimates over all problems that were answered (`left_out` counts the others), by level and by data set.
 
-    Args:
-        problems: the held-out problems that were answered; `left_out` counts the others.
-        greedy: one judged response per problem.
-        sampled: the same number for every problem, those of problem 0 first; may be empty.
-        answers: `Task.votes` of the sampled responses.
-        seed: of the bootstrap.
+    `greedy` has one response per problem; `sampled` the same number for every problem, those of problem 0 first, or none. `answers`:
+    `Task.votes` of the latter.
     """
     samples = len(sampled) // len(problems)
     rows = []
