@@ -99,7 +99,7 @@ class GroupSender(Sender):
 
     def offer(self) -> Rendezvous:
         """Start a thread that waits for the engines and then broadcasts."""
-        store = serve_store(self._host.host, 0, None, GROUP_SECONDS)
+        store = serve_store(self._host.host, GROUP_SECONDS)
         self._store = store
         self._sending = threading.Thread(target=self._send, args=(store,), name="weight-broadcast", daemon=True)
         self._sending.start()
@@ -155,14 +155,13 @@ class HandleSender(Sender):
         self._flats = []
 
 
-def serve_store(host: str, port: int, world: int | None, seconds: float) -> TCPStore:
-    """A store that listens on the address `host` alone, not on all of the machine's. `port` 0: any; `world`: members, if they are known."""
+def serve_store(host: str, seconds: float) -> TCPStore:
+    """A store that listens on a free port of the address `host` alone, not of all of the machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=1024)
+    listener = socket.create_server((host, 0), family=family, backlog=1024)
     store = TCPStore(
         host,
         listener.getsockname()[1],
-        world,
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=seconds),
@@ -175,7 +174,7 @@ def serve_store(host: str, port: int, world: int | None, seconds: float) -> TCPS
 def alone(backend: str) -> None:
     """Make this process torch's default group, unless it is in one. (vLLM's own store would listen on all addresses.)"""
     if not torch.distributed.is_initialized():
-        store = serve_store("127.0.0.1", 0, 1, GROUP_SECONDS)
+        store = serve_store("127.0.0.1", GROUP_SECONDS)
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
 

@@ -74,7 +74,7 @@ Objective = type[NextToken] | type[Preference]
 
 
 class SupervisedRank(RankWorker):
-    """One rank. Lifecycle: `address` (rank 0) -> `join` -> `load_objective` -> steps / measure / save_engine / export ..."""
+    """One rank. Lifecycle: `listen` -> `join` -> `load_objective` -> steps / measure / save_engine / export ..."""
 
     def load_objective(self, objective: Objective, path: str, options: LearnerConfig, dtype: str) -> None:
         """Build the engine from the model's directory."""

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from core.config import LearnerConfig
-from core.transport import serve_store
 from core.weights import NamedTensor
 
 
-def join_ranks(rank: int, ranks: int, address: tuple[str, int], device: str, timeout: float) -> None:
-    """Enter DeepSpeed's process group (gloo or nccl), which meets at a store that listens on rank 0's address alone.
+def join_ranks(store: TCPStore, rank: int, ranks: int, device: str, timeout: float) -> None:
+    """Enter DeepSpeed's process group (gloo or nccl), which meets at `store`.
 
     A process that has a group of this size stays in it: an earlier learner or an engine of vLLM in this process has made it.
     """
@@ -37,11 +36,6 @@ def join_ranks(rank: int, ranks: int, address: tuple[str, int], device: str, tim
     deepspeed.ops.__compatible_ops__ = {}
     backend, limit = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout)
     if not (torch.distributed.is_initialized() and torch.distributed.get_world_size() == ranks):
-        host, port = address
-        if rank == 0:
-            store = serve_store(host, port, ranks, timeout)
-        else:
-            store = TCPStore(host, port, ranks, is_master=False, timeout=limit)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=limit)
 

@@ -77,7 +77,7 @@ class Ranks:
 
     def join(self, device: Device, deadline: float) -> None:
         """Bring the ranks into one process group. Raises LearnerError."""
-        count, address = len(self), self.call_same(RankWorker.address)[0]
+        count, address = len(self), self.call_same(RankWorker.listen, deadline)[0]
         same = [[value] * count for value in (count, address, device, deadline)]
         self.call(RankWorker.join, range(count), *same)
 

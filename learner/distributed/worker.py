@@ -6,22 +6,23 @@ is called on all ranks in the same order with the same number of micro-batches (
 
 import contextlib
 import os
-import random
-import socket
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
-from core.errors import CheckpointError, LearnerError, RetrospectError, first_line
+from core.errors import CheckpointError, RetrospectError, first_line
 from core.records import FloatArray
 from core.startup import without_gc
 
 with without_gc():  # a rank's process begins here
     import torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from core.transport import serve_store
     from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
     from learner.distributed.actor_critic import ActorCritic, PolicyAlone, SeparateModels, SharedTrunk, StepPlan
     from learner.distributed.engine import join_ranks
@@ -37,16 +38,18 @@ BUILDERS = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlo
 
 
 class RankWorker:
-    """One rank's process. Lifecycle: `address` (rank 0) -> `join` -> `load` -> score / update / export_weights / save ..."""
+    """One rank's process. Lifecycle: `listen` -> `join` -> `load` -> score / update / export_weights / save ..."""
 
     def __init__(self, publish: Callable[[Bucket], Any]) -> None:
         """`publish` copies a bucket of weights for the engines: `ray.put`, or `core.weights.copied` in one process."""
         self._publish = publish
         self._sender: Sender | None = None
 
-    def address(self) -> tuple[str, int]:
-        """Where rank 0 listens: this node's address and a free port."""
-        return ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1", free_port()
+    def listen(self, timeout: float) -> tuple[str, int]:
+        """Serve a store where the ranks can meet, on this node's address alone; returns address and port. That of rank 0 is used."""
+        host = ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1"
+        self._store = serve_store(host, timeout)
+        return host, int(self._store.port)
 
     def join(self, rank: int, ranks: int, address: tuple[str, int], device: Device, timeout: float) -> None:
         """Set the environment that DeepSpeed reads and enter the process group."""
@@ -59,7 +62,9 @@ class RankWorker:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self._rank = rank
         self._device = torch.device(device)
-        join_ranks(rank, ranks, address, device, timeout)
+        if rank:
+            self._store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
+        join_ranks(self._store, rank, ranks, device, timeout)
 
     def load(
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
@@ -207,20 +212,6 @@ def as_checkpoint_error(folder: Path, what: str) -> Iterator[None]:
     except Exception as error:
         kind = type(error).__name__
         raise CheckpointError(f"{folder}: cannot be {what} ({kind}: {first_line(error)})") from error
-
-
-def free_port() -> int:
-    """A free TCP port below the kernel's ephemeral ports, so that no other process gets it by chance before it is used.
-
-    If all ports from 20,000 on are ephemeral: any free port. Raises LearnerError if there is none.
-    """
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = range(20_000, first_ephemeral)
-    for port in [*random.SystemRandom().sample(candidates, min(100, len(candidates))), 0]:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return int(probe.getsockname()[1])
-    raise LearnerError("learner-rank-0: no free TCP port on its node; end what uses them, or allow more open files")
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:

@@ -41,8 +41,8 @@ def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) ->
     run = RunDirectory.create(root, "mine" if not last else "", "demo") if not last else RunDirectory(root / "mine")
     run.evaluations.write_text(json.dumps({**EVALUATION, "iteration": 0}) + "\n" + json.dumps(EVALUATION) + "\n")
     (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
-    with closing(JsonlSink(run.metrics)) as sink:
-        sink.write(iteration(1))
+    with closing(JsonlSink(run.metrics)) as file:
+        file.write(iteration(1))
     draw_curves(run)
     (tracker,) = open_trackers(config_of(sink), run, last)
     for number in numbers:
