@@ -167,9 +167,10 @@ class LearnerGroup:
         batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries, self._longest)
         train_policy = policy = warm and batch.teaches(range(len(scored)), algorithm)
         taken: list[TakenStep] = []
+        has_critic = config.value_model != "none"
         for number in range(max(config.epochs, config.critic_epochs)):
             policy = policy and number < config.epochs
-            critic = config.critic_trains and number < config.critic_epochs
+            critic = has_critic and number < config.critic_epochs
             if policy or critic or not taken:
                 last = self._pass(batch, taken, self._minibatches(scored, number), policy, critic)
                 taken += last
@@ -186,7 +187,7 @@ class LearnerGroup:
                 [batch.rows[i] for step in tried for i in step.members],
             ),
             policy_trained=train_policy,
-            critic=config.critic_trains,
+            critic=has_critic,
         )
         self._note(scored, taken, batch.stats, train_policy)
         return stats

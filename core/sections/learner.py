@@ -78,11 +78,6 @@ class LearnerConfig(Section):
     """Sequences of the probe batch."""
 
     @property
-    def critic_trains(self) -> bool:
-        """Whether there is a critic."""
-        return self.value_model != "none"
-
-    @property
     def critic_epochs(self) -> int:
         """Passes of the critic over an iteration's trajectories."""
         return self.value_epochs or self.epochs

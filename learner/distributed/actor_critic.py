@@ -38,14 +38,27 @@ CriticStep = tuple[float, float | None, bool]
 """Loss, gradient norm (None: not trained), and whether the step was applied, or not asked for."""
 
 
+def engines_of(
+    policy: PolicyModel, value: ValueModel | None, learner: LearnerConfig, dtype: torch.dtype
+) -> dict[str, TrainEngine]:
+    """The engines by the name of their checkpoint: "policy", and "value" of a separate critic."""
+    parts = [policy.model, policy.head] if isinstance(policy, SharedModel) else [policy]  # each with a learning rate
+    engines = {"policy": TrainEngine(policy, [list(part.parameters()) for part in parts], learner, dtype)}
+    if value is not None:
+        clip = {"max_grad_norm": learner.value_max_grad_norm or learner.max_grad_norm}
+        engines["value"] = TrainEngine(value, [list(value.parameters())], learner.model_copy(update=clip), dtype)
+    return engines
+
+
 class ActorCritic(ABC):
     """The models that a rank trains and scores with: what both kinds have in common."""
 
-    def __init__(self, engines: dict[str, TrainEngine], algorithm: AlgorithmConfig, temperature: float) -> None:
-        """`engines` by the name of their checkpoint; the one named "policy" contains the policy. `temperature`: of the rollouts."""
-        self.engines = engines
-        self.policy = engines["policy"]
-        self._algorithm, self._temperature = algorithm, temperature
+    def __init__(
+        self, engines: dict[str, TrainEngine], algorithm: AlgorithmConfig, learner: LearnerConfig, temperature: float
+    ) -> None:
+        """`engines` as of `engines_of`; `temperature`: of the rollouts."""
+        self.engines, self.policy = engines, engines["policy"]
+        self._algorithm, self._learner, self._temperature = algorithm, learner, temperature
         self._device = self.policy.device
 
     @abstractmethod
@@ -76,20 +89,6 @@ class SeparateModels(ActorCritic):
     step. The policy's gradient stays in memory until then, so that both models skip a step or neither does.
     """
 
-    def __init__(
-        self,
-        policy: PolicyModel,
-        value: ValueModel,
-        algorithm: AlgorithmConfig,
-        temperature: float,
-        engine: LearnerConfig,
-        dtype: torch.dtype,
-    ) -> None:
-        policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
-        clip = {"max_grad_norm": engine.value_max_grad_norm or engine.max_grad_norm}
-        self._value = TrainEngine(value, [list(value.parameters())], engine.model_copy(update=clip), dtype)
-        super().__init__({"policy": policy_engine, "value": self._value}, algorithm, temperature)
-
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
         logprobs = [self.logprobs(batch, self._temperature) for batch in batches]
@@ -97,7 +96,7 @@ class SeparateModels(ActorCritic):
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
-        return [self._value(line=line_on(batch, self._device)) for batch in batches]
+        return [self.engines["value"](line=line_on(batch, self._device)) for batch in batches]
 
     def step(self, plan: StepPlan) -> StepSums:
         """See `ActorCritic`."""
@@ -122,7 +121,7 @@ class SeparateModels(ActorCritic):
         if not plan.train_critic:
             return 0.0, None, True
         loss = sum([self._value_pass(batch) for batch in plan.batches])
-        return loss, *self._value.step([plan.value_lr])
+        return loss, *self.engines["value"].step([plan.value_lr])
 
     def _policy_pass(self, batch: TrainBatch, kl_coefficient: float) -> PolicySums:
         line = line_on(batch.inputs, self._device)
@@ -132,25 +131,14 @@ class SeparateModels(ActorCritic):
         return sums
 
     def _value_pass(self, batch: TrainBatch) -> float:
-        values: Tensor = self._value(line=line_on(batch.inputs, self._device))
+        values: Tensor = self.engines["value"](line=line_on(batch.inputs, self._device))
         loss = value_objective(values, self._targets(batch), self._algorithm.value_clip)
-        self._value.backward(loss, values)
+        self.engines["value"].backward(loss, values)
         return float(loss.detach())
 
 
 class PolicyAlone(SeparateModels):
     """The policy without a critic: all values are 0."""
-
-    def __init__(
-        self,
-        policy: PolicyModel,
-        algorithm: AlgorithmConfig,
-        temperature: float,
-        engine: LearnerConfig,
-        dtype: torch.dtype,
-    ) -> None:
-        policy_engine = TrainEngine(policy, [list(policy.parameters())], engine, dtype)
-        ActorCritic.__init__(self, {"policy": policy_engine}, algorithm, temperature)
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
@@ -159,18 +147,6 @@ class PolicyAlone(SeparateModels):
 
 class SharedTrunk(ActorCritic):
     """One engine: loss = policy's + value_coefficient x critic's, two learning rates, one gradient norm."""
-
-    def __init__(
-        self,
-        model: SharedModel,
-        algorithm: AlgorithmConfig,
-        temperature: float,
-        engine: LearnerConfig,
-        dtype: torch.dtype,
-    ) -> None:
-        groups = [list(model.model.parameters()), list(model.head.parameters())]
-        super().__init__({"policy": TrainEngine(model, groups, engine, dtype)}, algorithm, temperature)
-        self._value_coefficient = engine.value_coefficient
 
     def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
         """See `ActorCritic`."""
@@ -191,7 +167,7 @@ class SharedTrunk(ActorCritic):
         line, targets = line_on(batch.inputs, self._device), self._targets(batch)
         logprobs, entropy, values = self.policy(line=line, temperature=self._temperature, train_trunk=train_policy)
         critic = value_objective(values, targets, self._algorithm.value_clip)
-        loss, sums = self._value_coefficient * critic, PolicySums()
+        loss, sums = self._learner.value_coefficient * critic, PolicySums()
         if train_policy:
             surrogate, sums = policy_objective(logprobs, entropy, targets, self._algorithm, kl_coefficient)
             loss = loss + surrogate

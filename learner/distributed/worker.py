@@ -24,7 +24,14 @@ with without_gc():  # a rank's process begins here
 
     from core.transport import serve_store
     from core.weights import Bucket, NamedTensor, Sender, SenderHost, Weights, pack
-    from learner.distributed.actor_critic import ActorCritic, PolicyAlone, SeparateModels, SharedTrunk, StepPlan
+    from learner.distributed.actor_critic import (
+        ActorCritic,
+        PolicyAlone,
+        SeparateModels,
+        SharedTrunk,
+        StepPlan,
+        engines_of,
+    )
     from learner.distributed.engine import join_ranks
     from learner.models.adapters import Lora, adapters_off, merged
     from learner.models.attention import line_on
@@ -33,7 +40,7 @@ with without_gc():  # a rank's process begins here
     from learner.stats import StepSums
 
 
-BUILDERS = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlone}
+KINDS: dict[str, type[ActorCritic]] = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlone}
 """The models of a rank by `learner.value_model`."""
 
 
@@ -97,22 +104,18 @@ class RankWorker:
             self._sender.close()
 
     def _build(self, learner: LearnerConfig, algorithm: AlgorithmConfig, kind: torch.dtype) -> ActorCritic:
-        arguments = (kind, self._lora)
-        build: Callable[..., ActorCritic] = BUILDERS[learner.value_model]
-        if learner.value_model == "shared":
-            shared = load_shared(self._path, *arguments)
-            models: list[Any] = [shared]
-            self._module: PolicyModel = shared
-        else:
-            self._module = load_policy(self._path, *arguments)
-            models = [self._module]
-        if learner.value_model == "separate":
-            models.append(load_value(learner.value_path or self._path, *arguments))
+        load = load_shared if learner.value_model == "shared" else load_policy
+        self._module: PolicyModel = load(self._path, kind, self._lora)
         self._trained = trained_part(self._module)
+        value = None
+        if learner.value_model == "separate":
+            value = load_value(learner.value_path or self._path, kind, self._lora)
         if learner.gradient_checkpointing:
-            for model in models:
-                recompute_activations(model)
-        return build(*models, algorithm, self._temperature, learner, kind)
+            recompute_activations(self._module)
+            if value is not None:
+                recompute_activations(value)
+        engines = engines_of(self._module, value, learner, kind)
+        return KINDS[learner.value_model](engines, algorithm, learner, self._temperature)
 
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch], untrained: bool) -> list[list[FloatArray]]:

@@ -13,7 +13,7 @@ import torch
 
 from core.config import AlgorithmConfig, LearnerConfig
 from core.records import Scored
-from learner.distributed.actor_critic import SharedTrunk, StepPlan
+from learner.distributed.actor_critic import SharedTrunk, StepPlan, engines_of
 from learner.distributed.engine import TrainEngine
 from learner.group import LearnerGroup
 from learner.losses import ratio
@@ -203,7 +203,7 @@ def engine_gradients(path: Path, step: StepPlan, value_coefficient: float, tau: 
     model = load_shared(path, torch.float32)
     torch.nn.init.constant_(model.head.weight, 0.01)
     config = LearnerConfig(max_grad_norm=1e9, value_coefficient=value_coefficient)
-    trunk = SharedTrunk(model, AlgorithmConfig(), tau, config, torch.float32)
+    trunk = SharedTrunk(engines_of(model, None, config, torch.float32), AlgorithmConfig(), config, tau)
     for batch in step.batches:
         trunk._pass(batch, step.kl_coefficient, step.train_policy)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
