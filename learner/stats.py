@@ -43,8 +43,8 @@ class BatchStats:
     importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
     importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
     reference_kl: float  # mean KL of pi_prox to the reference per token, by k1; 0 without a reference policy
-    engine_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
-    engine_gap_max: float
+    behaviour_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
+    behaviour_gap_max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class UpdateStats(BatchStats):
     policy_loss: float
     value_loss: float
     first_kl: float  # KL(pi_prox || pi_theta) at the first minibatch, before any step: must be ~0
-    policy_kl: float  # the same, over all minibatches (nats per token)
+    kl: float  # the same, over all minibatches (nats per token)
     clip_fraction: float
     entropy: float  # nats per token
     kl_coefficient: float  # weight of the reference KL in this update
@@ -108,7 +108,7 @@ def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) 
         policy_loss=policy.loss / count,
         value_loss=sum(step.value_loss for step in of_critic) / critic_count,
         first_kl=of_policy[0].policy.kl if of_policy else 0.0,
-        policy_kl=policy.kl / count,
+        kl=policy.kl / count,
         clip_fraction=policy.clipped / count,
         entropy=policy.entropy / count,
         policy_grad_norm=sum(step.policy_norm or 0.0 for step in of_policy) / count,

@@ -309,8 +309,8 @@ def _stats(
         importance_mean=float(weights.mean()),
         importance_truncated=float(bounded.mean()),
         reference_kl=float((targets.proximal - targets.reference).mean()),  # k1: unbiased, whatever the loss uses
-        engine_gap_mean=float(gap.mean()) if gap.size else 0.0,
-        engine_gap_max=float(gap.max()) if gap.size else 0.0,
+        behaviour_gap_mean=float(gap.mean()) if gap.size else 0.0,
+        behaviour_gap_max=float(gap.max()) if gap.size else 0.0,
     )
 
 

@@ -1,5 +1,7 @@
-"""Ends of processes, as tests wait for them."""
+"""Ends of processes, as tests wait for them, and ports for servers that tests start."""
 
+import random
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,3 +39,12 @@ def assert_on_loopback(processes: Sequence[psutil.Process]) -> None:
                     found[place.laddr.port] = (place.laddr.ip, one.name())
     assert len(found) > 5
     assert {port: place for port, place in found.items() if not place[0].endswith("127.0.0.1")} == {}
+
+
+def free_port() -> int:
+    """A free TCP port below the kernel's ephemeral ports, so that no other process gets it by chance before it is used."""
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", random.SystemRandom().randrange(min(20_000, first_ephemeral - 1), first_ephemeral)))
+            return int(probe.getsockname()[1])

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from learner.distributed.worker import free_port
+from tests.processes import free_port
 from tests.whole_runs import assert_ended, descendants
 
 ROOT = Path(__file__).parents[1]

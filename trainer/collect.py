@@ -107,12 +107,10 @@ def _of_evaluation(evaluation: Evaluation | None) -> dict[str, Any]:
 
 
 def _of_update(stats: UpdateStats) -> dict[str, Any]:
-    """The metrics of the update: most have the same name in both records, three are renamed."""
-    names = {entry.name for entry in fields(stats)} & {entry.name for entry in fields(IterationMetrics)} - {"seconds"}
-    found = {name: getattr(stats, name) for name in names} | {"kl": stats.policy_kl}
-    found |= {"behaviour_gap_mean": stats.engine_gap_mean, "behaviour_gap_max": stats.engine_gap_max}
+    """The metrics of the update: they have the same name in both records."""
+    names = {entry.name for entry in fields(stats)} & {entry.name for entry in fields(IterationMetrics)}
     absent = [*(() if stats.policy_trained else OF_POLICY), *(() if stats.critic else OF_CRITIC)]
-    return found | dict.fromkeys(absent, math.nan)
+    return {name: getattr(stats, name) for name in names} | dict.fromkeys(absent, math.nan)
 
 
 def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from core.records import FloatArray, IntArray
 from core.transport import GroupSender, HandleSender, MemoryHandles
@@ -33,8 +33,8 @@ def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Lea
     """Two vLLM engines, and a learner that has learnt something: its weights are not those of the model directory."""
     path = tiny_model(True)
     with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
-        options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "seed": 0, "cpus": 0.5}
-        starting = starter.submit(RolloutPool, str(path), CONFIG.model_copy(update={"deadline": 480.0}), **options)
+        config = CONFIG.model_copy(update={"deadline": 480.0})
+        starting = starter.submit(RolloutPool, EngineRecipe(str(path), config, "float32", "cpu", seed=0, cpus=0.5))
         with group(path, sender=GroupSender, policy_lr=1e-2) as learner:
             learner.update(learner.score(on_policy(learner, make_judged(1))))
             pool = starting.result()

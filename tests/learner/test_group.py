@@ -80,9 +80,9 @@ def test_first_update_after_a_broadcast_is_on_policy_and_log_probabilities_agree
         scored = learner.score(judged)
         stats = learner.update(scored)
         assert stats.first_kl == pytest.approx(0.0, abs=1e-7)
-        assert stats.policy_kl > 1e-6  # later minibatches have moved
+        assert stats.kl > 1e-6  # later minibatches have moved
         assert stats.importance_mean == pytest.approx(1.0, abs=1e-6)
-        assert stats.engine_gap_max == pytest.approx(0.0, abs=1e-6)
+        assert stats.behaviour_gap_max == pytest.approx(0.0, abs=1e-6)
         assert stats.reference_kl == pytest.approx(0.0, abs=1e-7)
         assert stats.kl_coefficient == 0.1
         assert scored[0].reference is not None

@@ -56,7 +56,7 @@ def test_advantages_and_returns_of_one_trajectory_by_hand() -> None:
     np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])
     np.testing.assert_allclose(batch.targets.returns, [1.0, 1.0, 1.0])  # value_lambda 1: the reward
     np.testing.assert_allclose(batch.targets.importance, [1.0, 1.0, 1.0])
-    assert batch.stats.engine_gap_max == 0.0
+    assert batch.stats.behaviour_gap_max == 0.0
 
 
 def test_overlong_penalise_lowers_the_return_of_truncated_rows_only() -> None:
@@ -140,14 +140,14 @@ def test_overlong_mask_takes_truncated_rows_out_of_loss_and_whitening() -> None:
     assert abs(float(batch.targets.advantages[used].mean())) < 1e-6
 
 
-def test_the_engine_gap_counts_tokens_of_the_current_version_only() -> None:
+def test_the_behaviour_gap_counts_tokens_of_the_current_version_only() -> None:
     judged = make_judged(0, count=4, version=3)
     old = replace(judged[0], trajectory=replace(judged[0].trajectory, versions=judged[0].trajectory.versions - 1))
     scored = scored_from([old, *judged[1:]])
     off = replace(scored[0], proximal=scored[0].proximal + 5.0)  # stale tokens may be far off
     stats = compute_targets([off, *scored[1:]], AlgorithmConfig(), 3).stats
-    assert stats.engine_gap_max == pytest.approx(0.1, abs=1e-5)
-    assert stats.engine_gap_mean == pytest.approx(0.1, abs=1e-5)
+    assert stats.behaviour_gap_max == pytest.approx(0.1, abs=1e-5)
+    assert stats.behaviour_gap_mean == pytest.approx(0.1, abs=1e-5)
 
 
 def test_kl_in_the_reward_lowers_the_return_of_every_token() -> None:

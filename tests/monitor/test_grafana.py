@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from learner.distributed.worker import free_port
 from monitor.ray_metrics import PREFIX
+from tests.processes import free_port
 from tests.trainer.examples import iteration
 from trainer.metrics import metric_infos
 
