@@ -189,6 +189,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def keep_lines(path: Path, counter: str, last: int) -> None:
+    """Keep the records of a JSONL file, if there is one, whose number `counter` is at most `last`: a resumed run writes the others again."""
+    if path.exists():
+        kept = [record for record in read_jsonl(path) if record[counter] <= last]
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
 def tail(path: Path, size: int) -> list[str]:
     """The lines in the last `size` bytes of a text file, of which the first may be cut; none if it cannot be read."""
     try:

@@ -5,6 +5,7 @@ Called by `commands/train.py` at the end and by `launch.py report`. It reads the
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.errors import CheckpointError
@@ -73,12 +74,8 @@ def changes(metrics: Sequence[IterationMetrics], before: float = math.nan) -> li
         if name == "evaluation_success" and math.isfinite(before):
             series.insert(0, before)
         if series:
-            found.append(Change(caption, _mean(series[:width]), _mean(series[-width:])))
+            found.append(Change(caption, fmean(series[:width]), fmean(series[-width:])))
     return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: int) -> str:
@@ -92,8 +89,8 @@ def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: 
     lines += [
         "",
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
-        f"({_mean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
-        f"  {100 * _mean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} states, "
+        f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
+        f"  {100 * fmean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} states, "
         f"{byte_count(last.store_bytes)}",
         f"  largest log-prob gap to vLLM after a broadcast: {gap:.1e} nats",
         "",

@@ -9,7 +9,7 @@ import math
 import os
 from pathlib import Path
 
-from core.run_directory import read_jsonl, write_atomically
+from core.run_directory import keep_lines, read_jsonl
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, unflatten
 
 
@@ -20,8 +20,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, *, last: int = 0) -> None:
-        kept = [metrics for metrics in read_metrics(path) if metrics.iteration <= last]
-        write_atomically(path, "".join(map(_line, kept)))
+        keep_lines(path, "iteration", last)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, metrics: IterationMetrics) -> None:

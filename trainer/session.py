@@ -14,11 +14,11 @@ from typing import Any
 
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, WeightError
 from core.interruption import Interruption
-from core.run_directory import RunDirectory, write_atomically, write_samples
+from core.run_directory import RunDirectory, keep_lines, write_atomically, write_samples
 from trainer import checkpoint
 from trainer.checkpoint import RunProgress
 from trainer.collect import collect_metrics
-from trainer.evaluation.files import append_evaluation, drop_evaluations, response_rows, write_responses
+from trainer.evaluation.files import append_evaluation, response_rows, write_responses
 from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evaluation, evaluate_policy
 from trainer.loop import iterate
 from trainer.metrics import MetricSink, Phase, PhaseClock
@@ -86,7 +86,7 @@ def run_session(session: Session, resumed: Path | None, stop: Interruption) -> b
     while True:
         try:
             progress = _begin(session, resumed, cursor, again=restarts > 0)
-            drop_evaluations(directory.evaluations, progress.iteration or -1)  # -1: a new run repeats 0, too
+            keep_lines(directory.evaluations, "iteration", progress.iteration or -1)  # -1: a new run repeats 0, too
             with session.open_outputs(progress.iteration) as outputs:
                 if not _train(session, outputs, progress, stop):
                     return False

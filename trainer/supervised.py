@@ -19,7 +19,7 @@ from core.errors import CheckpointError, ConfigError, DivergenceError
 from core.load import dump_config, load_config
 from core.plan import supervised_placement
 from core.records import FloatArray
-from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
+from core.run_directory import RunDirectory, keep_lines, open_log, write_atomically, write_versions
 from core.seeds import generator
 from trainer import checkpoint
 
@@ -116,7 +116,7 @@ def take_steps(
     if resumed is not None:
         group.restore(resumed)
         first = int(json.loads((resumed / "progress.json").read_text())["step"])
-    _keep_lines(run.metrics, first)
+    keep_lines(run.metrics, "step", first or -1)  # -1: a new run repeats 0, too
     if not first:
         _note(run, {"step": 0} | held_out_numbers(group, job), job, total)
     for step in range(first, total):
@@ -160,13 +160,6 @@ def _note(run: RunDirectory, numbers: Numbers, job: SupervisedJob, total: int) -
     if measured or step % max(1, total // LINES) == 0:
         loss = f", loss {numbers['loss']:.3f}" if "loss" in numbers else ""
         print(f"step {step}/{total}{loss}{', held out: ' + measured if measured else ''}", flush=True)
-
-
-def _keep_lines(path: Path, last: int) -> None:
-    """Keep the metrics of the first `last` steps. The later steps are repeated, and the last line may be incomplete."""
-    lines = path.read_text(encoding="utf-8").splitlines() if last and path.exists() else []
-    kept = [line + "\n" for line in lines if line.endswith("}") and json.loads(line)["step"] <= last]
-    write_atomically(path, "".join(kept))
 
 
 def _save(group: "SupervisedGroup", run: RunDirectory, step: int, keep: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
 from core.records import Judged, Problem
-from core.run_directory import read_jsonl, write_atomically
+from core.run_directory import write_atomically
 from trainer.evaluation.scores import Evaluation, Scores
 
 if TYPE_CHECKING:
@@ -114,10 +114,3 @@ def append_evaluation(path: Path, iteration: int, result: Evaluation) -> None:
     """Add a line to evaluations.jsonl: success, interval and levels after `iteration` (0: before training)."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"iteration": iteration, **evaluation_record(result)}) + "\n")
-
-
-def drop_evaluations(path: Path, last: int) -> None:
-    """Keep the lines of evaluations.jsonl up to iteration `last`. A resumed run writes the later ones again."""
-    if path.exists():
-        kept = [line for line in read_jsonl(path) if line["iteration"] <= last]
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))

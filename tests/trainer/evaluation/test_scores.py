@@ -18,7 +18,7 @@ from core.config import Config, TaskConfig
 from core.errors import ActorError, ConfigError
 from core.load import dump_config
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
-from core.run_directory import RunDirectory
+from core.run_directory import RunDirectory, keep_lines
 from tasks.kinds import KINDS
 from tasks.task import Task
 from tests.trainer.test_model_files import save_model, save_tokenizer
@@ -26,7 +26,6 @@ from trainer import build
 from trainer.evaluation.files import (
     append_evaluation,
     check_responses_path,
-    drop_evaluations,
     evaluation_record,
     response_rows,
     write_responses,
@@ -258,11 +257,11 @@ def test_the_record_of_an_iteration(tmp_path: Path, result: Evaluation) -> None:
 
 def test_a_resumed_run_drops_the_evaluations_that_it_repeats(tmp_path: Path) -> None:
     path = tmp_path / "evaluations.jsonl"
-    drop_evaluations(path, 2)
+    keep_lines(path, "iteration", 2)
     assert not path.exists()
     lines = [f'{{"iteration": {number}}}\n' for number in (0, 2, 4)]
     path.write_text("".join(lines) + '{"iterat')  # the kill tore the last line
-    drop_evaluations(path, 2)
+    keep_lines(path, "iteration", 2)
     assert path.read_text() == "".join(lines[:2])
 
 
