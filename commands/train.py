@@ -21,13 +21,12 @@ from core.run_directory import RunDirectory, open_log, write_atomically, write_v
 from core.startup import check_reachable, named_address
 from monitor.console import RunConsole
 from monitor.report import draw_report, print_summary
-from monitor.sinks import JsonlSink, read_metrics
 from monitor.starting import Starting, libraries_in_log
 from monitor.store_view import write_problems
 from monitor.trackers import check_trackers, open_trackers
 from trainer import build, checkpoint
 from trainer.local import single_process
-from trainer.metrics import IterationMetrics, MetricSink
+from trainer.metrics import IterationMetrics, JsonlSink, MetricSink, read_metrics
 from trainer.mirror import download, open_store, upload
 from trainer.session import Outputs, Schedule, Session, run_session
 

@@ -22,10 +22,9 @@ from core.errors import CheckpointError, StoreError
 from core.load import dump_config, load_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
 from monitor.console import duration
-from monitor.sinks import read_metrics
 from monitor.store_view import open_store
 from monitor.svg import Line, histogram, line_chart, stacked_bars
-from trainer.metrics import PHASES, IterationMetrics, flatten
+from trainer.metrics import PHASES, IterationMetrics, flatten, read_metrics
 
 OWN = ("run.", "monitor.", "evaluation.every")
 """Fields in which the runs of a group may differ."""

@@ -13,8 +13,7 @@ from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
 from monitor.console import byte_count, duration
 from monitor.page import write_page
-from monitor.sinks import read_metrics
-from trainer.metrics import PHASES, IterationMetrics, flatten
+from trainer.metrics import PHASES, IterationMetrics, flatten, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,8 +18,8 @@ from core.config import Config
 from core.load import dump_config, load_config
 from core.run_directory import RunDirectory
 from launch import main
-from monitor.sinks import JsonlSink
 from tests.trainer.examples import iteration
+from trainer.metrics import JsonlSink
 
 ROOT = Path(__file__).parents[1]
 

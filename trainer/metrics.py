@@ -4,12 +4,17 @@
 the only list of metrics. TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are made from it.
 """
 
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
+
+from core.run_directory import keep_lines, read_jsonl
 
 Phase = Literal["generate", "reward", "score", "replay", "update", "broadcast", "evaluate"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -222,6 +227,35 @@ class MetricSink(Protocol):
 
     def close(self) -> None:
         """Close the files."""
+
+
+class JsonlSink:
+    """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null.
+
+    `last`: the iteration after which the run continues; later and incomplete lines are dropped. So after a resume every iteration is
+    in the file once, also if the process was killed during a write.
+    """
+
+    def __init__(self, path: Path, *, last: int = 0) -> None:
+        keep_lines(path, "iteration", last)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Append the iteration."""
+        numbers = flatten(metrics) | flatten_sources(metrics)
+        values = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self._file.write(json.dumps(values, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[IterationMetrics]:
+    """The iterations of a metrics.jsonl, in order."""
+    return [unflatten(line) for line in read_jsonl(path)]
 
 
 class PhaseClock:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from core.records import Boundaries, Continued, IntArray, Judged, Start, Trajectory
+from core.records import Continued, Judged, Start, Trajectory
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
@@ -115,7 +115,8 @@ def with_continuations(
     The states are the boundaries inside the continuation; each is continued `settings.continuations` times. The worth of the start
     itself is the mean reward of its own rollouts. A state that no engine could continue is no boundary.
     """
-    ends = [step_ends(item, parts.boundaries) for item in judged]
+    # of each rollout: the lengths of its continuation at which a step ends
+    ends = [item.trajectory.states(parts.boundaries) - item.trajectory.start.prefix_ids.size for item in judged]
     states = [
         state_start(item.trajectory, number, int(end), settings.continuations)
         for number, (item, lengths) in enumerate(zip(judged, ends, strict=True))
@@ -133,11 +134,6 @@ def with_continuations(
         known = {int(end): worth[name] for end in lengths if (name := f"{start}.{number}.{end}") in worth}
         out.append(replace(item, continued=continued(item.trajectory.tokens.size, of_start[start], known)))
     return out, continuations
-
-
-def step_ends(item: Judged, boundaries: Boundaries) -> IntArray:
-    """Lengths of the continuation at which a step ends, strictly inside it."""
-    return item.trajectory.states(boundaries) - item.trajectory.start.prefix_ids.size
 
 
 def state_start(trajectory: Trajectory, number: int, length: int, samples: int) -> Start:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from bench.models import Shape, build_model
 from bench.report import Check, check, median
@@ -30,7 +31,7 @@ def broadcast_checks(quick: bool, threads: int) -> list[Check]:
     with tempfile.TemporaryDirectory() as folder:
         size = int(build_model(Path(folder), SMALL if quick else LARGE).num_parameters())
         with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
-            starting = starter.submit(RolloutPool, folder, ENGINES, dtype="float32", device="cpu", seed=0, cpus=0.0)
+            starting = starter.submit(RolloutPool, EngineRecipe(folder, ENGINES, "float32", "cpu", seed=0, cpus=0.0))
             group = LearnerGroup(
                 folder,
                 LearnerConfig(value_model="shared", threads=threads),

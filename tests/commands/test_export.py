@@ -18,8 +18,8 @@ import launch
 from commands.options import DEFAULT
 from core.load import dump_config, load_config
 from core.run_directory import RunDirectory
-from monitor.sinks import JsonlSink
 from tests.trainer.examples import iteration
+from trainer.metrics import JsonlSink
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ import launch
 from core.config import Config
 from core.load import dump_config, override
 from core.run_directory import RunDirectory
-from monitor.sinks import JsonlSink
 from tests.trainer.examples import iteration
+from trainer.metrics import JsonlSink
 
 
 def a_run(root: Path, name: str, done: int, planned: int) -> RunDirectory:

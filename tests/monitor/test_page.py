@@ -14,9 +14,9 @@ from core.config import Config
 from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
 from monitor.page import RunFiles, groups, over_seeds, write_page
-from monitor.sinks import JsonlSink
 from monitor.svg import MOST_POINTS, Line, histogram, line_chart, stacked_bars
 from tests.trainer.examples import iteration
+from trainer.metrics import JsonlSink
 
 SAMPLE = {
     "problem": "p<1>",

@@ -11,8 +11,8 @@ from matplotlib.image import imread
 from core.errors import CheckpointError
 from core.run_directory import RunDirectory
 from monitor.report import changes, draw_curves, print_summary, success_before, summary
-from monitor.sinks import JsonlSink
 from tests.trainer.examples import iteration
+from trainer.metrics import JsonlSink
 
 
 def test_changes_compare_the_ends_of_a_run() -> None:

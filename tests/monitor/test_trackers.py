@@ -17,9 +17,9 @@ from core.errors import ConfigError
 from core.load import parse_config
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
-from monitor.sinks import JsonlSink
 from monitor.trackers import check_trackers, evaluation_rows, open_trackers
 from tests.trainer.examples import iteration
+from trainer.metrics import JsonlSink
 
 EVALUATION = {
     "iteration": 2,

@@ -6,9 +6,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from monitor.sinks import JsonlSink, read_metrics
 from tests.trainer.examples import iteration
-from trainer.metrics import SourceMetrics, metric_infos
+from trainer.metrics import JsonlSink, SourceMetrics, metric_infos, read_metrics
 
 
 def write(path: Path, numbers: range, *, last: int = 0) -> None:
