@@ -172,7 +172,9 @@ class LearnerGroup:
             policy = policy and number < config.epochs
             critic = has_critic and number < config.critic_epochs
             if policy or critic or not taken:
-                last = self._pass(batch, taken, self._minibatches(scored, number), policy, critic)
+                rng = generator(self._seed, "minibatches", state.updates, number)
+                minibatches = assign_steps([s.trajectory.start for s in scored], config.minibatches, rng)
+                last = self._pass(batch, taken, minibatches, policy, critic)
                 taken += last
                 policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)
         tried = [step for step in taken if step.tried]
@@ -197,6 +199,7 @@ class LearnerGroup:
     ) -> list[TakenStep]:
         """One pass over the batch, after the steps `before` of this update; which of the models learn."""
         state, share = self._state, self._config.critic_epochs / self._config.epochs
+        kl_in_loss = state.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
         policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
         value_step = int(state.steps * share) + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
@@ -205,11 +208,14 @@ class LearnerGroup:
             trains = policy and batch.teaches(members, self._algorithm)
             policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
             value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
-            steps.append((members, self._step_plans(batch, members, policy_lr, value_lr, trains, critic)))
+            assignment = self._assign([batch.rows[i] for i in members])
+            by_rank = train_batches(assignment, batch, members, self._algorithm.aggregation, self._longest)
+            plan = [StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, critic) for batches in by_rank]
+            steps.append((members, plan))
             policy_step, value_step = policy_step + trains, value_step + 1
         finite = [batch.finite(members) for members, _ in steps]
-        by_rank = list(zip(*(plans for (_, plans), good in zip(steps, finite, strict=True) if good), strict=True))
-        per_rank = self._ranks.call(RankWorker.update, by_rank) if by_rank else []
+        of_ranks = list(zip(*(plans for (_, plans), good in zip(steps, finite, strict=True) if good), strict=True))
+        per_rank = self._ranks.call(RankWorker.update, of_ranks) if of_ranks else []
         done = (add_ranks(step) for step in zip(*per_rank, strict=True))
         sums = [next(done) if good else NOT_TRIED for good in finite]
         return [TakenStep(*step, of_step, good) for step, of_step, good in zip(steps, sums, finite, strict=True)]
@@ -312,29 +318,6 @@ class LearnerGroup:
     def _assign(self, rows: Sequence[Row]) -> Assignment:
         ranks = max(1, len(self._ranks))  # there are 0 after an error: then the next call raises
         return assign_trees([row.tokens for row in rows], self._config.micro_batch_tokens, ranks)
-
-    def _minibatches(self, scored: Sequence[Scored], number: int) -> list[list[int]]:
-        """Rows of every optimizer step of pass `number` of this update, in order."""
-        rng = generator(self._seed, "minibatches", self._state.updates, number)
-        return assign_steps([s.trajectory.start for s in scored], self._config.minibatches, rng)
-
-    def _step_plans(
-        self,
-        batch: TargetBatch,
-        members: list[int],
-        policy_lr: float,
-        value_lr: float,
-        train_policy: bool,
-        train_critic: bool,
-    ) -> list[StepPlan]:
-        """One optimizer step, per rank."""
-        assignment = self._assign([batch.rows[i] for i in members])
-        in_loss = self._state.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
-        how = self._algorithm.aggregation
-        return [
-            StepPlan(batches, policy_lr, value_lr, in_loss, train_policy, train_critic)
-            for batches in train_batches(assignment, batch, members, how, self._longest)
-        ]
 
     def _rate(self, peak: float, step: int, total: int) -> float:
         return learning_rate(peak, step, self._config.warmup_steps, total, self._config.schedule)

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from actors.local import LocalPool
     from actors.pool import RolloutPool
     from actors.stream import RolloutStream
+    from learner.estimators import Estimator
     from learner.group import LearnerGroup
+    from replay.rankings.base import Ranking
     from tasks.problems import Tokenizer
     from tasks.task import Task
     from trainer.asynchronous import Pipeline
@@ -50,12 +52,9 @@ class ModelAndTask:
 
 def iteration_settings(config: Config) -> IterationSettings:
     """The settings of an iteration, from the configuration."""
-    from learner.methods import find_estimator
     from learner.targets import whole_reward
-    from replay.rankings.registry import RANKINGS
 
-    plan, ranking = batch_plan(config), RANKINGS[config.replay.ranking]
-    estimator = find_estimator(config.algorithm.estimator)
+    plan, (estimator, ranking) = batch_plan(config), _methods(config)
     return IterationSettings(
         seed=config.run.seed,
         starts=plan.starts,
@@ -123,20 +122,20 @@ def check_methods(config: Config) -> None:
 
 def critic(config: Config) -> Literal["separate", "shared", "none"]:
     """The critic of a run: `learner.value_model`, or none if neither the estimator nor the ranking reads values."""
+    used = any(method.needs_values for method in _methods(config))
+    return config.learner.value_model if used else "none"
+
+
+def _methods(config: Config) -> tuple[Estimator, Ranking]:
     from learner.methods import find_estimator
     from replay.rankings.registry import RANKINGS
 
-    used = find_estimator(config.algorithm.estimator).needs_values or RANKINGS[config.replay.ranking].needs_values
-    return config.learner.value_model if used else "none"
+    return find_estimator(config.algorithm.estimator), RANKINGS[config.replay.ranking]
 
 
 def check_needs(config: Config) -> None:
     """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is not there."""
-    from learner.methods import find_estimator
-    from replay.rankings.registry import RANKINGS
-
-    algorithm, learner = config.algorithm, config.learner
-    estimator, ranking = find_estimator(algorithm.estimator), RANKINGS[config.replay.ranking]
+    algorithm, learner, (estimator, ranking) = config.algorithm, config.learner, _methods(config)
     if (estimator.needs_groups or estimator.needs_continuations) and config.rollout.samples < 2:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "

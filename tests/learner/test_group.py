@@ -15,10 +15,11 @@ from core.config import AlgorithmConfig
 from core.errors import ActorError, CheckpointError, DivergenceError, LearnerError, WeightError
 from core.records import FloatArray, Scored, Verdict
 from core.weights import Acknowledgement, WeightHandle
+from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import Ranks
 from learner.distributed.worker import RankWorker
 from learner.group import LearnerGroup
-from learner.targets import compute_targets
+from learner.targets import compute_targets, train_batches
 from tests.learner.conftest import forked, make_judged
 from tests.learner.groups import (
     PROBE,
@@ -191,7 +192,10 @@ def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_p
 def step_of(learner: LearnerGroup, scored: list[Scored]) -> tuple[bool, bool, bool]:
     """One optimizer step on the whole batch, whatever its targets: whether the policy and the critic took it, and which tried."""
     prepared = compute_targets(scored, learner._algorithm, 0, 0.1)
-    plans = [[plan] for plan in learner._step_plans(prepared, list(range(len(scored))), 1e-4, 1e-4, True, True)]
+    by_rank = train_batches(
+        learner._assign(prepared.rows), prepared, range(len(scored)), learner._algorithm.aggregation
+    )
+    plans = [[StepPlan(own, 1e-4, 1e-4, learner._state.kl_coefficient, True, True)] for own in by_rank]
     done = [step for (step,) in learner._ranks.call(RankWorker.update, plans)]
     assert len({(step.policy_applied, step.value_applied) for step in done}) == 1  # all ranks alike
     return done[0].policy_applied, done[0].value_applied, np.isfinite(done[0].policy_norm or np.nan)
