@@ -41,6 +41,7 @@ class VllmEngine:
         with without_gc():
             from vllm.engine.arg_utils import EngineArgs
             from vllm.exceptions import VLLMError
+            from vllm.platforms import current_platform
             from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -60,7 +61,7 @@ class VllmEngine:
                 **(setup.engine_arguments(config, device) | config.engine_options),
             )
             if config.tensor_parallel == 1:
-                alone(setup.group_backend())
+                alone(str(current_platform.dist_backend))
             self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except (OSError, ValueError, RuntimeError, TypeError, VLLMError) as error:
             named = f" with {sorted(config.engine_options)} of rollout.engine_options" if config.engine_options else ""

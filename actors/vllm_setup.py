@@ -107,13 +107,6 @@ def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
     return common | {"gpu_memory_utilization": config.gpu_memory_share}
 
 
-def group_backend() -> str:
-    """The backend of torch's process groups on vLLM's device."""
-    from vllm.platforms import current_platform
-
-    return str(current_platform.dist_backend)
-
-
 def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:
     """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that vLLM's `engine` would refuse at every start."""
     if not options:

@@ -5,7 +5,7 @@ a mean over the whole batch of a step, however it is split into micro-batches an
 micro-batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.config import Device, LearnerConfig
-from core.errors import CheckpointError
 from core.records import FloatArray
-from core.weights import NamedTensor
 from learner.distributed.engine import TrainEngine, to_device
 from learner.distributed.ranks import Ranks
 from learner.distributed.worker import RankWorker
@@ -74,19 +72,20 @@ Objective = type[NextToken] | type[Preference]
 
 
 class SupervisedRank(RankWorker):
-    """One rank. Lifecycle: `listen` -> `join` -> `load_objective` -> steps / measure / save_engine / export ..."""
+    """One rank. Lifecycle: `listen` -> `join` -> `load_objective` -> steps / measure / save / export ..."""
 
     def load_objective(self, objective: Objective, path: str, options: LearnerConfig, dtype: str) -> None:
         """Build the engine from the model's directory."""
         torch.manual_seed(0)  # makes a new head the same on every rank
         kind: torch.dtype = getattr(torch, dtype)
-        self._path = path
+        self._path, self._lora = path, None
         self._objective: Any = objective(path, kind)
         module: Any = self._objective.module
         self._module = module
         if options.gradient_checkpointing:
             recompute_activations(module)
         self._engine = TrainEngine(module, [list(module.parameters())], options, kind)
+        self._engines = {"engine": self._engine}
 
     def step(self, batches: Sequence[TokenBatch] | Sequence[PairBatch], rate: float) -> SupervisedSums:
         """Accumulate the micro-batches and take one optimizer step."""
@@ -102,18 +101,6 @@ class SupervisedRank(RankWorker):
         """What the objective measures on every micro-batch."""
         found = [self._objective.measure(self._engine, batch, self._device) for batch in batches]
         return [tensor.float().cpu().numpy() for tensor in found]
-
-    def save_engine(self, directory: str) -> None:
-        """Write weights and optimizer."""
-        self._engine.save(Path(directory), "engine")
-
-    def restore_engine(self, directory: str) -> None:
-        """Read what `save_engine` wrote. Raises CheckpointError when there is no complete checkpoint."""
-        if not self._engine.restore(Path(directory), "engine"):
-            raise CheckpointError(f"{directory}: no complete DeepSpeed checkpoint; resume from another one")
-
-    def _hf_tensors(self) -> Iterator[NamedTensor]:
-        return ((name.removeprefix("model."), tensor) for name, tensor in self._engine.named_tensors())
 
 
 class SupervisedGroup:
@@ -146,11 +133,11 @@ class SupervisedGroup:
 
     def save(self, directory: Path) -> None:
         """Write weights and optimizer of all ranks."""
-        self._ranks.call_same(SupervisedRank.save_engine, str(directory))
+        self._ranks.call_same(SupervisedRank.save, str(directory))
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote with the same number of ranks. Raises CheckpointError."""
-        self._ranks.call_same(SupervisedRank.restore_engine, str(directory))
+        self._ranks.call_same(SupervisedRank.restore, str(directory), len(self._ranks))
 
     def export(self, directory: Path) -> None:
         """Write the model and its tokenizer in Hugging Face format."""

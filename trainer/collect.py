@@ -77,7 +77,7 @@ def collect_metrics(
 
 def _by_source(parts: Components, result: IterationResult, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:
     """The numbers of each data set of a mixture; empty for a task of one data set."""
-    found = {}
+    found, held_out = {}, evaluation.sources if evaluation else {}
     for label in parts.task.weights:
         own = [item for item in result.scored if parts.by_id[item.trajectory.start.problem_id].source == label]
         found[label] = SourceMetrics(
@@ -85,7 +85,7 @@ def _by_source(parts: Components, result: IterationResult, evaluation: Evaluatio
             root_success=_success([item.judged for item in own if not item.trajectory.start.replayed]),
             replay_success=_success([item.judged for item in own if item.trajectory.start.replayed]),
             reward=sum(item.judged.verdict.reward for item in own) / len(own) if own else math.nan,
-            evaluation_success=math.nan if evaluation is None else evaluation.source_success(label),
+            evaluation_success=held_out[label].success.mean if label in held_out else math.nan,
         )
     return found
 

@@ -85,6 +85,8 @@ class RankWorker:
         self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
         self._actor_critic = self._build(learner, algorithm, kind)
+        self._engines = self._actor_critic.engines
+        self._engine = self._actor_critic.policy  # of the model that is exported
         self._reference: PolicyModel | None = None
         self._has_reference = algorithm.kl_coefficient > 0
         if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
@@ -162,7 +164,7 @@ class RankWorker:
         if self._rank == 0:
             self.close_channel()  # left open by a broadcast that failed
             return pack(self._hf_tensors(), version, self._publish, sender=self._sender)
-        for _ in self._actor_critic.policy.named_tensors():
+        for _ in self._engine.named_tensors():
             pass
         return None
 
@@ -170,7 +172,7 @@ class RankWorker:
         """Write all engines and this rank's random states; returns the names of the files that this rank sees there now. Raises CheckpointError."""
         folder = Path(directory)
         with as_checkpoint_error(folder, "written; free space or fix the rights"):
-            for tag, engine in self._actor_critic.engines.items():
+            for tag, engine in self._engines.items():
                 engine.save(folder, tag)
             torch.save(random_states(self._device), folder / f"rng-{self._rank}.pt")
             return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
@@ -180,13 +182,13 @@ class RankWorker:
         folder = Path(directory)
         same = ranks == torch.distributed.get_world_size()
         with as_checkpoint_error(folder, "read; resume from another one"):
-            for tag, engine in self._actor_critic.engines.items():
+            for tag, engine in self._engines.items():
                 if not engine.restore(folder, tag, same):
                     raise CheckpointError(f"{folder / tag}: no complete DeepSpeed checkpoint; resume from another one")
             set_random_states(torch.load(folder / f"rng-{self._rank % ranks}.pt"), self._device)
 
     def export(self, directory: str) -> None:
-        """Write the policy in Hugging Face format with its tokenizer (rank 0)."""
+        """Write the model in Hugging Face format with its tokenizer (rank 0)."""
         tensors = {}
         for name, tensor in self._hf_tensors():  # on all ranks: they gather each tensor together
             if self._rank == 0:
@@ -198,9 +200,9 @@ class RankWorker:
             AutoTokenizer.from_pretrained(self._path).save_pretrained(directory)
 
     def _hf_tensors(self) -> Iterator[NamedTensor]:
-        """The policy's parameters under their Hugging Face names, tied ones once, adapters merged."""
+        """The model's parameters under their Hugging Face names, tied ones once, adapters merged."""
         prefix = "model."  # leaves out the value head of a shared trunk
-        named = self._actor_critic.policy.named_tensors()
+        named = self._engine.named_tensors()
         own = ((name.removeprefix(prefix), tensor) for name, tensor in named if name.startswith(prefix))
         return merged(own, 0.0 if self._lora is None else self._lora.scale)
 

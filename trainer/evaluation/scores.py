@@ -7,7 +7,6 @@ and its interval takes problems, not responses, to be independent.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,10 +65,6 @@ class Evaluation:
     def success(self) -> float:
         """Greedy accuracy."""
         return self.overall.success.mean
-
-    def source_success(self, label: str) -> float:
-        """Greedy accuracy on one data set of a mixture; NaN if none of its problems was answered."""
-        return self.sources[label].success.mean if label in self.sources else math.nan
 
 
 @dataclass(frozen=True, slots=True)
