@@ -6,7 +6,7 @@ Called by `commands/train.py` at the end and by `launch.py report`. It reads the
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from core.errors import CheckpointError
 from core.load import load_config
@@ -48,21 +48,13 @@ def success_before(run: RunDirectory) -> float:
     return next((float(line["success"]) for line in read_jsonl(run.evaluations) if line["iteration"] == 0), math.nan)
 
 
-class Change(NamedTuple):
-    """A number at the start and at the end of a run."""
-
-    caption: str
-    before: float
-    after: float
-
-
-def changes(metrics: Sequence[IterationMetrics], before: float = math.nan) -> list[Change]:
-    """Held-out, root and replayed success and reward, at the start and at the end of the run.
+def changes(metrics: Sequence[IterationMetrics], before: float = math.nan) -> dict[str, tuple[float, float]]:
+    """Held-out, root and replayed success and reward, each at the start and at the end of the run.
 
     Training numbers are means over a tenth of the run. `before`: success on the held-out problems before training.
     """
     window = max(1, len(metrics) // 10)
-    found = []
+    found = {}
     for caption, name, width in (
         ("success, held-out problems", "evaluation_success", 1),
         ("success, training, from root", "root_success", window),
@@ -73,7 +65,7 @@ def changes(metrics: Sequence[IterationMetrics], before: float = math.nan) -> li
         if name == "evaluation_success" and math.isfinite(before):
             series.insert(0, before)
         if series:
-            found.append(Change(caption, fmean(series[:width]), fmean(series[-width:])))
+            found[caption] = fmean(series[:width]), fmean(series[-width:])
     return found
 
 
@@ -82,7 +74,7 @@ def summary(run: RunDirectory, metrics: Sequence[IterationMetrics], iterations: 
     last, unfinished = metrics[-1], metrics[-1].iteration < iterations
     head = f"Run {run.name}: {last.iteration} iterations" + (f" of {iterations} (unfinished)" if unfinished else "")
     lines = [head, ""]
-    for caption, first, final in changes(metrics, success_before(run)):
+    for caption, (first, final) in changes(metrics, success_before(run)).items():
         lines.append(f"  {caption:<30} {first:6.3f} -> {final:6.3f}  ({final - first:+.3f})")
     gap = max((m.logprob_gap for m in metrics if not math.isnan(m.logprob_gap)), default=math.nan)
     lines += [
