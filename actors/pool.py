@@ -30,7 +30,6 @@ from typing import Any
 import ray
 
 from actors.actor import StepResult
-from actors.budget import RestartBudget
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, error_text, weights_lost
 from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
@@ -41,6 +40,8 @@ CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
 """How long an engine steps before it answers: CALL_SECONDS in `generate`; STREAM_SECONDS after `submit`, because new weights wait for it."""
 JOIN_TRIES = 3
 """An elastic actor is given up after so many failed starts in a row."""
+INCIDENT_SECONDS = 60.0
+"""Seconds within which losses of different actors are one incident: a node is lost, or memory runs out."""
 
 logger = logging.getLogger("retrospect.actors")
 
@@ -330,3 +331,34 @@ class RolloutPool:
         logger.warning(message)
         print(message, flush=True)
         self._launch(actor)
+
+
+class RestartBudget:
+    """How many losses of rollout actors a run survives: at most `allowed` incidents within any `window` seconds.
+
+    Losses of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new incident, so that
+    actors that die after every start use the budget up.
+    """
+
+    def __init__(self, allowed: int, window: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._allowed, self._window, self._clock = allowed, window, clock
+        self._incidents: list[tuple[float, set[str]]] = []  # when it began, and which actors were lost
+
+    @property
+    def spent(self) -> int:
+        """Incidents within the window that ends now."""
+        self._incidents = [one for one in self._incidents if self._clock() - one[0] < self._window]
+        return len(self._incidents)
+
+    def charge(self, name: str, reason: str) -> None:
+        """Count the loss of actor `name`. Raises ActorError, with the one-line `reason`, when it is one incident too many."""
+        spent, now = self.spent, self._clock()
+        if self._incidents and now - self._incidents[-1][0] < INCIDENT_SECONDS and name not in self._incidents[-1][1]:
+            self._incidents[-1][1].add(name)
+        elif spent < self._allowed:
+            self._incidents.append((now, {name}))
+        else:
+            raise ActorError(
+                f"{name}: {reason}; rollout.max_restarts = {self._allowed} within {self._window:g} s is used up: look into its log, "
+                f"or allow more restarts"
+            )

@@ -4,9 +4,8 @@ from typing import cast
 
 import pytest
 
-from actors.budget import INCIDENT_SECONDS, RestartBudget
 from actors.handle import ActorHandle, EngineRecipe
-from actors.pool import JOIN_TRIES
+from actors.pool import INCIDENT_SECONDS, JOIN_TRIES, RestartBudget
 from core.errors import ActorError
 
 

@@ -156,7 +156,7 @@ def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(
 ) -> None:
     pool.close()
     monkeypatch.setattr(
-        "actors.budget.INCIDENT_SECONDS", 3600.0
+        "actors.pool.INCIDENT_SECONDS", 3600.0
     )  # however long a busy machine takes to notice the second
     config = {"engine": "hf", "max_restarts": 1, "deadline": 600.0}
     with closing(launch(tiny_model(True), **config)) as pool:
