@@ -33,6 +33,7 @@ with without_gc():  # a rank's process begins here
         engines_of,
     )
     from learner.distributed.engine import join_ranks
+    from learner.methods import find_policy_loss
     from learner.models.adapters import Lora, adapters_off, merged
     from learner.models.attention import line_on
     from learner.models.pretrained import PolicyModel, load_policy, load_shared, load_value, recompute_activations
@@ -82,6 +83,7 @@ class RankWorker:
         """
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
+        find_policy_loss(algorithm.policy_loss)  # raises here if this node lacks a user's module
         self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
         self._actor_critic = self._build(learner, algorithm, kind)
