@@ -34,8 +34,8 @@ class AssertTests:
         self.setup: str = record["setup"]
         self.tests = tuple(split_test(test, setup) for test in record["tests"])
         self._imports = "\n".join(setup.imports)  # questions need them, too
-        self._solution: str = record.get("solution") or ""
-        self._inner: dict[str, Any] | None = None
+        self._solution: str = record.get("solution", "")
+        self._inner: dict[str, Any] = {}
 
     def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
         """The outcome of every test. Raises SandboxError."""
@@ -75,20 +75,15 @@ class AssertTests:
 
     def _inner_values(self, boxes: Boxes) -> dict[str, Any]:
         """What the canonical solution gives for the calls inside arguments, encoded. Raises SandboxError."""
-        if self._inner is None:
-            calls = list({call: None for test in self.tests for call in test.inner})
-            found: dict[str, Any] = {}
-            if calls:
-                with boxes.program.session(self._program(self._solution, boxes)) as session:
-                    report, ending = session.evaluate(calls)
-                bad = [call for i, call in enumerate(calls) if not is_plain(report.values.get(i, ["o"]))]
-                if bad:
-                    why = report.syntax or report.failed or next(iter(report.raised.values()), "") or ending.why
-                    raise SandboxError(
-                        f"the canonical solution gives no plain value for {bad[0]} ({why or 'an object'})"
-                    )
-                found = {call: report.values[i] for i, call in enumerate(calls)}
-            self._inner = found
+        calls = list(dict.fromkeys(call for test in self.tests for call in test.inner))
+        if calls and not self._inner:
+            with boxes.program.session(self._program(self._solution, boxes)) as session:
+                report, ending = session.evaluate(calls)
+            bad = [call for i, call in enumerate(calls) if not is_plain(report.values.get(i, ["o"]))]
+            if bad:
+                why = report.syntax or report.failed or next(iter(report.raised.values()), "") or ending.why
+                raise SandboxError(f"the canonical solution gives no plain value for {bad[0]} ({why or 'an object'})")
+            self._inner = {call: report.values[i] for i, call in enumerate(calls)}
         return self._inner
 
 

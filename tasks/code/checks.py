@@ -7,14 +7,13 @@ Invariant: the program's sandbox sees the arguments of the calls and nothing els
 
 import json
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks.code.compare import is_plain
 from tasks.code.confinement import SandboxError
 from tasks.code.outcomes import Boxes, Outcome
-from tasks.code.sandbox import Ending, Program, Report, Session, end_of
+from tasks.code.sandbox import Ending, Program, Report, Session
 
 _CALLER = "_candidate"
 
@@ -27,14 +26,11 @@ class CheckTests:
         self._check: str = record["tests"][0]
         self._entry: str = record["entry"]
 
-    def source_of(self, program: str) -> str:
-        """The whole program: a response that continues the prompt is put after it; its imports and helpers come first anyway."""
-        whole = re.search(rf"^(async )?def {self._entry}\b", program, re.MULTILINE)
-        return program if whole else f"{self._prompt}\n{program}"
-
     def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
         """The outcome of the check. Raises SandboxError."""
-        source = self.source_of(source)
+        if not re.search(rf"^(async )?def {self._entry}\b", source, re.MULTILINE):
+            source = f"{self._prompt}\n{source}"  # it continues the prompt
+        # the prompt's imports and helpers come first anyway
         before = "" if source.startswith(self._prompt) else self._prompt
         own = Program(f"{self._prompt}\n{self._check}")
         with (
@@ -47,28 +43,29 @@ class CheckTests:
 def _relay(program: Session, checker: Session, entry: str) -> Outcome:
     """Pass the check's calls on to the program until the check ends."""
     checker.send({"expressions": [f"check({_CALLER})"], "values": {}, "caller": _CALLER})
-    called = Conversation(program)
-    checked = Conversation(checker)
+    called, checked = Ending(), Ending()
+    answers = program.lines(called)
     report, asked = Report(1), False
-    while (line := checked.line()) is not None:
+    for line in checker.lines(checked):
         match _read(line):
             case ["call", arguments, named]:
                 asked = True
-                answer = called.ask({"expressions": [f"{entry}(*_a, **_k)"], "values": {"_a": arguments, "_k": named}})
+                values = {"_a": arguments, "_k": named}
+                program.send({"expressions": [f"{entry}(*_a, **_k)"], "values": values, "more": True})
+                answer = _answer(answers)
                 if answer.syntax:
                     return Outcome(False, answer.syntax, raised=True, syntax=True)
-                plain = is_plain(answer.values.get(0, ["o"]))
-                if not plain:
-                    why = answer.failed or answer.raised.get(0) or called.ending.why or "a value that is no plain data"
+                if not is_plain(answer.values.get(0, ["o"])):
+                    why = answer.failed or answer.raised.get(0) or called.why or "a value that is no plain data"
                     return Outcome(False, why, raised=True)
                 checker.send({"value": answer.values[0]})
             case _:
                 report.take(line)
     if 0 in report.values:
         return Outcome(True)
-    if why := report.syntax or report.failed or ("" if asked else checked.ending.why):
+    if why := report.syntax or report.failed or ("" if asked else checked.why):
         raise SandboxError(f"the check could not be run: {why}")
-    why = checked.ending.why  # a program can cause it: with answers that are slow, or take long to check
+    why = checked.why  # a program can cause it: with answers that are slow, or take long to check
     return Outcome(False, f"check({entry}): {why or report.raised.get(0, 'no answer')}", raised=bool(why))
 
 
@@ -79,38 +76,11 @@ def _read(line: bytes) -> Any:
         return None
 
 
-class Conversation:
-    """The messages of one process in a sandbox, as lines."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._pending = b""
-        self._lines: list[bytes] = []
-        self._over = False
-        self.ending = Ending()
-
-    def ask(self, test: Mapping[str, Any]) -> Report:
-        """Have expressions evaluated; the process waits for more afterwards."""
-        self._session.send({**test, "more": True})
-        report = Report(len(test["expressions"]))
-        while not (report.values or report.raised or report.syntax or report.failed):
-            line = self.line()
-            if line is None:
-                break
-            report.take(line)
-        return report
-
-    def line(self) -> bytes | None:
-        """The next line; None when the process has ended."""
-        while not self._lines and not self._over:
-            try:
-                kind, data = self._session.frame(time.monotonic() + self._session.patience)
-            except (TimeoutError, EOFError, ValueError):
-                self._over, self.ending.why = True, "ended its sandbox"
-                break
-            if kind == b"x":
-                end_of(self.ending, data)
-                self._over = True
-            elif kind == b"o":
-                *self._lines, self._pending = (self._pending + data).split(b"\n")
-        return self._lines.pop(0) if self._lines else None
+def _answer(lines: Iterator[bytes]) -> Report:
+    """What the program answers to one call; nothing when its process has ended."""
+    report = Report(1)
+    for line in lines:
+        report.take(line)
+        if report.values or report.raised or report.syntax or report.failed:
+            break
+    return report

@@ -13,10 +13,11 @@ import py_compile
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from core.errors import ConfigError
 from tasks.code.seccomp import sandbox_filter
@@ -126,19 +127,16 @@ def package_paths(packages: Sequence[str]) -> list[Path]:
     return found
 
 
-@contextmanager
-def filter_pipe() -> Iterator[int]:
-    """The sandbox's seccomp filter in a pipe, as bubblewrap reads it. Raises SandboxError on an unknown processor."""
-    program = sandbox_filter()
-    if program is None:
-        raise SandboxError("no list of system calls for this processor")
-    read, write = os.pipe()
-    os.write(write, program)  # smaller than a pipe's buffer
-    os.close(write)
+def filter_file() -> IO[bytes]:
+    """The sandbox's seccomp filter in a file, as bubblewrap reads it. Raises SandboxError on an unknown processor."""
     try:
-        yield read
-    finally:
-        os.close(read)
+        program = sandbox_filter()
+    except KeyError:
+        raise SandboxError("no list of system calls for this processor") from None
+    file = os.fdopen(os.memfd_create("seccomp"), "w+b")
+    file.write(program)
+    file.seek(0)
+    return file
 
 
 def bounded(command: Sequence[str]) -> list[str]:

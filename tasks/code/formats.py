@@ -18,7 +18,7 @@ from typing import Any
 from core.config import Columns
 from core.errors import ConfigError, DataError
 from tasks.code.languages import find_language
-from tasks.code.unit_tests import TestError, read_setup, split_test, statements
+from tasks.code.unit_tests import read_setup, split_test, statements
 from tasks.problems import Item, level_of, solution_of, text_of
 from tasks.sources import Row
 
@@ -61,10 +61,8 @@ def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
     check = _lines(text_of(row, column, "tests", where))
     place = f"{where}: column {column!r} (task.columns.tests)"
     for text, name in ((prompt, f"{where}: column {columns.prompt!r} (task.columns.prompt)"), (check, place)):
-        try:
+        with _refused(name, "Python"):
             tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise DataError(f"{name} is not Python ({error}); fix or delete the row") from None
     if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
         raise DataError(f"{place} defines no function check(candidate); fix or delete the row")
     solution = None
@@ -98,13 +96,9 @@ def read_apps(row: Row, columns: Columns, where: str) -> Item:
     if name:
         if not str(name).isidentifier():
             raise DataError(f"{place}: 'fn_name' = {name!r} is no name of a function; fix or delete the row")
-        record |= {"fn_name": name, "inputs": [_arguments(each, place) for each in inputs]}
-        record["outputs"] = outputs
+        record |= {"fn_name": name, "inputs": [_arguments(each, place) for each in inputs], "outputs": outputs}
     else:
-        record |= {
-            "inputs": [_text(each, place) for each in inputs],
-            "outputs": [_text(each, place) for each in outputs],
-        }
+        record["inputs"], record["outputs"] = ([_text(each, place) for each in side] for side in (inputs, outputs))
         pairs = zip(record["inputs"], record["outputs"], strict=True)
         record["shown"] = [i for i, pair in enumerate(pairs) if all(_shows(prompt, text) for text in pair)]
     if (tolerance := given.get("tolerance")) is not None:
@@ -112,7 +106,9 @@ def read_apps(row: Row, columns: Columns, where: str) -> Item:
             raise DataError(f"{place}: 'tolerance' = {tolerance!r} is no number from 0 to 1; fix the row")
         record["tolerance"] = tolerance
     if columns.checker and row[columns.checker]:
-        record["checker"] = _checker(row, columns.checker, where)
+        record["checker"] = checker = _lines(text_of(row, columns.checker, "checker", where))
+        with _refused(f"{where}: column {columns.checker!r} (task.columns.checker)", "Python"):
+            compile(checker, "checker", "exec", dont_inherit=True)
     if columns.language and row[columns.language]:
         record["language"] = str(row[columns.language]).lower()
         try:
@@ -130,11 +126,13 @@ def _needed(column: str | None, field: str, usual: str) -> str:
 
 
 @contextmanager
-def _refused(where: str) -> Iterator[None]:
+def _refused(where: str, form: str = "") -> Iterator[None]:
+    """Raises DataError when what is read inside is not of this form, or is a test that cannot be used."""
     try:
         yield
-    except TestError as error:
-        raise DataError(f"{where}: {error}; fix or delete the row") from None
+    except (SyntaxError, ValueError, RecursionError) as error:
+        why = f" is not {form} ({error})" if form else f": {error}"
+        raise DataError(f"{where}{why}; fix or delete the row") from None
 
 
 def _setup_of(row: Row, columns: Columns, where: str) -> str:
@@ -171,18 +169,15 @@ def _input_output(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = _unpacked(value, where)
-        except RecursionError:
-            raise DataError(f"{where} is nested too deeply; fix or delete the row") from None
     if isinstance(value, list) and all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in value):
         called = any(each.get("testtype") == "functional" for each in value)
         inputs, outputs = ([each[side] for each in value] for side in ("input", "output"))
-        return {
-            "inputs": inputs,
-            "outputs": [_output(each, where) for each in outputs] if called else outputs,
-            "called": called,
-        }
+        if called:  # LiveCodeBench has the values as JSON
+            with _refused(f"{where}: an output of a function", "JSON"):
+                outputs = [json.loads(each) if isinstance(each, str) else each for each in outputs]
+        return {"inputs": inputs, "outputs": outputs, "called": called}
     if not isinstance(value, dict):
         raise DataError(
             f"{where} is neither an object with inputs and outputs nor its JSON text; fix or delete the row"
@@ -205,33 +200,20 @@ def _unpacked(text: str, where: str) -> Any:
         raise DataError(f"{where} is not JSON ({error}); fix or delete the row") from None
 
 
-def _output(value: Any, where: str) -> Any:
-    """The value that a function must return; LiveCodeBench has it as JSON."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        raise DataError(f"{where}: an output of a function is no JSON; fix or delete the row") from None
-
-
 def _function_name(row: Row, columns: Columns, where: str) -> str:
     """The name of the function in a column of its own: as text, or as `func_name` of an object (LiveCodeBench's metadata)."""
     value = row[columns.entry_point] if columns.entry_point else None
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
+        with _refused(f"{where}: column {columns.entry_point!r} (task.columns.entry_point)", "JSON"):
             value = json.loads(value)
-        except ValueError as error:
-            place = f"{where}: column {columns.entry_point!r} (task.columns.entry_point)"
-            raise DataError(f"{place} is not JSON ({error}); fix or delete the row") from None
     return str(value.get("func_name") or "") if isinstance(value, dict) else str(value or "")
 
 
 def _arguments(value: Any, where: str) -> list[Any]:
     """The arguments of a call; LiveCodeBench has them as lines of JSON."""
     if isinstance(value, str):
-        try:
-            return [json.loads(line) for line in value.splitlines()]
-        except ValueError:
-            raise DataError(f"{where}: an input of a function is no JSON; fix or delete the row") from None
+        with _refused(f"{where}: an input of a function", "JSON"):
+            value = [json.loads(line) for line in value.splitlines()]
     return value if isinstance(value, list) else [value]
 
 
@@ -250,17 +232,6 @@ def _shows(prompt: str, text: str) -> bool:
     return bool(lines) and "\n{}\n".format("\n".join(lines)) in "\n{}\n".format(
         "\n".join(line.strip() for line in prompt.splitlines())
     )
-
-
-def _checker(row: Row, column: str, where: str) -> str:
-    checker = _lines(text_of(row, column, "checker", where))
-    try:
-        compile(checker, column, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where}: column {column!r} (task.columns.checker) is not Python ({error}); fix the row"
-        ) from None
-    return checker
 
 
 def _first_solution(row: Row, columns: Columns, where: str) -> str | None:

@@ -9,8 +9,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from core.config import TaskConfig
 from core.records import Verdict
@@ -58,19 +57,11 @@ FORMATS: Mapping[str, type[Tests]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What a program is judged against."""
-
-    tests: Tests
-    shown: frozenset[int]  # indices of the tests that the prompt shows
-
-
 @lru_cache(256)
-def parse_reference(text: str) -> Reference:
-    """The reference of an item made by `tasks/code/formats.py`."""
+def parse_reference(text: str) -> tuple[Tests, frozenset[int]]:
+    """The tests of an item made by `tasks/code/formats.py`, and the indices of those that its prompt shows."""
     record = json.loads(text)
-    return Reference(FORMATS[record.get("format", "asserts")](record), frozenset(record.get("shown", ())))
+    return FORMATS[record["format"]](record), frozenset(record.get("shown", ()))
 
 
 def program_of(response: str) -> str:
@@ -82,20 +73,13 @@ def program_of(response: str) -> str:
     return next((block for block in reversed(blocks) if _DEFINES.search(block)), blocks[-1] if blocks else response)
 
 
-class CodeJudge:
-    """Judges programs. Each judging process has one, because it keeps spare sandboxes."""
-
-    def __init__(self, boxes: Boxes) -> None:
-        self._boxes = boxes
-
-    def __call__(self, reference: str, response: str) -> Verdict:
-        """Judge a response against the reference of its item."""
-        config = self._boxes.config
-        try:
-            known = parse_reference(reference)
-            return grade(known.tests.judge(program_of(response), self._boxes), known.shown, config)
-        except SandboxError as error:
-            return Verdict(config.worst, False, f"no sandbox: {error}", judge_failed=True)
+def judge_program(boxes: Boxes, reference: str, response: str) -> Verdict:
+    """Judge a response against the reference of its item."""
+    try:
+        tests, shown = parse_reference(reference)
+        return grade(tests.judge(program_of(response), boxes), shown, boxes.config)
+    except SandboxError as error:
+        return Verdict(boxes.config.worst, False, f"no sandbox: {error}", judge_failed=True)
 
 
 def limits_of(config: TaskConfig) -> Limits:
@@ -118,4 +102,4 @@ def verifier(settings: str) -> Callable[[str, str], Verdict]:
     program = Sandbox(config.sandbox, limits, setting)
     plain = Setting(packages=setting.packages)  # a check or a checker may need them, too
     own = program if setting == plain else Sandbox(config.sandbox, limits, plain)
-    return CodeJudge(Boxes(program, own, config.code))
+    return partial(judge_program, Boxes(program, own, config.code))

@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from tasks.child import ChildProcess
 from tasks.code import confinement
 from tasks.code.confinement import SandboxError
 from tasks.code.languages import Language
-from tasks.code.sandbox_driver import NOT_COMPILED
 from tasks.code.seccomp import program_filter
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
@@ -101,11 +101,6 @@ class Ending:
     why: str = ""  # why it did not end well; empty if it did
     seconds: float = 0.0  # of processor time and of doing nothing
 
-    @property
-    def not_compiled(self) -> bool:
-        """Whether a script says that it does not compile."""
-        return self.status == NOT_COMPILED
-
 
 @dataclass(slots=True)
 class Report:
@@ -144,8 +139,8 @@ class Session:
     def __init__(self, process: "_Process", limits: Limits) -> None:
         self._process = process
         self._limits = limits
-        self.patience = limits.wall + START_LIMIT  # seconds in which a process must say something
-        self.gone = ""  # why the sandbox itself ended; empty if it has not
+        self._patience = limits.wall + START_LIMIT  # seconds in which a process must end
+        self._gone = ""  # why the sandbox itself ended; empty if it has not
 
     def compile(self) -> Ending:
         """Wait for the compiler; only for a language that has one."""
@@ -153,10 +148,10 @@ class Session:
 
     def run(self, test: Mapping[str, Any]) -> Ending:
         """Run the program once; a script on a test's `input`, `files` and `arguments`."""
-        if self.gone:
-            return Ending(why=self.gone)
+        if self._gone:
+            return Ending(why=self._gone)
         self.send(test)
-        return self._follow(self.patience)
+        return self._follow(self._patience)
 
     def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
         """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
@@ -168,38 +163,43 @@ class Session:
 
     def send(self, message: Any) -> None:
         """Send a message to the process of a test, or start one with it."""
-        self._process.send_frame(message, time.monotonic() + START_LIMIT)
+        self._process.send_frame(message)
 
-    def frame(self, deadline: float) -> tuple[bytes, bytes]:
-        """The next message of the sandbox: its letter and its data (`tasks/code/sandbox_driver.py`)."""
-        return self._process.frame(deadline, self._limits.output_mib << 20)
+    def lines(self, ending: Ending) -> Iterator[bytes]:
+        """The lines of a process that exchanges messages, as they come. At its end `ending` says how."""
+        pending = b""
+        for data in self._output(ending, self._patience):
+            *lines, pending = (pending + data).split(b"\n")
+            yield from lines
 
     def _follow(self, patience: float) -> Ending:
-        deadline = time.monotonic() + patience
-        ending, parts = Ending(), []
-        try:
-            while True:
-                kind, data = self.frame(deadline)
-                if kind == b"o":
-                    parts.append(data)
-                elif kind == b"e":
-                    ending.errors = telling_line(data)
-                else:
-                    end_of(ending, data)
-                    break
-        except (TimeoutError, EOFError, ValueError):
-            self.gone = ending.why = "ended its sandbox"
-        ending.output = b"".join(parts)
+        ending = Ending()
+        ending.output = b"".join(self._output(ending, patience))
         return ending
 
+    def _output(self, ending: Ending, patience: float) -> Iterator[bytes]:
+        """What a process writes, piece by piece, until it ends."""
+        deadline = time.monotonic() + patience
+        try:
+            while True:
+                kind, data = self._process.frame(deadline, self._limits.output_mib << 20)
+                if kind == b"o":
+                    yield data
+                elif kind == b"e":
+                    ending.errors = _telling_line(data)
+                else:
+                    return _end(ending, data)
+        except (TimeoutError, EOFError, ValueError):
+            self._gone = ending.why = "ended its sandbox"
 
-def telling_line(data: bytes) -> str:
+
+def _telling_line(data: bytes) -> str:
     """The first line of an error stream with a compiler's error; if there is none, its last line."""
     lines = data.decode(errors="replace").strip().splitlines()
     return next((line for line in lines if " error: " in line), lines[-1] if lines else "")[:MOST_REASON]
 
 
-def end_of(ending: Ending, data: bytes) -> None:
+def _end(ending: Ending, data: bytes) -> None:
     """Read the message that a process has ended."""
     status, ending.why, ending.seconds = json.loads(data)
     ending.status = code = os.waitstatus_to_exitcode(status)
@@ -213,9 +213,8 @@ class Sandbox:
     """Runs programs, each in a new sandbox. Use it from one thread: a sandbox dies with the thread that started it."""
 
     def __init__(self, mode: SandboxMode, limits: Limits, setting: Setting = Setting()) -> None:
-        self._mode: SandboxMode = mode
+        self._start = partial(_Process, mode, limits, setting)
         self._limits = limits
-        self._setting = setting
         self._spare: _Process | None = None
 
     @contextmanager
@@ -225,15 +224,15 @@ class Sandbox:
         Raises SandboxError when none could be started.
         """
         process, self._spare = self._spare, None
-        if process is not None and process.ended:
+        if process is not None and process.exit_status(0.0) is not None:
             process.kill()
             process = None
-        process = process or _Process(self._mode, self._limits, self._setting)
+        process = process or self._start()
         try:
             process.wait_until_ready()
-            process.send_frame({**asdict(program), "interactive": interactive}, time.monotonic() + START_LIMIT)
+            process.send_frame({**asdict(program), "interactive": interactive})
             with suppress(SandboxError, OSError):  # this program is not affected; the next session raises the error
-                self._spare = _Process(self._mode, self._limits, self._setting)  # it starts while this one works
+                self._spare = self._start()  # it starts while this one works
             yield Session(process, self._limits)
         finally:
             process.kill()
@@ -249,15 +248,12 @@ def check_sandbox(mode: SandboxMode, limits: Limits, setting: Setting = Setting(
     """Raises ConfigError, with the remedy, when programs cannot be run in this mode. Warns if the mode is unsafe."""
     if mode == "unsafe-subprocess":
         print(f"warning: {UNSAFE_WARNING}", file=sys.stderr, flush=True)
-    sandbox = Sandbox(mode, limits, setting)
     try:
-        with sandbox.session(Program(_COUNT_TASKS)) as session:
+        with closing(Sandbox(mode, limits, setting)) as sandbox, sandbox.session(Program(_COUNT_TASKS)) as session:
             report, ending = session.evaluate(["21 * 2"])
             bounded = mode == "unsafe-subprocess" or session.evaluate(["tasks() < 200"])[0].values.get(0)
     except SandboxError as error:
         raise ConfigError(f"task.sandbox = {mode}: {error}; {_REMEDY}") from None
-    finally:
-        sandbox.close()
     if report.values != {0: 42}:
         raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({ending}); raise task.code.memory_mib")
     if not bounded:
@@ -276,25 +272,21 @@ class _Process(ChildProcess):
         options: dict[str, Any] = {"stderr": self._errors, "cwd": self._folder or "/"}
         try:
             if mode == "bubblewrap":
-                with confinement.filter_pipe() as seccomp:
-                    command = confinement.bubblewrap_command(seccomp, FILES, setting.packages)
+                with confinement.filter_file() as seccomp:
+                    command = confinement.bubblewrap_command(seccomp.fileno(), FILES, setting.packages)
                     command.append(self._settings(limits, setting, [confinement.PACKAGES], confinement.program_user()))
-                    super().__init__(confinement.bounded(command), env={}, pass_fds=(seccomp,), **options)
+                    super().__init__(confinement.bounded(command), env={}, pass_fds=(seccomp.fileno(),), **options)
             else:
                 paths = [str(place.parent) for place in confinement.package_paths(setting.packages)]
-                command = [
-                    confinement.PYTHON,
-                    *confinement.FLAGS,
-                    str(DRIVER),
-                    self._settings(limits, setting, paths, 0),
-                ]
+                command = [confinement.PYTHON, *confinement.FLAGS, str(DRIVER)]
+                command.append(self._settings(limits, setting, paths, 0))
                 super().__init__(command, env={"PYTHONHASHSEED": "0"}, **options)
         except OSError as error:
             self._errors.close()
             raise SandboxError(f"{error.filename}: {error.strerror}") from None
 
     def _settings(self, limits: Limits, setting: Setting, paths: list[str], user: int) -> str:
-        filtered = "" if self._folder else (program_filter() or b"").hex()
+        filtered = "" if self._folder else program_filter().hex()
         bounds = {
             "seconds": limits.seconds,
             "mebibytes": limits.memory_mib,
@@ -302,11 +294,6 @@ class _Process(ChildProcess):
             "tasks": TASKS,
         }
         return ascii({**bounds, **asdict(setting), "paths": paths, "user": user, "filter": filtered})
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has ended, for a spare one: before it was used."""
-        return self.exit_status(0.0) is not None
 
     def wait_until_ready(self) -> None:
         """Wait for the interpreter. Raises SandboxError when it does not start."""
@@ -319,11 +306,11 @@ class _Process(ChildProcess):
             said = self._errors.read().decode(errors="replace").strip().splitlines()
             raise SandboxError(said[-1] if said else f"exit status {status}") from None
 
-    def send_frame(self, message: Any, deadline: float) -> None:
-        """Send a message. Raises SandboxError when the sandbox has ended."""
+    def send_frame(self, message: Any) -> None:
+        """Send a message, also if the program has ended its sandbox: the next answer says so."""
         data = marshal.dumps(message)
-        with suppress(EOFError, TimeoutError):  # the program ended its sandbox; the next answer says so
-            self.send(len(data).to_bytes(4, "big") + data, deadline)
+        with suppress(EOFError, TimeoutError):
+            self.send(len(data).to_bytes(4, "big") + data, time.monotonic() + START_LIMIT)
 
     def frame(self, deadline: float, most: int) -> tuple[bytes, bytes]:
         """The next message: its letter and its data. Raises TimeoutError, EOFError, ValueError when it is too long."""

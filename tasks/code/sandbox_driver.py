@@ -250,7 +250,7 @@ class Watch:
         self._patience = config["seconds"]  # seconds that all tests together may idle
 
     def follow(self, pid: int, output: int, errors: int, *, idles: bool) -> None:
-        """Pass on what it writes, until it ends or is ended. `idles`: whether it waits for others in between."""
+        """Pass on what it writes, until it ends or is ended; close its pipes. `idles`: whether it waits for others in between."""
         allowed = 3 * self._seconds if idles else max(self._patience, self._seconds / 20)
         process = os.pidfd_open(pid)
         poller = select.poll()
@@ -291,7 +291,8 @@ class Watch:
         if not over:
             os.kill(pid, 9)
         _, status, used_up = os.wait4(pid, 0)
-        os.close(process)
+        for descriptor in (process, output, errors):
+            os.close(descriptor)
         self._patience -= 0.0 if idles else idle
         used = used_up.ru_utime + used_up.ru_stime + idle
         lasted = time.monotonic() - begun  # a third of it counts at least: short naps are no idling
@@ -320,8 +321,6 @@ def compile_program(program: dict[str, Any], watch: Watch) -> None:
                 resource.setrlimit(kind, (most, most))
             os.execve(language["compile"][0], language["compile"], PATH)
         watch.follow(pid, output, errors, idles=True)
-        os.close(output)
-        os.close(errors)
 
 
 def start() -> tuple[int, int, int]:
@@ -358,8 +357,6 @@ def serve(config: dict[str, Any], module: ModuleType, job: int, sink: int) -> No
             finally:
                 os._exit(1)
         watch.follow(pid, output, errors, idles=program["interactive"])
-        os.close(output)
-        os.close(errors)
         if program["interactive"]:
             return  # it could read `job`, so what follows there may be its choice
 

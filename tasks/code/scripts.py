@@ -11,6 +11,7 @@ from tasks.code.compare import same_output, same_value
 from tasks.code.languages import find_language
 from tasks.code.outcomes import Boxes, Outcome, outcome_of_each
 from tasks.code.sandbox import Ending, Program, Session
+from tasks.code.sandbox_driver import NOT_COMPILED
 from tasks.code.sandbox_values import encode_value
 
 ACCEPTED = ("1", "1.0", "ok", "yes", "true", "accepted")
@@ -39,13 +40,15 @@ class ScriptTests:
             number, (given, expected) = numbered
             ending = session.run({"input": given})
             if problem := _problem(ending):
-                return Outcome(False, problem, raised=True, syntax=ending.not_compiled), ending.seconds
+                syntax = ending.status == NOT_COMPILED
+                return Outcome(False, problem, raised=True, syntax=syntax), ending.seconds
             found = ending.output.decode(errors="replace")
             if self._checker:
                 printed.append((number, (given, expected), found))
                 return Outcome(True), ending.seconds
             same = same_output(expected, found, tolerance)
-            return Outcome(same, "" if same else _difference(number, expected, found)), ending.seconds
+            why = f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
+            return Outcome(same, "" if same else why), ending.seconds
 
         with boxes.program.session(program) as session:
             if self._language and self._language.compile:
@@ -96,10 +99,6 @@ def _problem(ending: Ending) -> str:
     if ending.why or not ending.status:
         return ending.why
     return ending.errors or f"ended itself with status {ending.status}"
-
-
-def _difference(number: int, expected: str, found: str) -> str:
-    return f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
 
 
 def _checked(checker: Session, number: int, test: Test, found: str) -> tuple[Outcome, float]:

@@ -78,23 +78,19 @@ _MACHINES = {
 }  # fmt: skip
 
 
-def sandbox_filter() -> bytes | None:
-    """The filter of everything in a sandbox, as an array of `struct sock_filter`; None on a machine that is not listed."""
-    machine = _MACHINES.get(platform.machine())
-    if machine is None:
-        return None
+def sandbox_filter() -> bytes:
+    """The filter of everything in a sandbox, as an array of `struct sock_filter`. Raises KeyError on a machine that is not listed."""
+    machine = _MACHINES[platform.machine()]
     return _start(machine) + b"".join(map(_deny, sorted({*machine.denied.values(), *_COMMON}))) + _ALLOWED
 
 
-def program_filter() -> bytes | None:
-    """The filter of a program's process, with `OWN_PROCESS` for its id; None on a machine that is not listed.
+def program_filter() -> bytes:
+    """The filter of a program's process, with `OWN_PROCESS` for its id. Raises as `sandbox_filter`.
 
     A denied call fails with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses clone and
     openat, whose flags a filter can read: clone may start threads, but no processes.
     """
-    machine = _MACHINES.get(platform.machine())
-    if machine is None:
-        return None
+    machine = _MACHINES[platform.machine()]
     rules = [_deny(number) for number in (*machine.forks, *machine.locks, _PIDFD_SEND_SIGNAL)]
     rules += [_deny(number, errno.EROFS) for number in machine.makes]
     rules += [_deny(number, errno.ENOSYS) for number in (_CLONE3, _OPENAT2)]

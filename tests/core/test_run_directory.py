@@ -181,7 +181,9 @@ def test_what_programs_say_can_be_written_down(bubblewrap: None, tmp_path: Path)
     task = TaskConfig(name="mbpp", path="unused", columns=Columns(tests="t"), judge_workers=0, judge_timeout=60.0)
     judges = start_judges(task)
     program = "def f(x):\n    raise Exception('\\ud800\\x1b[2J\\n' + 'x' * 10**6)"
-    verdict = judges.judge([(json.dumps({"setup": "", "tests": ["assert f(1) == 1"]}), program)])[0]
+    verdict = judges.judge([(json.dumps({"format": "asserts", "setup": "", "tests": ["assert f(1) == 1"]}), program)])[
+        0
+    ]
     judges.close()
     assert verdict.detail.startswith("run-time error: Exception: \\ud800\\x1b[2J\\nxxx")
     assert len(verdict.detail) <= 300

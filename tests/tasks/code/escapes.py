@@ -7,7 +7,7 @@
 ESCAPES = {
     "read a file": "def attack(): return open('@CANARY@').read() == 'canary'",
     "read the system's users": "def attack(): return 'root' in open('/etc/passwd').read()",
-    "read the judge's source": "def attack(): return 'CodeJudge' in open('@SOURCE@').read()",
+    "read the judge's source": "def attack(): return 'judge_program' in open('@SOURCE@').read()",
     "import an installed package": "import sys\nsys.path.append('@PACKAGES@')\nimport pytest\ndef attack(): return True",
     "write a file": "def attack():\n    open('@FOLDER@/written', 'w').write('x')\n    return True",
     "symbolic link": (

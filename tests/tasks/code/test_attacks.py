@@ -23,7 +23,7 @@ from core.records import Verdict
 from tasks.code import confinement
 from tasks.code.formats import read_mbpp
 from tasks.code.outcomes import Boxes
-from tasks.code.programs import CodeJudge
+from tasks.code.programs import judge_program
 from tasks.code.sandbox import Limits, Sandbox, check_sandbox
 from tests.tasks.code.bombs import BOMBS, REASONS, STOPPED
 from tests.tasks.code.escapes import ESCAPES
@@ -35,7 +35,9 @@ SHORT = Limits(seconds=0.4, memory_mib=256)  # for what uses its time up: 1.2 s 
 
 
 def judge_in(sandbox: Sandbox, program: str, *tests: str, setup: str = "") -> Verdict:
-    return CodeJudge(Boxes(sandbox, sandbox))(json.dumps({"setup": setup, "tests": tests}), program)
+    return judge_program(
+        Boxes(sandbox, sandbox), json.dumps({"format": "asserts", "setup": setup, "tests": tests}), program
+    )
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tasks.code.confinement import package_paths
 from tasks.code.formats import read_apps, read_humaneval, read_mbpp
 from tasks.code.languages import LANGUAGES, Language, find_language
 from tasks.code.outcomes import Boxes, Outcome, grade
-from tasks.code.programs import CodeJudge, setting_of, verifier
+from tasks.code.programs import judge_program, setting_of, verifier
 from tasks.code.sandbox import Limits, Program, Sandbox
 from tasks.judging import start_judges
 from tasks.problems import Item, load_items
@@ -47,7 +48,7 @@ def boxes(bubblewrap: None) -> Iterator[Boxes]:
 
 @pytest.fixture(scope="module")
 def judge(boxes: Boxes) -> Judge:
-    judges = CodeJudge(boxes)
+    judges = partial(judge_program, boxes)
     return lambda item, response: judges(item.reference, response)
 
 
@@ -170,7 +171,7 @@ def test_a_canonical_solution_that_fails_is_said_each_time(judge: Judge) -> None
 
 def test_an_answer_that_takes_long_to_check_is_the_programs(bubblewrap: None) -> None:
     sandbox = Sandbox("bubblewrap", Limits(0.5, 256))
-    judge = CodeJudge(Boxes(sandbox, sandbox))
+    judge = partial(judge_program, Boxes(sandbox, sandbox))
     test = "def check(candidate):\n    for _ in range(candidate(1)): pass"
     verdict = judge(check("def f(x):\n    pass", test, "f").reference, "def f(x): return 10**15")
     assert (verdict.reward, verdict.judge_failed) == (CodeConfig().runtime_error, False), verdict
@@ -189,7 +190,7 @@ def test_short_naps_are_not_free(bubblewrap: None) -> None:
 def test_every_test_has_its_own_outcome_and_limit(bubblewrap: None) -> None:
     limits = Limits(0.5, 256, output_mib=1)
     sandbox = Sandbox("bubblewrap", limits)
-    judge = CodeJudge(Boxes(sandbox, sandbox))
+    judge = partial(judge_program, Boxes(sandbox, sandbox))
     program = (
         "import sys, time\nn = int(input())\nif n == 1: 1 / 0\nif n == 2:\n    while True: pass\nif n == 3: sys.exit(1)\n"
         "if n == 4: print('x' * (1 << 21))\nprint(n)"
@@ -210,7 +211,7 @@ def test_every_test_has_its_own_outcome_and_limit(bubblewrap: None) -> None:
 
 def test_a_program_that_idles_costs_its_limit_once(bubblewrap: None) -> None:
     sandbox = Sandbox("bubblewrap", Limits(2.0, 256))
-    judge = CodeJudge(Boxes(sandbox, sandbox))
+    judge = partial(judge_program, Boxes(sandbox, sandbox))
     begun = time.monotonic()
     verdict = judge(script(*[("", "1")] * 3).reference, "import time\ntime.sleep(1000)")
     assert "without doing anything" in verdict.detail
@@ -310,7 +311,7 @@ def test_packages_that_the_user_allows(bubblewrap: None) -> None:
     with pytest.raises(ConfigError, match=r"task\.code\.packages: 'nothing_such' is not installed"):
         package_paths(["nothing_such"])
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
-    plain = CodeJudge(Boxes(sandbox, sandbox))
+    plain = partial(judge_program, Boxes(sandbox, sandbox))
     assert "No module named 'numpy'" in plain(item.reference, "import numpy").detail
 
 
@@ -353,7 +354,7 @@ def test_the_tests_of_livecodebench() -> None:
     for changed, why in (
         ({"metadata": ""}, r"has tests of a function and no name of it; name its column in task\.columns\.entry_point"),
         ({"metadata": "{func_name: f}"}, r"column 'metadata' \(task\.columns\.entry_point\) is not JSON"),
-        ({"tests": [{**listed[0], "output": ""}]}, "an output of a function is no JSON"),
+        ({"tests": [{**listed[0], "output": ""}]}, "an output of a function is not JSON"),
     ):
         with pytest.raises(DataError, match=f"row 1: .*{why}"):
             read_apps({**row, **changed}, columns, "row 1")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tasks.code.asserts import AssertTests, _Asked, ask
 from tasks.code.confinement import SandboxError
 from tasks.code.formats import read_mbpp
 from tasks.code.outcomes import Boxes
-from tasks.code.programs import CodeJudge, limits_of, parse_reference, program_of
+from tasks.code.programs import judge_program, limits_of, parse_reference, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
 from tasks.judge import JudgePool
@@ -26,16 +27,18 @@ from tasks.task import build_task
 MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
 REWARDS = CodeConfig()
 
+Judge = partial[Verdict]
+
 
 @pytest.fixture(scope="module")
-def judge(bubblewrap: None) -> Iterator[CodeJudge]:
+def judge(bubblewrap: None) -> Iterator[Judge]:
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
-    yield CodeJudge(Boxes(sandbox, sandbox))
+    yield partial(judge_program, Boxes(sandbox, sandbox))
     sandbox.close()
 
 
 def reference(*tests: str, setup: str = "") -> str:
-    return json.dumps({"setup": setup, "tests": tests})
+    return json.dumps({"format": "asserts", "setup": setup, "tests": tests})
 
 
 def mbpp(shared_data: Path) -> list[Item]:
@@ -65,7 +68,7 @@ def beside(value: Any) -> Any:
 
 
 def asserts(text: str) -> AssertTests:
-    tests = parse_reference(text).tests
+    tests = parse_reference(text)[0]
     assert isinstance(tests, AssertTests)
     return tests
 
@@ -99,7 +102,7 @@ def test_the_canonical_solutions_of_mbpp_pass(bubblewrap: None, shared_data: Pat
     assert {verdict.reward for verdict in wrong} == {REWARDS.failed}  # they ran, and passed none
 
 
-def test_rewards_are_graded(judge: CodeJudge) -> None:
+def test_rewards_are_graded(judge: Judge) -> None:
     tests = reference("assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9")
     graded = {
         "def f(x) return x": (-1.0, "does not compile: SyntaxError: expected ':' (<program>, line 1)"),
@@ -125,14 +128,14 @@ def test_rewards_are_graded(judge: CodeJudge) -> None:
 def test_every_value_of_the_reward_is_a_setting(bubblewrap: None) -> None:
     rewards = CodeConfig(compile_error=-9, runtime_error=-8, failed=-4, passed=4, fraction=0.5)
     sandbox = Sandbox("bubblewrap", Limits(60.0, 512))
-    judge = CodeJudge(Boxes(sandbox, sandbox, rewards))
+    judge = partial(judge_program, Boxes(sandbox, sandbox, rewards))
     tests = reference("assert f(1) == 1", "assert f(2) == 4")
     programs = ("def f(x)", "def f(x): 1 / 0", "def f(x): return 0", "def f(x): return 1", "def f(x): return x * x")
     assert [judge(tests, program).reward for program in programs] == [-9, -8, -4, -4 + 0.5 * 0.5 * 8, 4]
     assert rewards.worst == -9
 
 
-def test_questions_are_asked_of_plain_values(judge: CodeJudge) -> None:
+def test_questions_are_asked_of_plain_values(judge: Judge) -> None:
     tests = reference(
         "assert sorted(f(3)) == [0, 1, 2]", "assert math.isclose(g(2), 0.6667, rel_tol=0.001)", "assert not f(0)",
         "assert set(f(2)) == {0, 1} and len(f(2)) == 2", "assert isinstance(f(1), list)", "assert g(3) is not None",
@@ -143,7 +146,7 @@ def test_questions_are_asked_of_plain_values(judge: CodeJudge) -> None:
     assert lazy.detail.startswith("passed 4 of 6 tests; failed assert not f(0)")
 
 
-def test_functions_that_look_at_a_value_look_at_the_value_itself(judge: CodeJudge) -> None:
+def test_functions_that_look_at_a_value_look_at_the_value_itself(judge: Judge) -> None:
     program = (
         "from decimal import Decimal\nfrom fractions import Fraction\ndef many(n): yield from range(n)\n"
         "def table(): return {'a': 2}\ndef half(): return Decimal('0.5')\ndef third(): return Fraction(1, 3)\n"
@@ -162,15 +165,15 @@ def test_functions_that_look_at_a_value_look_at_the_value_itself(judge: CodeJudg
         assert judge(reference(f"assert {wrong}"), program).reward == REWARDS.failed
 
 
-def test_what_python_leaves_out_need_not_have_a_value(judge: CodeJudge) -> None:
+def test_what_python_leaves_out_need_not_have_a_value(judge: Judge) -> None:
     tests = reference("assert f(0) is None or f(0)[0] == 1", "assert f(2)[0] == 1 if f(2) else f(0)[0] == 1")
     assert judge(tests, "def f(x): return [1] if x else None") == Verdict(1.0, True)
     assert judge(tests, "def f(x): return []").reward == REWARDS.failed  # the second of each is asked for and raises
     assert judge(tests, "def f(x): raise ValueError").reward == REWARDS.runtime_error
 
 
-def test_no_opinion_where_the_questions_themselves_fail(judge: CodeJudge) -> None:
-    sandbox = judge._boxes.own
+def test_no_opinion_where_the_questions_themselves_fail(judge: Judge) -> None:
+    sandbox = judge.args[0].own
     verdict = judge(reference("assert f(1) == 2 and f(1) == 2", setup="from math import nothing"), "def f(x): return 2")
     assert verdict.detail.startswith("run-time error: ImportError")  # beside the program, where it is found first
     asked = split_test("assert f(1) == 2 and f(1) == 2")
@@ -180,7 +183,7 @@ def test_no_opinion_where_the_questions_themselves_fail(judge: CodeJudge) -> Non
     assert ask(forged, "", sandbox) == {0: False, 1: True}  # what cannot be decoded spoils no other answer
 
 
-def test_a_program_has_no_future_but_its_own(judge: CodeJudge) -> None:
+def test_a_program_has_no_future_but_its_own(judge: Judge) -> None:
     """Annotations are values unless it says otherwise; the driver's own `from __future__` is not passed on."""
     program = "def f(function): return function.__annotations__['x'] is int\ndef g(x: int): pass\ndef h(): return f(g)"
     setup = "def here(x: int): pass\nseen = f(here)"
@@ -188,7 +191,7 @@ def test_a_program_has_no_future_but_its_own(judge: CodeJudge) -> None:
     assert judge(reference("assert h() == False"), f"from __future__ import annotations\n{program}").correct
 
 
-def test_setup_and_classes_of_the_program(judge: CodeJudge) -> None:
+def test_setup_and_classes_of_the_program(judge: Judge) -> None:
     program = "class Node:\n    def __init__(self, x): self.x, self.next = x, None\ndef total(n): return n.x + (total(n.next) if n.next else 0)"
     tests = reference("assert total(root) == 3", "assert root.next.x == 2", setup="root = Node(1)\nroot.next = Node(2)")
     assert judge(tests, program) == Verdict(1.0, True)
@@ -264,7 +267,7 @@ def test_the_sandbox_fails_closed(
     with pytest.raises(ConfigError, match=r"bwrap: No permissions to create new namespace; install it"):
         check_sandbox("bubblewrap", limits)
     sandbox = Sandbox("bubblewrap", limits)
-    judged = CodeJudge(Boxes(sandbox, sandbox))(reference("assert f(1) == 1"), "def f(x): return 1")
+    judged = judge_program(Boxes(sandbox, sandbox), reference("assert f(1) == 1"), "def f(x): return 1")
     assert judged == Verdict(-1.0, False, "no sandbox: bwrap: No permissions to create new namespace", True)
     config = TaskConfig(name="mbpp", path="unused", columns=MBPP)
     with pytest.raises(ConfigError, match=r"task\.sandbox"):
