@@ -1,7 +1,8 @@
 """Samplers of the training problems of an iteration: all with equal probability, or hard ones more often.
 
 Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: a draw is a function of the seed, the
-cursor and how many problems are asked for, so a restored sampler continues exactly as the saved one.
+cursor and how many problems are asked for, so a restored sampler continues exactly as the saved one. A cursor belongs to these
+problems: a checkpoint of others is refused by its fingerprint (`replay/store.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from core.errors import CheckpointError
 from core.records import Judged, Problem
 from core.seeds import derive, generator
 
@@ -17,15 +17,6 @@ MEMORY = 0.5
 """Weight of a problem's earlier success rate when it is blended with that of its newest rollouts."""
 EASY = 0.2
 """Weight of a problem that is always solved, relative to one that never is."""
-
-
-def check_cursor(cursor: Mapping[str, Any], problems: int) -> None:
-    """Raises CheckpointError when a cursor belongs to another number of problems."""
-    if cursor.get("problems") != problems:
-        raise CheckpointError(
-            f"the data cursor belongs to {cursor.get('problems', 'a mixture and not to the')} training problems, this task has {problems}; "
-            f"resume with the data and task settings that the run was started with"
-        )
 
 
 class UniformSampler:
@@ -39,21 +30,17 @@ class UniformSampler:
         self._seed = seed
         self._epoch = 0
         self._position = 0
-        self._order = self._permutation(0)
-
-    def _permutation(self, epoch: int) -> list[int]:
-        return [int(i) for i in generator(self._seed, "problems", epoch).permutation(len(self._problems))]
 
     def sample(self, n: int) -> list[Problem]:
         """The next n problems; continues with the next epoch when this one is used up."""
         drawn: list[Problem] = []
         while len(drawn) < n:
-            if self._position == len(self._order):
+            if self._position == len(self._problems):
                 self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._permutation(self._epoch)
-            step = min(n - len(drawn), len(self._order) - self._position)
-            drawn += [self._problems[i] for i in self._order[self._position : self._position + step]]
-            self._position += step
+            order = generator(self._seed, "problems", self._epoch).permutation(len(self._problems))
+            taken = order[self._position : self._position + n - len(drawn)]
+            drawn += [self._problems[i] for i in taken]
+            self._position += len(taken)
         return drawn
 
     def record(self, judged: Iterable[Judged]) -> None:
@@ -61,13 +48,11 @@ class UniformSampler:
 
     def state(self) -> dict[str, Any]:
         """The cursor, as plain data."""
-        return {"problems": len(self._problems), "epoch": self._epoch, "position": self._position}
+        return {"epoch": self._epoch, "position": self._position}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Restore a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
-        check_cursor(cursor, len(self._problems))
+        """Restore a cursor of `state`."""
         self._epoch, self._position = cursor["epoch"], cursor["position"]
-        self._order = self._permutation(self._epoch)
 
 
 class HardSampler:
@@ -112,11 +97,10 @@ class HardSampler:
     def state(self) -> dict[str, Any]:
         """The cursor as plain data: number of draws, and the rates of the problems seen so far."""
         rates = {str(at): float(self._rates[at]) for at in np.flatnonzero(self._seen)}
-        return {"problems": len(self._problems), "draws": self._draws, "rates": rates}
+        return {"draws": self._draws, "rates": rates}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Restore a cursor of `state`. Raises CheckpointError when it belongs to another number of problems."""
-        check_cursor(cursor, len(self._problems))
+        """Restore a cursor of `state`."""
         self._draws = cursor["draws"]
         self._rates[:], self._seen[:] = 0.0, False
         for at, rate in cursor["rates"].items():
@@ -156,12 +140,7 @@ class MixedSampler:
         return {"drawn": dict(self._drawn), "parts": {name: part.state() for name, part in self._samplers.items()}}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Restore a cursor of `state`. Raises CheckpointError when it belongs to other data sets."""
-        if list(cursor.get("parts", {})) != list(self._samplers):
-            raise CheckpointError(
-                f"the data cursor belongs to the data sets {', '.join(cursor.get('parts', ['of one task']))}, this task has "
-                f"{', '.join(self._samplers)}; resume with the data and task settings that the run was started with"
-            )
+        """Restore a cursor of `state`."""
         self._drawn = dict(cursor["drawn"])
         for name, part in self._samplers.items():
             part.restore(cursor["parts"][name])

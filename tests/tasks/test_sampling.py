@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import CheckpointError
 from core.records import Finish, Judged, Problem, Start, Trajectory, Verdict
 from tasks.sampling import HardSampler, ProblemSampler, UniformSampler, problem_sampler
 
@@ -80,13 +78,6 @@ def test_a_hard_sampler_resumes_exactly(draws: list[int], seed: int, size: int) 
     assert expected == begun + go(second, draws[half:])
 
 
-def test_a_cursor_of_other_data_is_refused() -> None:
-    for how in ("uniform", "hard"):
-        sampler, other = (problem_sampler(how, problems(count), 0) for count in (3, 4))
-        with pytest.raises(CheckpointError, match="belongs to 4 training problems, this task has 3"):
-            sampler.restore(other.state())
-
-
 def mixture(how: Literal["uniform", "hard"], weights: Mapping[str, float], seed: int = 0) -> ProblemSampler:
     """Three problems of each data set."""
     return problem_sampler(how, [problem for label in weights for problem in problems(3, label)], seed, weights)
@@ -126,13 +117,3 @@ def test_a_mixture_keeps_its_shares_and_resumes_exactly(
     for label, weight in weights.items():
         share = len(expected) * weight / sum(weights.values())
         assert abs(sum(name.startswith(label) for name in expected) - share) < len(weights)
-
-
-def test_a_cursor_of_another_mixture_is_refused() -> None:
-    sampler = mixture("uniform", {"a": 1.0, "b": 1.0})
-    with pytest.raises(CheckpointError, match="belongs to the data sets a, c, this task has a, b"):
-        sampler.restore(mixture("uniform", {"a": 1.0, "c": 1.0}).state())
-    with pytest.raises(CheckpointError, match="belongs to the data sets of one task, this task has a, b"):
-        sampler.restore(problem_sampler("uniform", problems(6), 0).state())
-    with pytest.raises(CheckpointError, match="belongs to a mixture and not to the training problems, this task has 6"):
-        problem_sampler("uniform", problems(6), 0).restore(sampler.state())
