@@ -19,8 +19,7 @@ from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
 from core.run_directory import write_atomically
 from core.seeds import generator
-from tasks.dialogue.endpoint import Endpoint, check_endpoint
-from tasks.dialogue.language_judge import compare_pairs
+from tasks.dialogue.language_judge import Endpoint, check_endpoint, compare_pairs
 from tasks.estimators import Estimate, bootstrap, share
 from trainer import build
 from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses

@@ -1,19 +1,27 @@
-r"""A language model as judge: scores of single responses, and which of two is better.
+r"""A language model as judge, behind an OpenAI-compatible endpoint: scores of single responses, and which of two is better.
 
 Used by `tasks/judging.py` (`LanguageJudge`, rewards of the task dialogue) and `commands/evaluate.py` (`compare_pairs`, win rates).
 Invariants: a response stands between marks that it cannot know, and only the judge's own last score counts. Every pair is asked twice
-with its sides swapped, so a judge that prefers a place gives a tie.
+with its sides swapped, so a judge that prefers a place gives a tie. A question that was answered once is never sent again; every
+request has a time limit and a bounded number of tries; a question without an answer is None, not an error, unless none is answered.
 """
 
 import hashlib
+import json
+import os
 import re
+import sqlite3
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from threading import Lock
+from typing import Any
 
-from core.config import RewardModelConfig
+from core.config import LanguageJudgeConfig, RewardModelConfig
+from core.errors import ActorError, ConfigError, first_line
 from core.records import Verdict
 from tasks.dialogue import chat
-from tasks.dialogue.endpoint import Endpoint
 
 _SCORE = re.compile(r"Score:\s*\**\s*([0-9]+(?:\.[0-9]+)?)")
 _BETTER = re.compile(r"Better:\s*\**\s*(first|second|tie)", re.IGNORECASE)
@@ -63,6 +71,102 @@ def read_better(answer: str) -> float | None:
     """1 if the judge calls the first reply better, 0 the second, 1/2 neither; None if it does not say."""
     found = _BETTER.findall(answer)
     return _CREDIT[found[-1].lower()] if found else None
+
+
+class Endpoint:
+    """Asks questions, several at a time. It keeps the answers in an SQLite file, which several runs may share."""
+
+    def __init__(self, config: LanguageJudgeConfig) -> None:
+        """Raises ConfigError when the settings name no model, or a file of answers that cannot be written or is none."""
+        import openai  # imported late, because it takes a second
+
+        if not config.model:
+            raise ConfigError("reward_model.judge.model is empty: name the model that the endpoint serves")
+        self._config = config
+        self._client: Any = openai.OpenAI(
+            base_url=config.url,
+            api_key=os.environ.get(config.key_variable) or "none",
+            timeout=config.timeout,
+            max_retries=config.retries,
+        )
+        try:
+            config.cache.parent.mkdir(parents=True, exist_ok=True)
+            self._answers = sqlite3.connect(config.cache, timeout=60.0, check_same_thread=False, isolation_level=None)
+            self._answers.execute(
+                "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL)"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"reward_model.judge.cache = {config.cache}: {first_line(error)}; name a file that can be written"
+            ) from None
+        self._lock = Lock()
+        self.asked = 0  # requests so far, without tries and known answers
+
+    def check(self) -> None:
+        """Ask once, also if the answer is known. Raises ConfigError when no answer comes."""
+        answer, failure = self._ask("Answer with the word yes.", known=False)
+        if answer is None:
+            raise ConfigError(
+                f"reward_model.judge.url = {self._config.url}: no answer of model {self._config.model!r} ({failure}); start the server, or "
+                f"correct url, model or the key in ${self._config.key_variable}"
+            )
+
+    def ask(self, questions: Sequence[str]) -> list[str | None]:
+        """The answers, in order; None where all tries failed.
+
+        Raises ActorError when all questions fail, and when `max_requests` are used up.
+        """
+        with ThreadPoolExecutor(self._config.concurrency) as threads:
+            found = list(threads.map(self._ask, questions))
+        if all(answer is None for answer, _ in found):
+            raise ActorError(
+                f"reward_model.judge.url = {self._config.url}: none of {len(found)} questions was answered, the first because of "
+                f"{found[0][1]}; see the server, then resume from the last checkpoint"
+            )
+        return [answer for answer, _ in found]
+
+    def _ask(self, question: str, known: bool = True) -> tuple[str | None, str]:
+        """The answer, or why there is none. `known`: whether an earlier answer will do."""
+        import openai
+
+        config = self._config
+        parts = [config.model, str(config.max_tokens), question]
+        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        with self._lock:
+            earlier = self._answers.execute("SELECT answer FROM answers WHERE question = ?", (key,)).fetchone()
+            if known and earlier:
+                return str(earlier[0]), ""
+            if config.max_requests and self.asked >= config.max_requests:
+                raise ActorError(
+                    f"reward_model.judge.max_requests = {config.max_requests} are used up; raise it and resume from the last checkpoint"
+                )
+            self.asked += 1
+        try:
+            reply = self._client.chat.completions.create(
+                model=config.model,
+                messages=[{"role": "user", "content": question}],
+                max_tokens=config.max_tokens,
+                temperature=0.0,
+            )
+            answer = reply.choices[0].message.content if reply.choices else None
+        except (openai.OpenAIError, ValueError) as error:
+            return None, first_line(error)
+        if not answer:
+            return None, "an empty answer"
+        with self._lock:
+            self._answers.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
+        return str(answer), ""
+
+    def close(self) -> None:
+        """Close the connections and the file of answers."""
+        self._client.close()
+        self._answers.close()
+
+
+def check_endpoint(config: LanguageJudgeConfig) -> None:
+    """Ask once. Raises ConfigError when no answer comes."""
+    with closing(Endpoint(config)) as endpoint:
+        endpoint.check()
 
 
 class LanguageJudge:

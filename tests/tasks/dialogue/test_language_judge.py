@@ -9,8 +9,16 @@ from core.config import LanguageJudgeConfig, RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
-from tasks.dialogue.endpoint import Endpoint, check_endpoint
-from tasks.dialogue.language_judge import LanguageJudge, Preference, compare_pairs, marked, read_better, read_score
+from tasks.dialogue.language_judge import (
+    Endpoint,
+    LanguageJudge,
+    Preference,
+    check_endpoint,
+    compare_pairs,
+    marked,
+    read_better,
+    read_score,
+)
 from tasks.judging import start_judges
 from tests.tasks.dialogue.servers import serving
 from tests.trainer.evaluation.test_scores import answered, task_of
