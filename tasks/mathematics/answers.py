@@ -154,9 +154,5 @@ def _is_written(answer: str) -> bool:
     >>> [_is_written(text) for text in (r"\frac{1}{2}", r"\{1, 2\}", r"\text{see figure}", "}{", r"\frac{", "?", "see figure")]
     [True, True, True, False, False, False, False]
     """
-    depth = 0
-    for brace in re.findall(r"\\.|[{}]", answer):  # `\{` is a set's brace and does not count
-        depth += (brace == "{") - (brace == "}")
-        if depth < 0:
-            return False
-    return depth == 0 and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())
+    balanced = closing(f"{{{answer} }}", 0) == len(answer) + 2
+    return balanced and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())

@@ -11,6 +11,14 @@ from tasks.mathematics.forms import Equation, Form, Group, Single, read_form
 from tasks.mathematics.values import expression, number, proportional, rational, same_value
 
 _BASED = re.compile(r"(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)(?:_(?:\{\s*(?:\\text\{)?([0-9a-z]+)\}?\s*\}|([0-9]+)))?")
+_BASES = dict(
+    zip(
+        ["two", "three", "four", "five", "six", "seven", "eight", "nine", "sixteen"],
+        ["2", "3", "4", "5", "6", "7", "8", "9", "16"],
+        strict=True,
+    )
+)
+_SEPARATED = re.compile(r"(?<=[0-9]),(?=[0-9])")
 _RATIO = re.compile(r"([0-9]+)\s*:\s*([0-9]+)")
 _WORD = re.compile(r"\\text|(?<![a-zA-Z\\])[a-zA-Z]{4,}")
 _COMPARES = re.compile(r"[<>=]|\\(?:ne|not|le|ge|approx|sim)(?![a-zA-Z])")
@@ -30,7 +38,7 @@ def same_answer(gold: str, answer: str) -> bool:
     Currency, degree and percent signs are ignored, and so are a unit or a base that only one of the two writes.
     """
     gold, answer = gold.strip(), answer.strip()
-    if gold == answer or "".join(gold.split()) == "".join(answer.split()):
+    if _same_text(gold, answer):
         return True
     if max(len(gold), len(answer)) > _LONGEST:
         plain = number(gold)
@@ -46,20 +54,6 @@ def same_answer(gold: str, answer: str) -> bool:
     if _same_form(first, second):
         return True
     return "," in gold + answer and _same_form(*(read_form(_SEPARATED.sub(", ", text)) for text in (gold, answer)))
-
-
-_BASES = {
-    "two": "2",
-    "three": "3",
-    "four": "4",
-    "five": "5",
-    "six": "6",
-    "seven": "7",
-    "eight": "8",
-    "nine": "9",
-    "sixteen": "16",
-}
-_SEPARATED = re.compile(r"(?<=[0-9]),(?=[0-9])")
 
 
 def _same_form(gold: Form, answer: Form) -> bool:
