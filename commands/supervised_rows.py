@@ -10,7 +10,7 @@ from core.config import Config, SupervisedConfig, task_title
 from core.errors import ConfigError, DataError
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
-from tasks.sources import load_rows, require_columns
+from tasks.sources import load_rows, missing_column
 from tasks.starter import resolve_model
 from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
 
@@ -48,10 +48,10 @@ def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[li
 
     Raises DataError.
     """
-    rows = load_rows(path, split)
-    require_columns(rows, list(columns.items()), path)
     found = []
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(load_rows(path, split), 1):
+        if missing := missing_column(row, columns.items(), f"{path}: row {number}"):
+            raise DataError(missing)
         places = [(column, f"{path}: row {number}: column {column!r} ({field})") for field, column in columns.items()]
         found.append([(where, chat.read_messages(row[column], where)) for column, where in places])
     return found

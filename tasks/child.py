@@ -73,10 +73,8 @@ class ChildProcess:
     def kill(self) -> None:
         """Kill the process group, wait for the process and close its pipes."""
         self.stop()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
+        with self._process:  # it waits and closes
+            pass
 
 
 def _wait_for(descriptor: int, event: int, deadline: float) -> None:

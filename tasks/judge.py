@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,22 +126,17 @@ class JudgePool:
         Raises ConfigError when the verifier cannot be imported, ActorError when a lost worker cannot be replaced.
         """
         size = max(1, min(CHUNK, -(-len(items) // len(self._workers))))
-        chunks = deque(range(i, min(i + size, len(items))) for i in range(0, len(items), size))
-        verdicts: dict[int, Verdict] = {}
+        begins = iter(range(0, len(items), size))  # the threads share it
+        verdicts: dict[int, list[Verdict]] = {}
 
         def _drain(number: int) -> None:
-            while True:
-                try:
-                    chunk = chunks.popleft()
-                except IndexError:
-                    return
-                judged = self._judge_chunk(number, [items[i] for i in chunk])
-                verdicts.update(zip(chunk, judged, strict=True))
+            for begin in begins:
+                verdicts[begin] = self._judge_chunk(number, items[begin : begin + size])
 
-        list(self._threads.map(_drain, range(min(len(self._workers), len(chunks)))))
-        return [verdicts[i] for i in range(len(items))]
+        list(self._threads.map(_drain, range(len(self._workers))))
+        return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
 
-    def _judge_chunk(self, number: int, items: list[tuple[str, str]]) -> list[Verdict]:
+    def _judge_chunk(self, number: int, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Judge on one worker. When it hangs or dies, its current item fails and a new worker gets the remaining items."""
         done: list[Verdict] = []
         while len(done) < len(items):

@@ -77,10 +77,6 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
             result = Verdict(float(result), result > 0)
         if not isinstance(result, Verdict):
             return _failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
-        if not isinstance(result.reward, bool | int | float):
-            return _failed(
-                f"judge returned a Verdict whose reward is {type(result.reward).__name__}, expected a number"
-            )
         steps = tuple((int(end), float(reward)) for end, reward in result.steps)
         if not all(map(math.isfinite, (result.reward, *(reward for _, reward in steps)))):
             return _failed(f"judge returned a reward of {result.reward}" + (f" and steps of {steps}" if steps else ""))

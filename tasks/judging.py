@@ -37,38 +37,37 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
             return LanguageJudge(reward_model)
         local = check or not config.judge_workers
         return RewardJudge(reward_model or RewardModelConfig(), local_scorer if local else _remote_scorer)
-    kind = KINDS[config.name]
     if config.reward:
         try:  # the user's code: report an error now, not after the first rollouts
-            judges = _verifier_judges(config, config.reward, config.judge_timeout)
+            judges = _verifier_judges(config, config.reward)
             if isinstance(judges, JudgePool):
                 judges.wait_until_ready()
         except ConfigError as error:
             raise ConfigError(f"task.reward: {error}") from None
         return judges
+    kind = KINDS[config.name]
     if not kind.runs_programs:
-        return _verifier_judges(config, kind.verifier, config.judge_timeout)
+        return _verifier_judges(config, kind.verifier)
     limits = limits_of(config)
     check_sandbox(config.sandbox, limits, setting_of(config))
     # the program, and what judges its answers
     patience = 2 * (3 * config.code.program_seconds + limits.wall + 2 * START_LIMIT)
-    return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json(), patience)
+    return _verifier_judges(config, kind.verifier, patience, config.code.worst, config.model_dump_json())
 
 
 def _verifier_judges(
     config: TaskConfig,
     verifier: str,
-    limit: float,
+    patience: float | None = None,
     failed_reward: float = 0.0,
     settings: str | None = None,
-    patience: float | None = None,
 ) -> LocalJudge | JudgePool:
     if not config.judge_workers:
         return LocalJudge(verifier, failed_reward, settings)
     return JudgePool(
         verifier,
         workers=config.judge_workers,
-        limit=limit,
+        limit=patience or config.judge_timeout,
         memory_gib=config.judge_memory_gib,
         failed_reward=failed_reward,
         settings=settings,

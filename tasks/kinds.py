@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from core.config import Columns, TaskConfig, task_sources
-from core.errors import ConfigError, DataError
+from core.errors import DataError
 from tasks.code.formats import read_apps, read_humaneval, read_mbpp
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
@@ -25,7 +25,7 @@ from tasks.problems import (
     read_items,
     split_items,
 )
-from tasks.sources import BadRow, BadRowsError, Row
+from tasks.sources import BadRowsError, Row
 from tasks.synthetic.arithmetic import ARITHMETIC, arithmetic_answer
 from tasks.synthetic.calculator import CALCULATOR
 from tasks.synthetic.countdown import COUNTDOWN
@@ -42,10 +42,10 @@ Answer = Callable[[str], str | None]
 class TaskKind:
     """What a kind of task needs. Its problems are generated from `puzzle`, or read from rows by `read`."""
 
-    verifier: str  # import path of a `tasks.judge_worker.Verify`, or of a function from TaskConfig to one; empty: a reward model judges
+    # import path of a `tasks.judge_worker.Verify`, or of a function from TaskConfig to one; empty: a reward model judges, without gold answers
+    verifier: str
     puzzle: Puzzle | None = None
     read: Read | None = None
-    has_answers: bool = True  # whether the rows hold gold answers
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
     answer_is_reference: bool = False  # whether the judge can compare a response with another one's answer
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
@@ -88,16 +88,13 @@ KINDS: Mapping[str, TaskKind] = {
     "mbpp": TaskKind("tasks.code.programs:verifier", read=read_mbpp, runs_programs=True),
     "humaneval": TaskKind("tasks.code.programs:verifier", read=read_humaneval, runs_programs=True),
     "apps": TaskKind("tasks.code.programs:verifier", read=read_apps, runs_programs=True),
-    "dialogue": TaskKind("", read=read_dialogue, has_answers=False),
+    "dialogue": TaskKind("", read=read_dialogue),
 }
 
 
 def task_tool(config: TaskConfig) -> str:
-    """Import path of the tool of a task, or of its mixture; empty: none. Raises ConfigError for a mixture with several."""
-    tools = {tool for source in task_sources(config) if (tool := KINDS[source.config.name].tool)}
-    if len(tools) > 1:
-        raise ConfigError(f"task.sources: {' and '.join(sorted(tools))} are two tools; a run has one, so leave one out")
-    return next(iter(tools), "")
+    """Import path of the tool of a task, or of its mixture; empty: none."""
+    return next((tool for source in task_sources(config) if (tool := KINDS[source.config.name].tool)), "")
 
 
 def judged_by_model(config: TaskConfig) -> bool:
@@ -106,49 +103,34 @@ def judged_by_model(config: TaskConfig) -> bool:
     return any(not part.reward and not KINDS[part.name].verifier for part in parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceItems:
-    """The problems of one data set, before they are held against those of the others."""
-
-    train: list[Item]
-    evaluation: list[Item]
-    kept_out: frozenset[str] = frozenset()  # digests of all prompts that are not trained on
-    duplicates: int = 0
-    bad_rows: tuple[BadRow, ...] = ()
-
-
 def task_items(config: TaskConfig, seed: int) -> Items:
     """The problems of a task, those of all data sets of a mixture. A prompt held out in one of them is trained on in none.
 
     `seed` changes only generated training problems; rows are the same for every seed. Raises DataError, ConfigError.
     """
     sources = task_sources(config)
-    parts = [_source_items(source.config, seed) for source in sources]
-    bad = [(source.config.bad_rows, row) for source, part in zip(sources, parts, strict=True) for row in part.bad_rows]
-    refused = [row for rule, row in bad if rule == "refuse"]
+    parts = [(source, *_source_items(source.config, seed)) for source in sources]
+    refused = [row for source, part, _ in parts if source.config.bad_rows == "refuse" for row in part.left_out.bad_rows]
     if refused:
         raise BadRowsError(refused)
-    kept_out = frozenset().union(*(part.kept_out for part in parts))
+    kept_out = frozenset().union(*(prompts for _, _, prompts in parts))
     for source in sources:
         for example in source.config.examples:
             if prompt_digest(example.prompt) in kept_out:
                 raise DataError(f"task.examples: {example.prompt[:60]!r} is an evaluation problem; show another one")
     train = [
         replace(item, source=source.label)
-        for source, part in zip(sources, parts, strict=True)
+        for source, part, _ in parts
         for item in part.train
-        if not source.label or prompt_digest(item.prompt) not in kept_out
+        if prompt_digest(item.prompt) not in kept_out
     ]
-    evaluation = [
-        replace(item, source=source.label)
-        for source, part in zip(sources, parts, strict=True)
-        for item in part.evaluation
-    ]
-    left_out = LeftOut(sum(part.duplicates for part in parts), bad_rows=tuple(row for _, row in bad))
-    return Items(train, evaluation, left_out)
+    evaluation = [replace(item, source=source.label) for source, part, _ in parts for item in part.evaluation]
+    bad = tuple(row for _, part, _ in parts for row in part.left_out.bad_rows)
+    return Items(train, evaluation, LeftOut(sum(part.left_out.duplicates for _, part, _ in parts), bad_rows=bad))
 
 
-def _source_items(config: TaskConfig, seed: int) -> _SourceItems:
+def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]:
+    """The problems of one data set, before they are compared with the others', and the digests of all prompts that it holds out."""
     kind = KINDS[config.name]
     if kind.puzzle is not None:
         form, _ = prompt_form(config)
@@ -157,22 +139,22 @@ def _source_items(config: TaskConfig, seed: int) -> _SourceItems:
             [replace(item, form=form) for item in puzzle_items(kind.puzzle, seed, lengths, count, evaluation=held_out)]
             for count, held_out in ((config.problems, False), (config.eval_problems, True))
         )
-        return _SourceItems(train, evaluation)  # the hash decides which are held out
+        return Items(train, evaluation, LeftOut()), frozenset()  # the hash decides which are held out
     if kind.read is None or not config.path:
         raise DataError(
             f"task.path is empty: task {config.name} needs a data set; name a file, directory or hub data set"
         )
-    read, answers = kind.read, kind.has_answers
-    items, bad = read_items(config, read, config.path, config.split, answers=answers)
+    answers = bool(kind.verifier)
+    items, bad = read_items(config, kind.read, config.path, config.split, answers=answers)
     rows = None
     if config.eval_path:
-        rows, more = read_items(config, read, config.eval_path, config.eval_split, answers=answers)
+        rows, more = read_items(config, kind.read, config.eval_path, config.eval_split, answers=answers)
         bad += more
     if bad and config.bad_rows == "refuse":
-        return _SourceItems([], [], bad_rows=tuple(bad))
+        return Items([], [], LeftOut(bad_rows=tuple(bad))), frozenset()
     train, evaluation, duplicates = split_items(config, items, rows)
     kept_out = frozenset(prompt_digest(item.prompt) for item in (evaluation if rows is None else rows))
-    return _SourceItems(train, evaluation, kept_out, duplicates, tuple(bad))
+    return Items(train, evaluation, LeftOut(duplicates, bad_rows=tuple(bad))), kept_out
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
@@ -185,7 +167,7 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     for source in task_sources(config):
         kind, data = KINDS[source.config.name], source.config
         if kind.read is not None and data.eval_path:
-            items += load_items(data, kind.read, data.eval_path, data.eval_split, answers=kind.has_answers)
+            items += load_items(data, kind.read, data.eval_path, data.eval_split, answers=bool(kind.verifier))
         elif kind.puzzle is not None or data.path:
             items += task_items(data, seed).evaluation
     texts = {text for item in items for text in (item.prompt, item.form.template.replace("{prompt}", item.prompt))}

@@ -84,16 +84,11 @@ def read_rows(path: str, split: str) -> list[Row | BadRow]:
     return list(rows)
 
 
-def require_columns(rows: Sequence[Row], wanted: Sequence[tuple[str, str]], source: str) -> None:
-    """Check that every row has the columns. `wanted`: (config field, column). Raises DataError that names the nearest one."""
-    for number, row in enumerate(rows, 1):
-        missing = missing_column(row, wanted, f"{source}: row {number}")
-        if missing:
-            raise DataError(missing)
-
-
 def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> str:
-    """What is wrong if the row lacks one of the columns, with the nearest one that it has; else empty. See `require_columns`."""
+    """What is wrong if the row lacks one of the columns, with the nearest one that it has; else empty.
+
+    `wanted`: (config field, column).
+    """
     for field, column in wanted:
         if column not in row:
             nearest = difflib.get_close_matches(column, list(row), n=1, cutoff=0.0)
@@ -152,9 +147,7 @@ def _read_jsonl(file: Path) -> list[Row | BadRow]:
         where = f"{file}: line {number}"
         try:
             row = json.loads(line)
-        except RecursionError:
-            rows.append(BadRow(where, f"{where}: nested too deeply; fix or delete the line"))
-        except ValueError as error:  # a UnicodeDecodeError is one too
+        except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
             cut = not data.endswith(b"\n") and number == data.count(b"\n") + 1
             kind = "the file ends in the middle of this line" if cut else f"not valid JSON ({error})"
             rows.append(BadRow(where, f"{where}: {kind}; restore the file or delete the line"))

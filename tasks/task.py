@@ -81,7 +81,10 @@ class Task:
             own = [at for at, problem in enumerate(problems) if problem.source == label]
             found = source.judges.judge([(problems[at].reference, texts[at]) for at in own]) if own else []
             verdicts.update(zip(own, found, strict=True))
-        return [judged_of(trajectory, verdicts[at], self.decode) for at, trajectory in enumerate(trajectories)]
+        return [
+            Judged(trajectory, verdicts[at], step_rewards=step_rewards(trajectory, verdicts[at], self.decode))
+            for at, trajectory in enumerate(trajectories)
+        ]
 
     def votes(self, judged: Sequence[Judged]) -> dict[str, list[str | None]]:
         """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.
@@ -160,18 +163,14 @@ def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenize
     return state.hexdigest()
 
 
-def judged_of(trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str]) -> Judged:
-    """A trajectory with its verdict; the rewards of steps are given to the tokens with which the steps end."""
-    steps = step_rewards(trajectory, verdict, decode) if verdict.steps else None
-    return Judged(trajectory, verdict, step_rewards=steps)
-
-
-def step_rewards(trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str]) -> FloatArray:
-    """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none.
+def step_rewards(trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str]) -> FloatArray | None:
+    """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none. None without steps.
 
     A step that ends after `end` characters belongs to the first token with which the decoded response has so many, at the latest to
     the last token. If a tool wrote that token, it belongs to the call before it.
     """
+    if not verdict.steps:
+        return None
     response, context = trajectory.response_ids, trajectory.start.prefix_ids.size
     rewards = np.zeros(trajectory.tokens.size, np.float32)
     for end, reward in verdict.steps:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import DataError
-from tasks.sources import _load_hub, load_rows, require_columns
+from tasks.sources import _load_hub, load_rows, missing_column
 
 ROWS = [{"question": "1+1?", "answer": "#### 2"}, {"question": "2+2?", "answer": "#### 4"}]
 
@@ -84,7 +84,7 @@ def test_a_file_cut_inside_a_character_is_an_error_too(tmp_path: Path) -> None:
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
     file = tmp_path / "deep.jsonl"
     file.write_text('{"a": 1}\n{"a": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
-    assert message(file) == f"{file}: line 2: nested too deeply; fix or delete the line"
+    assert message(file).startswith(f"{file}: line 2: not valid JSON (maximum recursion depth exceeded")
 
 
 def test_parquet_with_damaged_text_is_refused(tmp_path: Path) -> None:
@@ -177,13 +177,8 @@ def test_a_name_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_column_names_the_nearest() -> None:
-    require_columns(ROWS, [("task.columns.prompt", "question")], "f.jsonl")
-    with pytest.raises(DataError) as caught:
-        require_columns(
-            [*ROWS, {"answer": "3"}],
-            [("task.columns.answer", "answer"), ("task.columns.prompt", "question")],
-            "f.jsonl",
-        )
-    assert "row 3 has no column 'question' (task.columns.prompt); its columns are answer" in str(caught.value)
-    with pytest.raises(DataError, match="the nearest is 'question'"):
-        require_columns(ROWS, [("task.columns.prompt", "questions")], "f.jsonl")
+    asked = [("task.columns.answer", "answer"), ("task.columns.prompt", "question")]
+    assert missing_column(ROWS[0], asked, "f.jsonl: row 1") == ""
+    found = missing_column({"answer": "3"}, asked, "f.jsonl: row 3")
+    assert found.startswith("f.jsonl: row 3 has no column 'question' (task.columns.prompt); its columns are answer;")
+    assert "the nearest is 'question'" in missing_column(ROWS[0], [("task.columns.prompt", "questions")], "f.jsonl")

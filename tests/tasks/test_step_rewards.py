@@ -7,7 +7,7 @@ import pytest
 
 from core.records import Finish, IntArray, Start, Trajectory, Verdict
 from tasks.judge_worker import judge_one
-from tasks.task import judged_of, step_rewards
+from tasks.task import step_rewards
 
 WORDS = ["one ", "two\n", "three ", "four\n", ""]
 
@@ -25,25 +25,28 @@ def trajectory(prefix: list[int], tokens: list[int]) -> Trajectory:
     )
 
 
+def rewards(one: Trajectory, verdict: Verdict) -> list[float]:
+    found = step_rewards(one, verdict, decode)
+    assert found is not None
+    return [float(reward) for reward in found]
+
+
 def test_a_step_pays_the_token_that_ends_it() -> None:
     # "one two\nthree four\n": lines end after 8 and 19 characters
     verdict = Verdict(1.0, True, steps=((8, 0.5), (19, -1.0)))
     whole = trajectory([], [0, 1, 2, 3, 4])  # the last token (end of sequence) has no text
-    assert step_rewards(whole, verdict, decode).tolist() == [0.0, 0.5, 0.0, -1.0, 0.0]
-    judged = judged_of(whole, verdict, decode)
-    assert judged.step_rewards is not None
-    assert judged.step_rewards.tolist() == [0.0, 0.5, 0.0, -1.0, 0.0]
-    assert judged_of(whole, Verdict(1.0, True), decode).step_rewards is None
+    assert rewards(whole, verdict) == [0.0, 0.5, 0.0, -1.0, 0.0]
+    assert step_rewards(whole, Verdict(1.0, True), decode) is None
 
 
 def test_steps_of_the_replayed_prefix_are_context() -> None:
     verdict = Verdict(1.0, True, steps=((8, 0.5), (19, -1.0)))
-    assert step_rewards(trajectory([0, 1], [2, 3, 4]), verdict, decode).tolist() == [0.0, -1.0, 0.0]
+    assert rewards(trajectory([0, 1], [2, 3, 4]), verdict) == [0.0, -1.0, 0.0]
 
 
 def test_a_step_within_a_token_or_beyond_the_end_pays_the_token_that_covers_it() -> None:
     verdict = Verdict(0.0, False, steps=((6, 0.25), (7, 0.25), (500, 2.0)))
-    assert step_rewards(trajectory([], [0, 1, 2]), verdict, decode).tolist() == [0.0, 0.5, 2.0]
+    assert rewards(trajectory([], [0, 1, 2]), verdict) == [0.0, 0.5, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -58,4 +61,4 @@ def test_a_users_steps_are_checked(steps: tuple[tuple[int, float], ...], failed:
 def test_a_step_that_ends_in_a_tools_answer_pays_the_call_before_it() -> None:
     verdict = Verdict(1.0, True, steps=((8, 0.5), (19, -1.0)))
     answered = replace(trajectory([], [0, 1, 2, 3, 4]), mask=np.array([True, False, True, True, True]))
-    assert step_rewards(answered, verdict, decode).tolist() == [0.5, 0.0, 0.0, -1.0, 0.0]
+    assert rewards(answered, verdict) == [0.5, 0.0, 0.0, -1.0, 0.0]

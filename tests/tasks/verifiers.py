@@ -54,12 +54,6 @@ def hanging(reference: str, response: str) -> float:
     return 1.0
 
 
-def a_verdict_of_a_tensor(reference: str, response: str) -> Verdict:
-    import torch
-
-    return Verdict(torch.tensor(1.0), True)  # type: ignore[arg-type]
-
-
 def much_memory(reference: str, response: str) -> float:
     return float(len(bytearray(1 << 36)))
 
