@@ -18,12 +18,11 @@ import re
 import numpy as np
 
 from core.records import Verdict
-from tasks.synthetic.generated import Puzzle
+from tasks.synthetic.generated import OPERATIONS, Puzzle
 
 MODULUS = 100
 
 _TERM = re.compile(r"([+*-])(\d)")
-_OPERATIONS = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y}
 
 
 def steps(expression: str) -> list[tuple[str, int]]:
@@ -35,7 +34,7 @@ def steps(expression: str) -> list[tuple[str, int]]:
     value = int(expression[0])
     done = []
     for match in _TERM.finditer(expression):
-        value = _OPERATIONS[match[1]](value, int(match[2])) % MODULUS
+        value = OPERATIONS[match[1]](value, int(match[2])) % MODULUS
         done.append((match[0], value))
     return done
 

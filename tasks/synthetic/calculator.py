@@ -18,14 +18,10 @@ import numpy as np
 
 from core.records import Verdict
 from core.tools import Tool
-from tasks.synthetic.generated import Puzzle, same_lines
+from tasks.synthetic.generated import OPERATIONS, Puzzle, same_lines
 
 _CALL = re.compile(r"\[(-?\d{1,30})([+*-])(\d{1,30})=$")
 _TERM = re.compile(r"([+*-])(\d+)")
-
-
-def _result(first: int, operation: str, second: int) -> int:
-    return {"+": first + second, "-": first - second, "*": first * second}[operation]
 
 
 def answer_call(text: str) -> str | None:
@@ -36,7 +32,7 @@ def answer_call(text: str) -> str | None:
     """
     call = _CALL.search(text)
     if call is not None:
-        return f"{_result(int(call[1]), call[2], int(call[3]))}]\n"
+        return f"{OPERATIONS[call[2]](int(call[1]), int(call[3]))}]\n"
     return "error]\n" if text.endswith("=") and text.rpartition("\n")[2].startswith("[") else None
 
 
@@ -49,7 +45,7 @@ def _solution(text: str) -> str:
     lines = ""
     for operation, number in _TERM.findall(text):
         call = f"[{value}{operation}{number}="
-        value = _result(value, operation, int(number))
+        value = OPERATIONS[operation](value, int(number))
         lines += f"{call}{value}]\n"
     return f"{lines}#{value}"
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
-from tasks.synthetic.generated import Puzzle, can_follow, wrong
+from tasks.synthetic.generated import OPERATIONS, Puzzle, can_follow, wrong
 
 LARGEST = 200
 """Largest result of a line."""
@@ -51,7 +51,7 @@ def result(first: int, sign: str, second: int) -> int | None:
     """
     if sign == "/":
         return first // second if first % second == 0 else None
-    value = {"+": first + second, "-": first - second, "*": first * second}[sign]
+    value = OPERATIONS[sign](first, second)
     return value if 1 <= value <= LARGEST else None
 
 

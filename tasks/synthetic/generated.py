@@ -4,6 +4,7 @@ Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Pu
 Invariant: whether a problem is for evaluation depends only on its text, so no run and no starter trains on one.
 """
 
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ EVALUATION_SHARE = 8
 """One problem in this many is for evaluation."""
 TRIES = 1000
 """Failed draws of a new problem after which its length counts as used up."""
+
+OPERATIONS: Mapping[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 S = TypeVar("S")
 
@@ -118,6 +121,11 @@ def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> 
             return False
         state = follow[line]
     return not last or any(line.startswith(last) for line in options(state))
+
+
+def begins(response: str, solution: str) -> bool:
+    """Whether a response is the beginning of the only right one, also when it is cut inside a line. Line breaks may follow."""
+    return (solution + "\n" * len(response)).startswith(response)
 
 
 def wrong(detail: str) -> Verdict:

@@ -35,8 +35,6 @@ FAR = PRESSES + 1
 LOCK_TRIES = 400
 """Attempts to draw a lock of a given length: only one position in forty needs six presses."""
 
-_TEXT = re.compile(r"(\d+)>(\d+)!([\d,]+)")
-
 
 @dataclass(frozen=True, slots=True)
 class Lock:
@@ -58,9 +56,8 @@ class Dial:
 
 def read_lock(text: str) -> Lock:
     """The lock of a problem's text."""
-    match = _TEXT.fullmatch(text)
-    assert match, text
-    return Lock(int(match[1]), int(match[2]), frozenset(map(int, match[3].split(","))))
+    start, goal, traps = re.split("[>!]", text)
+    return Lock(int(start), int(goal), frozenset(map(int, traps.split(","))))
 
 
 @lru_cache(4096)

@@ -15,7 +15,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
-from tasks.synthetic.generated import Puzzle, can_follow, wrong
+from tasks.synthetic.generated import Puzzle, begins, same_lines
 
 CHOICES = "123"
 RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))
@@ -38,21 +38,12 @@ def _prefix_correct(text: str, response: str) -> bool:
     >>> _prefix_correct("kbd", "k3\\nb"), _prefix_correct("kbd", "k3\\nb3")
     (True, False)
     """
-    lines = _solution(text).split("\n")
-    return can_follow(response, 0, lambda done: {lines[done]: done + 1} if done < len(lines) else {})
+    return begins(response, _solution(text))
 
 
 def verify_rule(text: str, response: str) -> Verdict:
     """Reward 1 if there is one line per symbol, in order, with the right choice."""
-    lines = response.rstrip("\n").split("\n")
-    for number, (symbol, line) in enumerate(zip(text, lines, strict=False), 1):
-        if line not in [symbol + choice for choice in CHOICES]:
-            return wrong(f"line {number}: {line[:20]!r} is no choice for {symbol}")
-        if line[1] != RIGHT[symbol]:
-            return wrong(f"line {number}: {line} is not right")
-    if len(lines) != len(text):
-        return wrong(f"{len(lines)} lines for {len(text)} symbols")
-    return Verdict(1.0, True)
+    return same_lines(_solution(text), response)
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
