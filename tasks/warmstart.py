@@ -28,11 +28,11 @@ SAVE_EVERY = 100
 
 def warm_start(
     model: Any, corpus: Corpus, tokenizer: Tokenizer, config: StarterConfig, label: str, partial: Path
-) -> float:
+) -> None:
     """Train `model` in place for `config.steps` optimizer steps.
 
     The state is written to the file `partial` every SAVE_EVERY steps. A call that finds it there continues from it, with the same
-    result. Returns the mean loss (nats per token) of the last tenth of the steps; 0 without steps.
+    result.
     """
     steps, examples = config.steps, corpus.examples(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
@@ -56,8 +56,6 @@ def warm_start(
         seconds = time.monotonic() - begun
         _progress(label, step + 1, steps, losses[-1], seconds, seconds / (step + 1 - done) * (steps - step - 1))
     model.eval()
-    last = losses[-max(1, steps // 10) :]
-    return sum(last) / max(1, len(last))
 
 
 def _train_step(model: Any, optimizer: Any, lr: float, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
