@@ -7,7 +7,6 @@ builtin types. The only tolerance is what the test itself writes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tasks.code.compare import equal, is_plain
@@ -16,14 +15,8 @@ from tasks.code.outcomes import Boxes, Outcome, outcome_of_each
 from tasks.code.sandbox import Program, Sandbox
 from tasks.code.unit_tests import UnitTest, read_setup, split_test
 
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The question of test `number`, and the values of its holes by their index in the test."""
-
-    number: int
-    test: UnitTest
-    values: Mapping[int, Any]
+Asked = tuple[int, UnitTest, Mapping[int, Any]]
+"""The number of a test, the test, and the values of its holes by their index in it."""
 
 
 class AssertTests:
@@ -40,11 +33,10 @@ class AssertTests:
     def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
         """The outcome of every test. Raises SandboxError."""
         inner = self._inner_values(boxes)
-        asked: list[_Asked] = []  # the tests that are more than `hole == literal`
+        asked: list[Asked] = []  # the tests that are more than `hole == literal`
         program = self._program(source, boxes)
 
-        def _run(numbered: tuple[int, UnitTest]) -> tuple[Outcome, float]:
-            number, test = numbered
+        def _run(number: int, test: UnitTest) -> tuple[Outcome, float]:
             values = {f"_inner{i}": inner[call] for i, call in enumerate(test.inner)}
             report, ending = session.evaluate(test.holes, values)
             missing = (why for i, why in report.raised.items() if i not in test.skippable)
@@ -56,11 +48,11 @@ class AssertTests:
             if test.literal is not None:
                 return self._outcome(test, equal(test.literal[0], report.values[0])), ending.seconds
             if plain := all(map(is_plain, report.values.values())):
-                asked.append(_Asked(number, test, report.values))
+                asked.append((number, test, report.values))
             return self._outcome(test, plain), ending.seconds
 
         with boxes.program.session(program) as session:
-            outcomes = outcome_of_each(enumerate(self.tests), _run, boxes.config.program_seconds)
+            outcomes = outcome_of_each(self.tests, _run, boxes.config.program_seconds)
         for number, answer in ask(asked, self._imports, boxes.own).items():
             outcomes[number] = self._outcome(self.tests[number], answer)
         return outcomes
@@ -87,22 +79,22 @@ class AssertTests:
         return self._inner
 
 
-def ask(asked: list[_Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool]:
+def ask(asked: list[Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool]:
     """Evaluate questions over plain values in a new sandbox, in which the program has never run.
 
     Raises SandboxError when that sandbox ends early. Answers can cause this only by being slow to compare, and earn the least.
     """
     if not asked:
         return {}
-    values = {f"t{one.number}_{i}": value for one in asked for i, value in one.values.items()}
+    values = {f"t{number}_{i}": value for number, _, found in asked for i, value in found.items()}
     # a hole that raised is not passed: a question that reads it raises, too
     questions = [
-        f"bool((lambda {', '.join(f'h{i}=t{one.number}_{i}' for i in one.values)}: {one.test.question})())"
-        for one in asked
+        f"bool((lambda {', '.join(f'h{i}=t{number}_{i}' for i in found)}: {test.question})())"
+        for number, test, found in asked
     ]
-    modules = sorted({f"import {name}" for one in asked for name in one.test.modules})
+    modules = sorted({f"import {name}" for _, test, _ in asked for name in test.modules})
     with sandbox.session(Program("\n".join([imports, *modules]))) as session:
         report, ending = session.evaluate(questions, values)
     if stopped := report.syntax or report.failed or ending.why:
         raise SandboxError(f"the values could not be compared: {stopped}")
-    return {one.number: report.values.get(i) is True for i, one in enumerate(asked)}
+    return {number: report.values.get(i) is True for i, (number, _, _) in enumerate(asked)}

@@ -6,7 +6,6 @@ before it reads a program. Where that is not allowed, a control group bounds the
 `tasks/code/sandbox.py` tries out which of them works, and refuses programs if neither does.
 """
 
-import atexit
 import importlib.util
 import os
 import py_compile
@@ -148,10 +147,7 @@ def bounded(command: Sequence[str]) -> list[str]:
 
 @cache
 def _task_group(process: int) -> Path | None:
-    """The control group of this judging process; None where none can be made.
-
-    It is removed when the judge ends; one that a killed judge left behind is removed by the next.
-    """
+    """The control group of this judging process; None where none can be made. Groups of judges that have ended are removed."""
     for parent in _GROUPS:
         with suppress(OSError):
             for old in parent.glob("retrospect-*"):
@@ -159,12 +155,6 @@ def _task_group(process: int) -> Path | None:
                     old.rmdir()
             group = parent / f"retrospect-{process}"
             group.mkdir(exist_ok=True)
-            atexit.register(_remove, group)
             (group / "pids.max").write_text(str(MOST_TASKS))
             return group
     return None
-
-
-def _remove(group: Path) -> None:
-    with suppress(OSError):
-        group.rmdir()

@@ -34,21 +34,21 @@ class Boxes:
 
 
 def outcome_of_each(
-    tests: Iterable[Test], run: Callable[[Test], tuple[Outcome, float]], seconds: float
+    tests: Iterable[Test], run: Callable[[int, Test], tuple[Outcome, float]], seconds: float
 ) -> list[Outcome]:
     """Run the tests in order, until they have used up their seconds together, or the program does not compile.
 
-    `run` returns the outcome, and the seconds of processor time and of doing nothing that it took.
+    `run` gets a test's number and the test. It returns the outcome, and the seconds of processor time and of doing nothing.
     """
     outcomes: list[Outcome] = []
-    for test in tests:
+    for number, test in enumerate(tests):
         if outcomes and outcomes[0].syntax:
             outcomes.append(outcomes[0])
         elif seconds <= 0:
             why = "not run: the tests before it used up task.code.program_seconds"
             outcomes.append(Outcome(False, why, raised=True))
         else:
-            outcome, used = run(test)
+            outcome, used = run(number, test)
             outcomes.append(outcome)
             seconds -= used
     return outcomes

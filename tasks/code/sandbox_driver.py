@@ -72,6 +72,12 @@ def write_all(sink: int, data: bytes) -> None:
         rest = rest[os.write(sink, rest) :]
 
 
+def write_file(name: str, text: str) -> None:
+    """Write a text into the working directory, over one of the test before."""
+    with open(name, "wb") as file:
+        file.write(text.encode("utf-8", "surrogatepass"))
+
+
 def reason(error: BaseException) -> str:
     """The text of an exception, also if its __str__ raises."""
     try:
@@ -202,15 +208,6 @@ def run_script(program: dict[str, Any], names: dict[str, Any]) -> int:
     return status
 
 
-def place_files(test: dict[str, Any], kept: set[str]) -> None:
-    """Write the files of a test, its input among them, into the working directory; remove those of the test before."""
-    for name in set(os.listdir()) - kept:
-        os.unlink(name)
-    for name, text in {**test.get("files", {}), "stdin": test["input"]}.items():
-        with open(name, "wb") as file:
-            file.write(text.encode("utf-8", "surrogatepass"))
-
-
 def child(
     config: dict[str, Any], program: dict[str, Any], module: ModuleType, job: int, pipes: tuple[int, int]
 ) -> None:
@@ -219,7 +216,8 @@ def child(
     test, language = read_frame(job), program["language"]
     script = "input" in test
     if script:
-        place_files(test, {language["file"], "program"} if language else set())
+        for name, text in {**test.get("files", {}), "stdin": test["input"]}.items():
+            write_file(name, text)
         for number, descriptor in enumerate((os.open("stdin", os.O_RDONLY), output, errors)):
             os.dup2(descriptor, number)
         os.closerange(3, 64)
@@ -307,8 +305,7 @@ class Watch:
 def compile_program(program: dict[str, Any], watch: Watch) -> None:
     """Write the source into the working directory and run the language's compiler on it, if it has one."""
     language = program["language"]
-    with open(language["file"], "wb") as file:
-        file.write(program["source"].encode("utf-8", "surrogatepass"))
+    write_file(language["file"], program["source"])
     if language["compile"]:
         output, errors, pid = start()
         if not pid:

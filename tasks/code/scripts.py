@@ -36,15 +36,15 @@ class ScriptTests:
         tolerance = boxes.config.tolerance if self._tolerance is None else self._tolerance
         printed: list[tuple[int, Test, str]] = []  # what a checker judges
 
-        def _run(numbered: tuple[int, Test]) -> tuple[Outcome, float]:
-            number, (given, expected) = numbered
+        def _run(number: int, test: Test) -> tuple[Outcome, float]:
+            given, expected = test
             ending = session.run({"input": given})
             if problem := _problem(ending):
                 syntax = ending.status == NOT_COMPILED
                 return Outcome(False, problem, raised=True, syntax=syntax), ending.seconds
             found = ending.output.decode(errors="replace")
             if self._checker:
-                printed.append((number, (given, expected), found))
+                printed.append((number, test, found))
                 return Outcome(True), ending.seconds
             same = same_output(expected, found, tolerance)
             why = f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
@@ -55,10 +55,10 @@ class ScriptTests:
                 compiled = session.compile()
                 if problem := _problem(compiled):
                     return [Outcome(False, problem, raised=True, syntax=True)] * len(self._tests)
-            outcomes = outcome_of_each(enumerate(self._tests), _run, boxes.config.program_seconds)
+            outcomes = outcome_of_each(self._tests, _run, boxes.config.program_seconds)
         if printed:
             with boxes.own.session(Program(self._checker)) as checker:
-                checked = outcome_of_each(printed, lambda one: _checked(checker, *one), boxes.config.program_seconds)
+                checked = outcome_of_each(printed, lambda _, one: _checked(checker, *one), boxes.config.program_seconds)
             for (number, _, _), outcome in zip(printed, checked, strict=True):
                 outcomes[number] = outcome
         return outcomes
@@ -79,8 +79,8 @@ class CallTests:
         """The outcome of every test. Raises SandboxError."""
         tolerance = boxes.config.tolerance if self._tolerance is None else self._tolerance
 
-        def _run(numbered: tuple[int, Test]) -> tuple[Outcome, float]:
-            number, (arguments, expected) = numbered
+        def _run(number: int, test: Test) -> tuple[Outcome, float]:
+            arguments, expected = test
             report, ending = session.evaluate([self._call], {"_arguments": encode_value(arguments)})
             problem = report.syntax or report.failed or report.raised.get(0) or ending.why
             if problem or not report.values:
@@ -92,7 +92,7 @@ class CallTests:
             return Outcome(same, "" if same else f"test {number + 1}: expected {str(expected)[:60]!r}"), ending.seconds
 
         with boxes.program.session(Program(source, before=self._setup)) as session:
-            return outcome_of_each(enumerate(self._tests), _run, boxes.config.program_seconds)
+            return outcome_of_each(self._tests, _run, boxes.config.program_seconds)
 
 
 def _problem(ending: Ending) -> str:

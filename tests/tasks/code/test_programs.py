@@ -12,7 +12,7 @@ import pytest
 from core.config import CodeConfig, Columns, TaskConfig
 from core.errors import ConfigError, DataError
 from core.records import Verdict
-from tasks.code.asserts import AssertTests, _Asked, ask
+from tasks.code.asserts import AssertTests, ask
 from tasks.code.confinement import SandboxError
 from tasks.code.formats import read_mbpp
 from tasks.code.outcomes import Boxes
@@ -178,9 +178,12 @@ def test_no_opinion_where_the_questions_themselves_fail(judge: Judge) -> None:
     assert verdict.detail.startswith("run-time error: ImportError")  # beside the program, where it is found first
     asked = split_test("assert f(1) == 2 and f(1) == 2")
     with pytest.raises(SandboxError, match="the values could not be compared: ImportError"):
-        ask([_Asked(0, asked, {0: 2, 1: 2})], "from math import nothing", sandbox)
-    forged = [_Asked(0, asked, {0: ["i", "forged"], 1: 2}), _Asked(1, asked, {0: 2, 1: 2})]
-    assert ask(forged, "", sandbox) == {0: False, 1: True}  # what cannot be decoded spoils no other answer
+        ask([(0, asked, {0: 2, 1: 2})], "from math import nothing", sandbox)
+    forged = ["i", "forged"]
+    assert ask([(0, asked, {0: forged, 1: 2}), (1, asked, {0: 2, 1: 2})], "", sandbox) == {
+        0: False,
+        1: True,
+    }  # what cannot be decoded spoils no other answer
 
 
 def test_a_program_has_no_future_but_its_own(judge: Judge) -> None:
