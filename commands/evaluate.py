@@ -17,6 +17,7 @@ from core.config import Config, Device, RewardModelConfig, TaskConfig, task_sour
 from core.errors import ActorError, ConfigError
 from core.load import load_config
 from core.plan import batch_plan, evaluation_placement
+from core.records import Judged
 from core.run_directory import write_atomically
 from core.seeds import generator
 from tasks.dialogue.language_judge import Endpoint, check_endpoint, compare_pairs
@@ -49,20 +50,24 @@ class JudgedComparison:
     unjudged: int  # pairs for which the judge named no better one
 
 
-def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
-    """The first against the second. Raises ActorError when there is no problem that both answered."""
-    mine, theirs = (
-        {item.trajectory.start.problem_id: item.verdict for item in result.greedy} for result in (first, second)
-    )
-    pairs = [(verdict, theirs[name]) for name, verdict in mine.items() if name in theirs]
+def answered_by_both(first: Evaluation, second: Evaluation) -> list[tuple[Judged, Judged]]:
+    """The greedy responses of two models to the same problems. Raises ActorError when there is no such problem."""
+    theirs = {item.trajectory.start.problem_id: item for item in second.greedy}
+    pairs = [(item, theirs[name]) for item in first.greedy if (name := item.trajectory.start.problem_id) in theirs]
     if not pairs:
         raise ActorError("no held-out problem was answered by both models; see above why engines left them out")
-    rewards = [(mine.reward, other.reward) for mine, other in pairs]
-    wins = [float(mine > other) + 0.5 * float(mine == other) for mine, other in rewards]
-    gains = [float(verdict.correct) - float(other.correct) for verdict, other in pairs]
+    return pairs
+
+
+def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
+    """The first against the second. Raises ActorError when there is no problem that both answered."""
+    pairs = [(mine.verdict, theirs.verdict) for mine, theirs in answered_by_both(first, second)]
+    rewards = [(mine.reward, theirs.reward) for mine, theirs in pairs]
+    wins = [float(mine > theirs) + 0.5 * float(mine == theirs) for mine, theirs in rewards]
+    gains = [float(mine.correct) - float(theirs.correct) for mine, theirs in pairs]
     return Comparison(
         win_rate=share(wins),
-        ties=sum(mine == other for mine, other in rewards) / len(rewards),
+        ties=sum(mine == theirs for mine, theirs in rewards) / len(rewards),
         success=bootstrap(gains, rng=generator(seed, "comparison")),
     )
 
@@ -72,12 +77,11 @@ def compare_by_judge(
 ) -> JudgedComparison:
     """The greedy responses of two models, compared by a language model in both orders. Raises ActorError."""
     judge = config.judge
-    prompts = {problem.id: task.decode(problem.prompt_ids) for problem in task.evaluation}
-    mine, theirs = (
-        {item.trajectory.start.problem_id: task.decode(item.trajectory.response_ids) for item in result.greedy}
-        for result in (first, second)
-    )
-    cases = [(prompts[name], reply, theirs[name]) for name, reply in mine.items() if name in theirs]
+    pairs = [(mine.trajectory, theirs.trajectory) for mine, theirs in answered_by_both(first, second)]
+    cases = [
+        (task.decode(mine.start.prompt_ids), task.decode(mine.response_ids), task.decode(theirs.response_ids))
+        for mine, theirs in pairs
+    ]
     with closing(Endpoint(judge)) as endpoint:
         preferences = compare_pairs(endpoint, judge.criterion, cases)
     known = [one for one in preferences if one is not None]

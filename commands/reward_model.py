@@ -9,6 +9,7 @@ prompts of the task are never trained on, so no policy is evaluated on prompts w
 from argparse import Namespace
 from collections import defaultdict
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -123,8 +124,8 @@ def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messa
 
 def pair_problem(chosen: Messages, rejected: Messages) -> str:
     """Why a pair says nothing about preferences; empty for a pair that does."""
-    if any(chat.repeated_role(messages) for messages in (chosen, rejected)):
-        return "two turns in a row have one role"
+    if any(first.role == second.role for side in (chosen, rejected) for first, second in pairwise(side)):
+        return "two turns in a row have one role"  # one was lost, or a text was cut at the wrong place
     if chosen[:-1] != rejected[:-1]:
         return "the two sides differ before the last turn, so they answer different prompts"
     return ""

@@ -85,8 +85,7 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
             raise ConfigError(
                 f"--local: {resumed} has {count} starts of asynchronous mode in flight; resume without --local"
             )
-        if config != before:
-            write_atomically(run.config, dump_config(config))
+        write_atomically(run.config, dump_config(config))
         _run(config, run, resumed, local, callback)
     return run
 
@@ -136,9 +135,7 @@ def check_changes(before: Config, after: Config) -> None:
 
 
 @contextmanager
-def _open_session(
-    config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink] = ()
-) -> Iterator[Session]:
+def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink]) -> Iterator[Session]:
     """Check model and data, connect, and start all components. They stop at the end of the block."""
     from actors.options import check_training_options
 

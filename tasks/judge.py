@@ -24,8 +24,6 @@ from tasks.judge_worker import judge_one, load_verifier
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64
 """Items per message to a worker: few messages, but small enough that the workers finish together."""
-EXIT_LIMIT = 10.0
-"""Seconds in which a worker must end after it has closed its output."""
 PATIENCE = 10.0
 """Wall-clock time that a verdict may take, in multiples of its processor time: other processes may want the same cores."""
 WORKER_START_LIMIT = 120.0
@@ -76,9 +74,8 @@ class _Worker(ChildProcess):
 
     def ending(self) -> str:
         """How a worker ended without an answer. Empty: it used up its processor time."""
-        code = self.exit_status(time.monotonic() + EXIT_LIMIT)
-        if code is None:
-            return "it closed its output but did not end"
+        self.stop()  # it may only have closed its output
+        code = self._process.wait()
         if code == -signal.SIGPROF:
             return ""
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

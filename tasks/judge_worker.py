@@ -20,7 +20,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 from core.errors import ConfigError
 from core.records import Verdict
@@ -101,27 +100,11 @@ def printable(text: str) -> str:
     return "".join(escaped)[:MOST_DETAIL]
 
 
-def judge_lines(
-    verify: Verify, source: TextIO, sink: TextIO, limit: float, patience: float, failed_reward: float
-) -> None:
-    """Judge chunks until the input ends."""
-    for line in source:
-        for reference, response in json.loads(line):
-            signal.setitimer(signal.ITIMER_PROF, limit)  # processor time of this process, all threads
-            signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
-            verdict = judge_one(verify, reference, response, failed_reward)
-            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed, verdict.steps]
-            sink.write(json.dumps(told) + "\n")
-            sink.flush()  # per verdict: the driver must know which item hangs
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
 def main() -> None:
-    """Command line of the worker."""
+    """Command line of the worker: judge chunks until the input ends."""
     path, (limit, patience, gib, failed_reward) = sys.argv[1], map(float, sys.argv[2:6])
     settings = sys.argv[6] if len(sys.argv) > 6 else None
-    sink = os.fdopen(os.dup(1), "w", encoding="ascii")
+    sink = os.fdopen(os.dup(1), "w", buffering=1, encoding="ascii")  # by line: the driver must know which item hangs
     os.dup2(2, 1)  # prints of the verifier must not reach the protocol
     for timer in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(timer, signal.SIG_DFL)  # the default action ends the process even inside a long C call
@@ -132,11 +115,17 @@ def main() -> None:
         verify = load_verifier(path, settings)
     except ConfigError as error:
         sink.write(f"cannot start: {' '.join(str(error).split())}\n")
-        sink.flush()
         return
     sink.write("ready\n")
-    sink.flush()
-    judge_lines(verify, sys.stdin, sink, limit, patience, failed_reward)
+    for line in sys.stdin:
+        for reference, response in json.loads(line):
+            signal.setitimer(signal.ITIMER_PROF, limit)  # processor time of this process, all threads
+            signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
+            verdict = judge_one(verify, reference, response, failed_reward)
+            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed, verdict.steps]
+            sink.write(json.dumps(told) + "\n")
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":

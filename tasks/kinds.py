@@ -47,7 +47,6 @@ class TaskKind:
     puzzle: Puzzle | None = None
     read: Read | None = None
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
-    answer_is_reference: bool = False  # whether the judge can compare a response with another one's answer
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
     tool: str = ""  # import path of a `core.tools.Tool` that answers calls inside responses
 
@@ -79,12 +78,8 @@ KINDS: Mapping[str, TaskKind] = {
         answer=arithmetic_answer,
         tool="tasks.synthetic.calculator:TOOL",
     ),
-    "gsm8k": TaskKind(
-        "tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer, answer_is_reference=True
-    ),
-    "math": TaskKind(
-        "tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer, answer_is_reference=True
-    ),
+    "gsm8k": TaskKind("tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer),
+    "math": TaskKind("tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer),
     "mbpp": TaskKind("tasks.code.programs:verifier", read=read_mbpp, runs_programs=True),
     "humaneval": TaskKind("tasks.code.programs:verifier", read=read_humaneval, runs_programs=True),
     "apps": TaskKind("tasks.code.programs:verifier", read=read_apps, runs_programs=True),

@@ -9,15 +9,15 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from core.config import Columns, FewShot, TaskConfig, task_sources
 from core.errors import ConfigError, DataError
-from core.records import IntArray, Problem
+from core.records import Problem
 from tasks.dialogue.chat import Message, Messages, prompt_ids
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows
 
@@ -89,23 +89,18 @@ class LeftOut:
         )
 
 
-class Items(NamedTuple):
-    """The problems of a task as text. No prompt is in both lists."""
+Kind = TypeVar("Kind")
 
-    train: list[Item]
-    evaluation: list[Item]
+
+class Split(NamedTuple, Generic[Kind]):
+    """The problems of a task. No prompt is in both lists."""
+
+    train: list[Kind]
+    evaluation: list[Kind]
     left_out: LeftOut
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The problems of a task."""
-
-    train: list[Problem]
-    evaluation: list[Problem]
-    left_out: LeftOut
-
-
+Items = Split[Item]
 Read = Callable[[Row, Columns, str], Item]
 """From a row to an item; the last argument names the row in errors ('train.jsonl: row 3')."""
 
@@ -297,7 +292,7 @@ def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
 
 def encode_problems(
     config: TaskConfig, tokenizer: Tokenizer, items: Items, *, max_prompt_tokens: int, max_response_tokens: int
-) -> Split:
+) -> Split[Problem]:
     """Tokenize. Leave out prompts that are too long; drop only the solution where that is too long.
 
     Raises DataError if none of a data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped.
@@ -318,9 +313,9 @@ def encode_problems(
         if ids is not None and len(ids) > max_response_tokens:
             counts["solution"] += 1
             ids = None
-        solution = None if ids is None else _tokens(ids)
+        solution = None if ids is None else np.array(ids, np.int32)
         name = f"{item.source or config.name}-{prompt_digest(item.prompt)}"
-        return Problem(name, _tokens(prompt), item.reference, item.level, solution, item.source)
+        return Problem(name, np.array(prompt, np.int32), item.reference, item.level, solution, item.source)
 
     train, evaluation = (
         [problem for item in part if (problem := _problem(item)) is not None]
@@ -340,7 +335,3 @@ def encode_problems(
                 )
     skipped = (*items.left_out.bad_rows, *(row for _, row in bad))
     return Split(train, evaluation, LeftOut(items.left_out.duplicates, counts["prompt"], counts["solution"], skipped))
-
-
-def _tokens(ids: Sequence[int]) -> IntArray:
-    return np.asarray(ids, dtype=np.int32)

@@ -37,7 +37,9 @@ class Task:
     Lifecycle: `build_task` starts the judging processes, `judge` may be called any number of times, `close` ends them.
     """
 
-    def __init__(self, sources: dict[str, JudgedSource], split: Split, tokenizer: Tokenizer, fingerprint: str) -> None:
+    def __init__(
+        self, sources: dict[str, JudgedSource], split: Split[Problem], tokenizer: Tokenizer, fingerprint: str
+    ) -> None:
         """`sources`: by label, which is empty if there is only one."""
         self.train, self.evaluation, self.left_out = split.train, split.evaluation, split.left_out
         self.fingerprint = fingerprint
@@ -105,7 +107,7 @@ class Task:
         assert source.kind.answer is not None
         texts = [self.decode(item.trajectory.response_ids) for item in judged]
         answers = [source.kind.answer(text) for text in texts]
-        if not source.kind.answer_is_reference:
+        if source.kind.puzzle is not None:  # its judge compares with the problem, not with an answer
             return answers
 
         def _same(pairs: list[tuple[int, int]]) -> list[bool]:

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 from core.errors import DataError, first_line
@@ -73,11 +72,6 @@ def _from_object(turn: object, where: str) -> Message:
             f"{where}: expected messages with role ({', '.join(ROLES)}) and content, found {str(turn)[:60]!r}"
         )
     return Message(turn["role"], turn["content"])
-
-
-def repeated_role(messages: Sequence[Message]) -> bool:
-    """Whether two turns in a row have the same role: a turn was lost, or a text was cut at the wrong place."""
-    return any(first.role == second.role for first, second in pairwise(messages))
 
 
 def dialogue_text(messages: Sequence[Message]) -> str:

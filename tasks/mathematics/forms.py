@@ -65,7 +65,6 @@ _UNIT = re.compile(
     rf"(?P<value>.*?[0-9a-zA-Z}}\)!%])\s*(?:\\text\{{\s*(?P<text>[a-zA-Z][a-zA-Z ./]*?)\s*\.?\s*\}}|(?<![a-zA-Z\\])(?P<bare>(?:sq(?:uare|\.)? |cu(?:bic|\.)? )?(?:{_UNITS})))\s*(?P<slash>/\s*\\text\{{[a-z]+\}})?\s*(?:\^\s*\{{?(?P<power>[0-9])\}}?)?",
     re.DOTALL,
 )
-_CHOICE = re.compile(r"[A-Z]")
 
 
 def read_form(answer: str) -> Form:
@@ -82,7 +81,8 @@ def _read(text: str) -> Form:
     matrix = _matrix(text)
     if matrix is not None:
         return matrix
-    joined = _THOUSANDS.sub(lambda digits: digits[0].replace(",", ""), text) if _outside_brackets(text) else text
+    bracketed = re.search(r"[(\[]|\\\{", text)
+    joined = text if bracketed else _THOUSANDS.sub(lambda digits: digits[0].replace(",", ""), text)
     parts = [part for part in _split(_AND.sub(",", joined), ",;") if part.strip()]
     if len(parts) > 1:
         forms = tuple(_read(part) for part in parts)
@@ -105,10 +105,6 @@ def _unwrapped(text: str) -> str:
             text = text[1:-1].strip()
         else:
             return text
-
-
-def _outside_brackets(text: str) -> bool:
-    return not any(bracket in text for bracket in "([") and r"\{" not in text
 
 
 def _encloses(text: str) -> bool:
