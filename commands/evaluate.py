@@ -171,21 +171,17 @@ def check_unseen(task: TaskConfig, target: str) -> None:
     trained = [source.config for source in task_sources(load_config(run.config).task)]
     for asked in (source.config for source in task_sources(task)):
         for known in trained:
-            if asked.path and not asked.eval_path and (asked.path, asked.split) == (known.path, known.split):
-                _check_held_out(asked, known, target)
-
-
-def _check_held_out(task: TaskConfig, known: TaskConfig, target: str) -> None:
-    """`known`: the data set that the run was trained on; both hold out rows of the same path."""
-    if known.eval_path:
-        raise ConfigError(
-            f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
-        )
-    if task.eval_problems > known.eval_problems:
-        raise ConfigError(
-            f"task.eval_problems = {task.eval_problems}, but {target} held out {known.eval_problems} and was trained on the others; "
-            f"lower it, or name other data in task.eval_path"
-        )
+            if not asked.path or asked.eval_path or (asked.path, asked.split) != (known.path, known.split):
+                continue
+            if known.eval_path:
+                raise ConfigError(
+                    f"task.eval_path is empty, but {target} was trained on the rows of task.path; name other data"
+                )
+            if asked.eval_problems > known.eval_problems:
+                raise ConfigError(
+                    f"task.eval_problems = {asked.eval_problems}, but {target} held out {known.eval_problems} and was trained on the "
+                    f"others; lower it, or name other data in task.eval_path"
+                )
 
 
 def check_rival(model: str, rival: str) -> None:

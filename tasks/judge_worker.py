@@ -1,6 +1,6 @@
 """A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
-`tasks/judge.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`, in a new
+`tasks/judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`, in a new
 interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier for them. Its first line is
 `ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail,
 judge_failed, steps]` out. What the verifier prints goes to the error stream.

@@ -1,25 +1,204 @@
-"""The judges of a task: starts the one that a config names, and checks that it works.
+"""The judges of a task: worker processes with hard limits on the time of a verdict, or this process, or a reward model.
 
-Called by `tasks/task.py` (`start_judges`) and by `launch.py check` (`check_judges`).
+Called by `tasks/task.py` (`start_judges`) with the texts of an iteration's responses, and by `launch.py check` (`check_judges`).
+Invariants: there is one verdict per item, in the order of the items. A verifier that raises, hangs, crashes or exhausts memory gives a
+verdict of `failed_reward` with the reason, within its time limit. The limit is of processor time, so a verdict does not depend on the
+machine's load; a much longer one of wall-clock time ends what sleeps. Only a verifier that cannot be imported is an error: a
+ConfigError at the start, an ActorError when a lost worker cannot be replaced.
 """
 
+import json
+import os
+import signal
+import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from heapq import nsmallest
+from pathlib import Path
 
 from core.config import RewardModelConfig, TaskConfig
-from core.errors import ConfigError, DataError
+from core.errors import ActorError, ConfigError, DataError
+from core.records import Verdict
+from tasks.child import ChildProcess
 from tasks.code.programs import limits_of, setting_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.language_judge import LanguageJudge
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
-from tasks.judge import JudgePool, LocalJudge
+from tasks.judge_worker import judge_one, load_verifier
 from tasks.kinds import KINDS, judged_by_model
 from tasks.problems import Item
 
+ROOT = Path(__file__).resolve().parents[1]
+CHUNK = 64
+"""Items per message to a worker: few messages, but small enough that the workers finish together."""
+PATIENCE = 10.0
+"""Wall-clock time that a verdict may take, in multiples of its processor time: other processes may want the same cores."""
+WORKER_START_LIMIT = 120.0
+"""Seconds in which a worker must import its verifier."""
 PROBED = 4
 """Number of problems that `check_judges` probes: the shortest, because they pass the length filters."""
 SLOW = 256
 """Most canonical solutions that `check_judges` has judged if verdicts are slow: for programs and the user's own rewards."""
+
+
+class LocalJudge:
+    """One verifier in this process (`task.judge_workers: 0`), for breakpoints. Nothing bounds its time or memory."""
+
+    def __init__(self, verifier: str, failed_reward: float = 0.0, settings: str | None = None) -> None:
+        """Arguments as for `JudgePool`. Raises ConfigError when the verifier cannot be imported."""
+        if os.getcwd() not in sys.path:  # the user's own reward is in the current folder
+            sys.path.append(os.getcwd())
+        self._verify = load_verifier(verifier, settings)
+        self._failed_reward = failed_reward
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order."""
+        return [judge_one(self._verify, reference, response, self._failed_reward) for reference, response in items]
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""
+
+
+class _Worker(ChildProcess):
+    """One judging process (`tasks/judge_worker.py`)."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        paths = [str(ROOT), *(path for path in sys.path if path), os.getcwd()]
+        environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tasks.judge_worker", *arguments]
+        super().__init__(command, env={**os.environ, **environment})
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        """Wait until the verifier is imported. Raises ConfigError when it cannot be."""
+        if self._ready:
+            return
+        try:
+            line = self.line(time.monotonic() + WORKER_START_LIMIT).decode()
+        except TimeoutError:
+            raise ConfigError(f"a judge did not start in {WORKER_START_LIMIT:g} s; see its output above") from None
+        except EOFError:
+            raise ConfigError(f"a judge ended before it was ready ({self.ending()}); see its output above") from None
+        if line != "ready":
+            raise ConfigError(f"judge {line}")
+        self._ready = True
+
+    def ending(self) -> str:
+        """How a worker ended without an answer. Empty: it used up its processor time."""
+        self.stop()  # it may only have closed its output
+        code = self._process.wait()
+        if code == -signal.SIGPROF:
+            return ""
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+class JudgePool:
+    """Worker processes that run one verifier, named by its import path 'module:function'."""
+
+    def __init__(
+        self,
+        verifier: str,
+        *,
+        workers: int,
+        limit: float,
+        memory_gib: float,
+        failed_reward: float = 0.0,
+        settings: str | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """`limit`: seconds of processor time per verdict; `patience`: on the wall clock, by default PATIENCE x limit. `memory_gib`: address space of a worker, 0 for no bound.
+
+        `failed_reward`: the reward when the verifier fails. `settings`: if given, the function returns the verifier for them.
+        """
+        self._limit, self._patience = limit, patience or PATIENCE * limit
+        self._failed_reward = failed_reward
+        self._arguments = [verifier, str(limit), str(self._patience), str(memory_gib), str(failed_reward)]
+        self._arguments += [] if settings is None else [settings]
+        self._workers = [_Worker(self._arguments) for _ in range(workers)]  # they import while the caller continues
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
+        self.replaced = 0  # workers killed or lost so far
+        self._closed = False
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker has imported the verifier. If it cannot be imported, close and raise ConfigError."""
+        try:
+            for worker in self._workers:
+                worker.wait_until_ready()
+        except ConfigError:
+            self.close()
+            raise
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order.
+
+        Raises ConfigError when the verifier cannot be imported, ActorError when a lost worker cannot be replaced.
+        """
+        size = max(1, min(CHUNK, -(-len(items) // len(self._workers))))
+        begins = iter(range(0, len(items), size))  # the threads share it
+        verdicts: dict[int, list[Verdict]] = {}
+
+        def _drain(number: int) -> None:
+            for begin in begins:
+                verdicts[begin] = self._judge_chunk(number, items[begin : begin + size])
+
+        list(self._threads.map(_drain, range(len(self._workers))))
+        return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
+
+    def _judge_chunk(self, number: int, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Judge on one worker. When it hangs or dies, its current item fails and a new worker gets the remaining items."""
+        done: list[Verdict] = []
+        while len(done) < len(items):
+            worker = self._worker(number)
+            detail = f"judge timed out after {self._patience:g} s"
+            try:
+                worker.send(json.dumps(items[len(done) :]).encode() + b"\n", time.monotonic() + self._patience)
+                while len(done) < len(items):
+                    self._check_open()
+                    told = json.loads(worker.line(time.monotonic() + self._patience))
+                    reward, correct, detail, failed, steps = told
+                    done.append(Verdict(reward, correct, detail, failed, tuple((end, paid) for end, paid in steps)))
+                return done
+            except TimeoutError:
+                pass
+            except EOFError:
+                ending = worker.ending()
+                used_up = f"judge timed out after {self._limit:g} s of processor time"
+                detail = f"judge crashed: {ending}" if ending else used_up
+            done.append(Verdict(self._failed_reward, False, detail, judge_failed=True))
+            self._replace(number)
+        return done
+
+    def _worker(self, number: int) -> _Worker:
+        try:
+            self._workers[number].wait_until_ready()
+        except ConfigError as error:
+            self._check_open()
+            if not self.replaced:
+                raise
+            raise ActorError(f"a judging worker died and cannot be restarted: {error}") from None
+        return self._workers[number]
+
+    def _check_open(self) -> None:
+        if self._closed:  # never return fewer verdicts than items
+            raise ActorError("the judges were closed during a call of judge")
+
+    def _replace(self, number: int) -> None:
+        self._check_open()
+        self._workers[number].kill()
+        self._workers[number] = _Worker(self._arguments)
+        if self._closed:  # `close` ran in between and did not see the new worker
+            self._workers[number].stop()
+        self.replaced += 1
+
+    def close(self) -> None:
+        """End all workers at once, also during a call of `judge` whose caller was interrupted."""
+        self._closed = True
+        for worker in self._workers:
+            worker.stop()
+        self._threads.shutdown(wait=True)
+        for worker in self._workers:
+            worker.kill()
 
 
 Judges = JudgePool | LocalJudge | RewardJudge | LanguageJudge

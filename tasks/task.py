@@ -103,7 +103,6 @@ class Task:
         }
 
     def _answers(self, source: JudgedSource, judged: Sequence[Judged]) -> list[str | None]:
-        """The answers of the responses to one problem."""
         assert source.kind.answer is not None
         texts = [self.decode(item.trajectory.response_ids) for item in judged]
         answers = [source.kind.answer(text) for text in texts]

@@ -47,8 +47,16 @@ def warm_start(
     model.train()
     todo = itertools.islice(batches(examples, config.batch_size, corpus.pool), done, steps)
     for step, batch in enumerate(todo, start=done):
-        lr = config.lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
-        losses.append(_train_step(model, optimizer, lr, tensors(batch, tokenizer.pad_token_id)))
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        inputs, targets = tensors(batch, tokenizer.pad_token_id)
+        logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.item()))
         if (step + 1) % SAVE_EVERY == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
             torch.save(state, temporary := partial.with_suffix(".tmp"))
@@ -56,20 +64,6 @@ def warm_start(
         seconds = time.monotonic() - begun
         _progress(label, step + 1, steps, losses[-1], seconds, seconds / (step + 1 - done) * (steps - step - 1))
     model.eval()
-
-
-def _train_step(model: Any, optimizer: Any, lr: float, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """One optimizer step on (inputs, targets), both [B, T]; returns its loss."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    inputs, targets = batch
-    logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
-    loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return float(loss.item())
 
 
 def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator[list[Example]]:

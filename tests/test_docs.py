@@ -97,7 +97,7 @@ def readme_blocks(language: str) -> list[str]:
 
 
 def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.judge import JudgePool
+    from tasks.judging import JudgePool
 
     example, _ = readme_blocks("python")
     (tmp_path / "my_module.py").write_text(example, encoding="utf-8")

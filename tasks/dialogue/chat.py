@@ -50,20 +50,15 @@ def read_messages(value: object, where: str) -> Messages:
     A text without turns is one message of the user. `where`: begins the error message. Raises DataError.
     """
     if isinstance(value, str) and value.strip():
-        return _from_text(value)
+        first, *pieces = _TURN.split(value)
+        if not pieces:
+            return (Message("user", first.strip()),)
+        turns = zip(pieces[::2], pieces[1::2], strict=True)
+        return tuple(Message(_SPEAKERS[speaker], said.strip()) for speaker, said in turns)
     if isinstance(value, list) and value:
         return tuple(_from_object(turn, where) for turn in value)
     found = "empty" if not value else type(value).__name__
     raise DataError(f"{where} is {found}; expected a text of turns or a list of messages with role and content")
-
-
-def _from_text(text: str) -> Messages:
-    pieces = _TURN.split(text)
-    if len(pieces) == 1:
-        return (Message("user", text.strip()),)
-    return tuple(
-        Message(_SPEAKERS[speaker], said.strip()) for speaker, said in zip(pieces[1::2], pieces[2::2], strict=True)
-    )
 
 
 def _from_object(turn: object, where: str) -> Message:

@@ -191,7 +191,7 @@ class LanguageJudge:
         return [self._verdict(answer) for answer in self._endpoint.ask(questions)]
 
     def _verdict(self, answer: str | None) -> Verdict:
-        score = None if answer is None else read_score(answer)
+        score = read_score(answer or "")
         if score is None:
             why = "the judge did not answer" if answer is None else f"the judge gave no score: {answer[-60:]!r}"
             return Verdict(-1.0, False, why, judge_failed=True)
@@ -218,14 +218,10 @@ def compare_pairs(endpoint: Endpoint, criterion: str, cases: Sequence[tuple[str,
     """
     questions = []
     for dialogue, mine, theirs in cases:
-        for first, second in ((mine, theirs), (theirs, mine)):
-            texts = {
-                "dialogue": marked("dialogue", dialogue),
-                "first": marked("reply", first),
-                "second": marked("reply", second),
-            }
-            questions.append(PAIR_QUESTION.format(criterion=criterion, **texts))
-    credits = [None if answer is None else read_better(answer) for answer in endpoint.ask(questions)]
+        asked, replies = marked("dialogue", dialogue), (marked("reply", mine), marked("reply", theirs))
+        for first, second in (replies, replies[::-1]):
+            questions.append(PAIR_QUESTION.format(criterion=criterion, dialogue=asked, first=first, second=second))
+    credits = [read_better(answer or "") for answer in endpoint.ask(questions)]
     found: list[Preference | None] = []
     for one, swapped in zip(credits[::2], credits[1::2], strict=True):
         known = one is not None and swapped is not None

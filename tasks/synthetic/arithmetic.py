@@ -40,7 +40,6 @@ def steps(expression: str) -> list[tuple[str, int]]:
 
 
 def _solution(expression: str) -> str:
-    """The canonical solution."""
     done = steps(expression)
     return "".join(f"{operation}={value}\n" for operation, value in done) + f"#{done[-1][1]}"
 

@@ -23,12 +23,10 @@ RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))
 
 
 def _solution(text: str) -> str:
-    """The right choice for every symbol."""
     return "\n".join(symbol + RIGHT[symbol] for symbol in text)
 
 
 def _guess(text: str, rng: np.random.Generator) -> str:
-    """A random choice for every symbol, in the right form."""
     return "\n".join(symbol + CHOICES[rng.integers(len(CHOICES))] for symbol in text)
 
 

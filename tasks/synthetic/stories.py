@@ -72,7 +72,6 @@ def _guess(text: str, rng: np.random.Generator) -> str:
 
 
 def _prefix_correct(text: str, response: str) -> bool:
-    """Whether every line so far is right."""
     return begins(response, _solution(text))
 
 

@@ -15,8 +15,7 @@ import pytest
 from core.config import TaskConfig
 from core.errors import ActorError, ConfigError
 from tasks.code.sandbox import Limits, Program, Sandbox
-from tasks.judge import JudgePool, LocalJudge
-from tasks.judging import start_judges
+from tasks.judging import JudgePool, LocalJudge, start_judges
 
 SELF = "tests.tasks.verifiers"
 

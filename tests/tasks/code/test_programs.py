@@ -19,8 +19,7 @@ from tasks.code.outcomes import Boxes
 from tasks.code.programs import judge_program, limits_of, parse_reference, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
-from tasks.judge import JudgePool
-from tasks.judging import check_judges, start_judges
+from tasks.judging import JudgePool, check_judges, start_judges
 from tasks.problems import Item, load_items
 from tasks.task import build_task
 
