@@ -6,7 +6,7 @@ language is a file name and two commands, which run in the sandbox's working dir
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.errors import DataError
 
@@ -34,9 +34,7 @@ def find_language(name: str) -> Language | None:
     if name not in LANGUAGES:
         raise DataError(f"language {name!r} is not known; use one of {', '.join(LANGUAGES)}")
     language = LANGUAGES[name]
-    return language and Language(
-        language.file, _found(name, language.compile), _found(name, language.run), language.reserves
-    )
+    return language and replace(language, compile=_found(name, language.compile), run=_found(name, language.run))
 
 
 def _found(name: str, command: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,28 +22,14 @@ from tasks.code.scripts import CallTests, ScriptTests
 
 _FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
-BENCHMARK_PRELUDE = """
-from string import *
-from re import *
-from datetime import *
-from collections import *
-from heapq import *
-from bisect import *
-from copy import *
-from math import *
-from random import *
-from statistics import *
-from itertools import *
-from functools import *
-from operator import *
-from io import *
-from sys import *
-from json import *
-from builtins import *
-from typing import *
-import string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, operator, io, sys, json
-sys.setrecursionlimit(50000)
-"""
+_MODULES = "string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, operator, io, sys, json"
+BENCHMARK_PRELUDE = "\n".join(
+    [
+        *(f"from {module} import *" for module in (*_MODULES.split(", "), "builtins", "typing")),
+        f"import {_MODULES}",
+        "sys.setrecursionlimit(50000)",
+    ]
+)
 """What LiveCodeBench and APPS import before a program."""
 
 

@@ -11,13 +11,9 @@ from tasks.mathematics.forms import Equation, Form, Group, Single, read_form
 from tasks.mathematics.values import expression, number, proportional, rational, same_value
 
 _BASED = re.compile(r"(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)(?:_(?:\{\s*(?:\\text\{)?([0-9a-z]+)\}?\s*\}|([0-9]+)))?")
-_BASES = dict(
-    zip(
-        ["two", "three", "four", "five", "six", "seven", "eight", "nine", "sixteen"],
-        ["2", "3", "4", "5", "6", "7", "8", "9", "16"],
-        strict=True,
-    )
-)
+_BASES = {
+    "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "sixteen": "16",
+}  # fmt: skip
 _SEPARATED = re.compile(r"(?<=[0-9]),(?=[0-9])")
 _RATIO = re.compile(r"([0-9]+)\s*:\s*([0-9]+)")
 _WORD = re.compile(r"\\text|(?<![a-zA-Z\\])[a-zA-Z]{4,}")

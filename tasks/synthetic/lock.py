@@ -14,7 +14,6 @@ is exact. It is true if and only if some continuation of the text is judged corr
 """
 
 import re
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,14 +64,11 @@ def distances(goal: int, traps: frozenset[int]) -> tuple[int, ...]:
     """[POSITIONS] fewest presses from each position to the goal around the traps; FAR if it needs more than PRESSES."""
     fewest = [FAR] * POSITIONS
     fewest[goal] = 0
-    queue = deque([goal])
-    while queue:
-        reached = queue.popleft()
+    for presses in range(PRESSES):
         for position in range(POSITIONS):
-            near = any(press(position) == reached for press in BUTTONS.values())
-            if near and position not in traps and fewest[position] == FAR and fewest[reached] + 1 < FAR:
-                fewest[position] = fewest[reached] + 1
-                queue.append(position)
+            near = any(fewest[press(position)] == presses for press in BUTTONS.values())
+            if near and position not in traps and fewest[position] == FAR:
+                fewest[position] = presses + 1
     return tuple(fewest)
 
 

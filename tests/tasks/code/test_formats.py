@@ -48,8 +48,7 @@ def boxes(bubblewrap: None) -> Iterator[Boxes]:
 
 @pytest.fixture(scope="module")
 def judge(boxes: Boxes) -> Judge:
-    judges = partial(judge_program, boxes)
-    return lambda item, response: judges(item.reference, response)
+    return lambda item, response: judge_program(boxes, item.reference, response)
 
 
 def script(*pairs: tuple[str, str], **row: Any) -> Item:
