@@ -155,10 +155,10 @@ def _asserts(value: object, setup: str, where: str) -> tuple[list[str], str]:
         found: object = statements(value) if isinstance(value, str) else value
     if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
         raise DataError(f"{where} is no list of asserts; fix or delete the row")
-    tests, nested = [], ""
+    known, tests, nested = read_setup(setup), [], ""
     for number, text in enumerate(found, 1):
         with _refused(f"{where}: test {number} cannot be used"):
-            test = split_test(text, read_setup(setup))
+            test = split_test(text, known)
         tests.append(test.text)
         nested = nested or (f"test {number}" if test.inner else "")
     return tests, nested

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, TypeGuard
 
 _BUILTINS = frozenset(dir(builtins))
@@ -68,7 +67,6 @@ class Setup:
     objects: frozenset[str] = frozenset()  # names in `derived` that are instances of the program's classes
 
 
-@lru_cache(4096)
 def read_setup(text: str) -> Setup:
     """What a setup binds. Raises TestError when it is not Python or contains `import *`."""
     body = _parsed(text, "the setup")
