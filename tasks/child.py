@@ -59,11 +59,10 @@ class ChildProcess:
             raise EOFError
         self._pending += data
 
-    def exit_status(self, deadline: float) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(max(0.0, deadline - time.monotonic()))
-        return None
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
 
     def stop(self) -> None:
         """Kill the process group. A caller that waits for a line then gets EOFError."""

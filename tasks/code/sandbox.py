@@ -14,6 +14,7 @@ import marshal
 import os
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -133,140 +134,16 @@ class Report:
         return 0 <= index < self.expected and index not in self.values and index not in self.raised
 
 
-class Session:
-    """One program in its sandbox. The tests run one after the other, each in a new process. Raises SandboxError."""
+class Session(ChildProcess):
+    """One program in its sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot be started.
 
-    def __init__(self, process: "_Process", limits: Limits) -> None:
-        self._process = process
-        self._limits = limits
-        self._patience = limits.wall + START_LIMIT  # seconds in which a process must end
-        self._gone = ""  # why the sandbox itself ended; empty if it has not
-
-    def compile(self) -> Ending:
-        """Wait for the compiler; only for a language that has one."""
-        return self._follow(4 * START_LIMIT)
-
-    def run(self, test: Mapping[str, Any]) -> Ending:
-        """Run the program once; a script on a test's `input`, `files` and `arguments`."""
-        if self._gone:
-            return Ending(why=self._gone)
-        self.send(test)
-        return self._follow(self._patience)
-
-    def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
-        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
-        ending = self.run({"expressions": list(expressions), "values": values or {}})
-        report = Report(len(expressions))
-        for line in ending.output.splitlines():
-            report.take(line)
-        return report, ending
-
-    def send(self, message: Any) -> None:
-        """Send a message to the process of a test, or start one with it."""
-        self._process.send_frame(message)
-
-    def lines(self, ending: Ending) -> Iterator[bytes]:
-        """The lines of a process that exchanges messages, as they come. At its end `ending` says how."""
-        pending = b""
-        for data in self._output(ending, self._patience):
-            *lines, pending = (pending + data).split(b"\n")
-            yield from lines
-
-    def _follow(self, patience: float) -> Ending:
-        ending = Ending()
-        ending.output = b"".join(self._output(ending, patience))
-        return ending
-
-    def _output(self, ending: Ending, patience: float) -> Iterator[bytes]:
-        """What a process writes, piece by piece, until it ends."""
-        deadline = time.monotonic() + patience
-        try:
-            while True:
-                kind, data = self._process.frame(deadline, self._limits.output_mib << 20)
-                if kind == b"o":
-                    yield data
-                elif kind == b"e":
-                    ending.errors = _telling_line(data)
-                else:
-                    return _end(ending, data)
-        except (TimeoutError, EOFError, ValueError):
-            self._gone = ending.why = "ended its sandbox"
-
-
-def _telling_line(data: bytes) -> str:
-    """The first line of an error stream with a compiler's error; if there is none, its last line."""
-    lines = data.decode(errors="replace").strip().splitlines()
-    return next((line for line in lines if " error: " in line), lines[-1] if lines else "")[:MOST_REASON]
-
-
-def _end(ending: Ending, data: bytes) -> None:
-    """Read the message that a process has ended."""
-    status, ending.why, ending.seconds = json.loads(data)
-    ending.status = code = os.waitstatus_to_exitcode(status)
-    if not ending.why and code in (-signal.SIGXCPU, -signal.SIGKILL):
-        ending.why = "used up its processor time or memory"
-    elif not ending.why and code < 0:
-        ending.why = f"killed by signal {-code}"
-
-
-class Sandbox:
-    """Runs programs, each in a new sandbox. Use it from one thread: a sandbox dies with the thread that started it."""
-
-    def __init__(self, mode: SandboxMode, limits: Limits, setting: Setting = Setting()) -> None:
-        self._start = partial(_Process, mode, limits, setting)
-        self._limits = limits
-        self._spare: _Process | None = None
-
-    @contextmanager
-    def session(self, program: Program, *, interactive: bool = False) -> Iterator[Session]:
-        """A sandbox with a program. `interactive`: a process may exchange several messages with the judge.
-
-        Raises SandboxError when none could be started.
-        """
-        process, self._spare = self._spare, None
-        if process is not None and process.exit_status(0.0) is not None:
-            process.kill()
-            process = None
-        process = process or self._start()
-        try:
-            process.wait_until_ready()
-            process.send_frame({**asdict(program), "interactive": interactive})
-            with suppress(SandboxError, OSError):  # this program is not affected; the next session raises the error
-                self._spare = self._start()  # it starts while this one works
-            yield Session(process, self._limits)
-        finally:
-            process.kill()
-
-    def close(self) -> None:
-        """End the spare sandbox."""
-        if self._spare is not None:
-            self._spare.kill()
-            self._spare = None
-
-
-def check_sandbox(mode: SandboxMode, limits: Limits, setting: Setting = Setting()) -> None:
-    """Raises ConfigError, with the remedy, when programs cannot be run in this mode. Warns if the mode is unsafe."""
-    if mode == "unsafe-subprocess":
-        print(f"warning: {UNSAFE_WARNING}", file=sys.stderr, flush=True)
-    try:
-        with closing(Sandbox(mode, limits, setting)) as sandbox, sandbox.session(Program(_COUNT_TASKS)) as session:
-            report, ending = session.evaluate(["21 * 2"])
-            bounded = mode == "unsafe-subprocess" or session.evaluate(["tasks() < 200"])[0].values.get(0)
-    except SandboxError as error:
-        raise ConfigError(f"task.sandbox = {mode}: {error}; {_REMEDY}") from None
-    if report.values != {0: 42}:
-        raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({ending}); raise task.code.memory_mib")
-    if not bounded:
-        raise ConfigError(
-            f"task.sandbox = {mode}: neither a user nor a control group bounds the threads of a program here; start the run as an "
-            f"ordinary user"
-        )
-
-
-class _Process(ChildProcess):
-    """One sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot be started."""
+    The tests run one after the other, each in a new process.
+    """
 
     def __init__(self, mode: SandboxMode, limits: Limits, setting: Setting) -> None:
+        self._most = limits.output_mib << 20
+        self._patience = limits.wall + START_LIMIT  # seconds in which a process must end
+        self._gone = ""  # why the sandbox itself ended; empty if it has not
         self._folder = "" if mode == "bubblewrap" else tempfile.mkdtemp(prefix="program-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read after the process has ended)
         options: dict[str, Any] = {"stderr": self._errors, "cwd": self._folder or "/"}
@@ -301,24 +178,65 @@ class _Process(ChildProcess):
             self.line(time.monotonic() + START_LIMIT)
         except (TimeoutError, EOFError):
             self.stop()
-            status = self.exit_status(time.monotonic() + START_LIMIT)
+            status = self._process.wait()
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip().splitlines()
             raise SandboxError(said[-1] if said else f"exit status {status}") from None
 
-    def send_frame(self, message: Any) -> None:
-        """Send a message, also if the program has ended its sandbox: the next answer says so."""
+    def compile(self) -> Ending:
+        """Wait for the compiler; only for a language that has one."""
+        return self._follow(4 * START_LIMIT)
+
+    def run(self, test: Mapping[str, Any]) -> Ending:
+        """Run the program once; a script on a test's `input`, `files` and `arguments`."""
+        if self._gone:
+            return Ending(why=self._gone)
+        self.tell(test)
+        return self._follow(self._patience)
+
+    def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
+        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
+        ending = self.run({"expressions": list(expressions), "values": values or {}})
+        report = Report(len(expressions))
+        for line in ending.output.splitlines():
+            report.take(line)
+        return report, ending
+
+    def tell(self, message: Any) -> None:
+        """Send a message to the process of a test, or start one with it. If the sandbox has ended, the next answer says so."""
         data = marshal.dumps(message)
         with suppress(EOFError, TimeoutError):
             self.send(len(data).to_bytes(4, "big") + data, time.monotonic() + START_LIMIT)
 
-    def frame(self, deadline: float, most: int) -> tuple[bytes, bytes]:
-        """The next message: its letter and its data. Raises TimeoutError, EOFError, ValueError when it is too long."""
-        header = self.exactly(5, deadline)
-        length = int.from_bytes(header[1:], "big")
-        if length > most:
-            raise ValueError
-        return header[:1], self.exactly(length, deadline)
+    def lines(self, ending: Ending) -> Iterator[bytes]:
+        """The lines of a process that exchanges messages, as they come. At its end `ending` says how."""
+        pending = b""
+        for data in self._pieces(ending, self._patience):
+            *lines, pending = (pending + data).split(b"\n")
+            yield from lines
+
+    def _follow(self, patience: float) -> Ending:
+        ending = Ending()
+        ending.output = b"".join(self._pieces(ending, patience))
+        return ending
+
+    def _pieces(self, ending: Ending, patience: float) -> Iterator[bytes]:
+        """What a process writes, piece by piece, until it ends. The driver's frames are a letter, a length, and data."""
+        deadline = time.monotonic() + patience
+        try:
+            while True:
+                kind, length = struct.unpack(">cI", self.exactly(5, deadline))
+                if length > self._most:
+                    raise ValueError
+                data = self.exactly(length, deadline)
+                if kind == b"o":
+                    yield data
+                elif kind == b"e":
+                    ending.errors = _telling_line(data)
+                else:
+                    return _end(ending, data)
+        except (TimeoutError, EOFError, ValueError):
+            self._gone = ending.why = "ended its sandbox"
 
     def kill(self) -> None:
         """End everything in the sandbox."""
@@ -326,3 +244,72 @@ class _Process(ChildProcess):
         self._errors.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _telling_line(data: bytes) -> str:
+    """The first line of an error stream with a compiler's error; if there is none, its last line."""
+    lines = data.decode(errors="replace").strip().splitlines()
+    return next((line for line in lines if " error: " in line), lines[-1] if lines else "")[:MOST_REASON]
+
+
+def _end(ending: Ending, data: bytes) -> None:
+    """Read the message that a process has ended."""
+    status, ending.why, ending.seconds = json.loads(data)
+    ending.status = code = os.waitstatus_to_exitcode(status)
+    if not ending.why and code in (-signal.SIGXCPU, -signal.SIGKILL):
+        ending.why = "used up its processor time or memory"
+    elif not ending.why and code < 0:
+        ending.why = f"killed by signal {-code}"
+
+
+class Sandbox:
+    """Runs programs, each in a new sandbox. Use it from one thread: a sandbox dies with the thread that started it."""
+
+    def __init__(self, mode: SandboxMode, limits: Limits, setting: Setting = Setting()) -> None:
+        self._start = partial(Session, mode, limits, setting)
+        self._spare: Session | None = None
+
+    @contextmanager
+    def session(self, program: Program, *, interactive: bool = False) -> Iterator[Session]:
+        """A sandbox with a program. `interactive`: a process may exchange several messages with the judge.
+
+        Raises SandboxError when none could be started.
+        """
+        process, self._spare = self._spare, None
+        if process is not None and process.ended:
+            process.kill()
+            process = None
+        process = process or self._start()
+        try:
+            process.wait_until_ready()
+            process.tell({**asdict(program), "interactive": interactive})
+            with suppress(SandboxError, OSError):  # this program is not affected; the next session raises the error
+                self._spare = self._start()  # it starts while this one works
+            yield process
+        finally:
+            process.kill()
+
+    def close(self) -> None:
+        """End the spare sandbox."""
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
+
+
+def check_sandbox(mode: SandboxMode, limits: Limits, setting: Setting = Setting()) -> None:
+    """Raises ConfigError, with the remedy, when programs cannot be run in this mode. Warns if the mode is unsafe."""
+    if mode == "unsafe-subprocess":
+        print(f"warning: {UNSAFE_WARNING}", file=sys.stderr, flush=True)
+    try:
+        with closing(Sandbox(mode, limits, setting)) as sandbox, sandbox.session(Program(_COUNT_TASKS)) as session:
+            report, ending = session.evaluate(["21 * 2"])
+            bounded = mode == "unsafe-subprocess" or session.evaluate(["tasks() < 200"])[0].values.get(0)
+    except SandboxError as error:
+        raise ConfigError(f"task.sandbox = {mode}: {error}; {_REMEDY}") from None
+    if report.values != {0: 42}:
+        raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({ending}); raise task.code.memory_mib")
+    if not bounded:
+        raise ConfigError(
+            f"task.sandbox = {mode}: neither a user nor a control group bounds the threads of a program here; start the run as an "
+            f"ordinary user"
+        )

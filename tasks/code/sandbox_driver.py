@@ -24,6 +24,7 @@ import time
 
 TYPE_CHECKING = False  # importing it from typing would cost a seventh of a sandbox's time
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, ModuleType
     from typing import Any
 if TYPE_CHECKING or __name__ != "__main__":
@@ -123,20 +124,17 @@ def confine(filtered: str) -> None:
         os._exit(1)
 
 
-class Caller:
-    """Stands for a function of the program in the process that checks it: calls go through the judge to the program's process."""
+def stand_in(job: int, output: int) -> Callable[..., Any]:
+    """A function of the program, for the process that checks it: calls go through the judge to the program's process."""
 
-    def __init__(self, job: int, output: int) -> None:
-        self._pipes = job, output
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The plain value that the program returns. Raises RuntimeError when there is none."""
-        job, output = self._pipes
+    def _call(*arguments: Any, **named: Any) -> Any:
         write_all(output, to_json(["call", encode_value(arguments), encode_value(named)]) + b"\n")
         match read_frame(job):
             case {"value": value}:
                 return decode_value(value)
         raise RuntimeError("the program returned no plain value")
+
+    return _call
 
 
 def compiled(program: dict[str, Any]) -> list[CodeType]:
@@ -168,7 +166,7 @@ def evaluate(
         return _say("failed", reason(error))
     while test:
         if test.get("caller"):
-            names[test["caller"]] = Caller(job, output)
+            names[test["caller"]] = stand_in(job, output)
         for name, value in test["values"].items():
             try:
                 names[name] = decode_value(value)
