@@ -18,31 +18,24 @@ from tasks.code.sandbox import Ending, Program, Report, Session
 _CALLER = "_candidate"
 
 
-class CheckTests:
-    """The check of one problem."""
-
-    def __init__(self, record: Mapping[str, Any]) -> None:
-        self._prompt: str = record["prompt"]
-        self._check: str = record["tests"][0]
-        self._entry: str = record["entry"]
-
-    def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
-        """The outcome of the check. Raises SandboxError."""
-        if not re.search(rf"^(async )?def {self._entry}\b", source, re.MULTILINE):
-            source = f"{self._prompt}\n{source}"  # it continues the prompt
-        # the prompt's imports and helpers come first anyway
-        before = "" if source.startswith(self._prompt) else self._prompt
-        own = Program(f"{self._prompt}\n{self._check}")
-        with (
-            boxes.program.session(Program(source, before=before), interactive=True) as program,
-            boxes.own.session(own, interactive=True) as checker,
-        ):
-            return [_relay(program, checker, self._entry)]
+def judge_check(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
+    """The outcome of a problem's check. Raises SandboxError."""
+    prompt, entry = record["prompt"], record["entry"]
+    if not re.search(rf"^(async )?def {entry}\b", source, re.MULTILINE):
+        source = f"{prompt}\n{source}"  # it continues the prompt
+    # the prompt's imports and helpers come first anyway
+    before = "" if source.startswith(prompt) else prompt
+    own = Program(f"{prompt}\n{record['tests'][0]}")
+    with (
+        boxes.program.session(Program(source, before=before), interactive=True) as program,
+        boxes.own.session(own, interactive=True) as checker,
+    ):
+        return [_relay(program, checker, entry)]
 
 
 def _relay(program: Session, checker: Session, entry: str) -> Outcome:
     """Pass the check's calls on to the program until the check ends."""
-    checker.send({"expressions": [f"check({_CALLER})"], "values": {}, "caller": _CALLER})
+    checker.tell({"expressions": [f"check({_CALLER})"], "values": {}, "caller": _CALLER})
     called, checked = Ending(), Ending()
     answers = program.lines(called)
     report, asked = Report(1), False
@@ -51,14 +44,14 @@ def _relay(program: Session, checker: Session, entry: str) -> Outcome:
             case ["call", arguments, named]:
                 asked = True
                 values = {"_a": arguments, "_k": named}
-                program.send({"expressions": [f"{entry}(*_a, **_k)"], "values": values, "more": True})
+                program.tell({"expressions": [f"{entry}(*_a, **_k)"], "values": values, "more": True})
                 answer = _answer(answers)
                 if answer.syntax:
                     return Outcome(False, answer.syntax, raised=True, syntax=True)
                 if not is_plain(answer.values.get(0, ["o"])):
                     why = answer.failed or answer.raised.get(0) or called.why or "a value that is no plain data"
                     return Outcome(False, why, raised=True)
-                checker.send({"value": answer.values[0]})
+                checker.tell({"value": answer.values[0]})
             case _:
                 report.take(line)
     if 0 in report.values:

@@ -10,15 +10,16 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from typing import Any
 
 from core.config import TaskConfig
 from core.records import Verdict
 from tasks.code.asserts import AssertTests
-from tasks.code.checks import CheckTests
+from tasks.code.checks import judge_check
 from tasks.code.confinement import SandboxError
-from tasks.code.outcomes import Boxes, grade
+from tasks.code.outcomes import Boxes, Outcome, grade
 from tasks.code.sandbox import Limits, Sandbox, Setting
-from tasks.code.scripts import CallTests, ScriptTests
+from tasks.code.scripts import judge_calls, judge_script
 
 _FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
@@ -33,19 +34,19 @@ BENCHMARK_PRELUDE = "\n".join(
 """What LiveCodeBench and APPS import before a program."""
 
 
-Tests = AssertTests | CheckTests | ScriptTests | CallTests
-"""The tests of a problem. `judge` returns the outcome of every test, in order."""
-FORMATS: Mapping[str, type[Tests]] = {
-    "asserts": AssertTests,
-    "check": CheckTests,
-    "script": ScriptTests,
-    "calls": CallTests,
+Judge = Callable[[str, Boxes], list[Outcome]]
+"""(program, where it runs) -> the outcome of every test of a problem, in order."""
+FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Judge]] = {
+    "asserts": lambda record: AssertTests(record).judge,
+    "check": lambda record: partial(judge_check, record),
+    "script": lambda record: partial(judge_script, record),
+    "calls": lambda record: partial(judge_calls, record),
 }
 
 
 @lru_cache(256)
-def parse_reference(text: str) -> tuple[Tests, frozenset[int]]:
-    """The tests of an item made by `tasks/code/formats.py`, and the indices of those that its prompt shows."""
+def parse_reference(text: str) -> tuple[Judge, frozenset[int]]:
+    """The judge of an item made by `tasks/code/formats.py`, and the indices of the tests that its prompt shows."""
     record = json.loads(text)
     return FORMATS[record["format"]](record), frozenset(record.get("shown", ()))
 
@@ -62,8 +63,8 @@ def program_of(response: str) -> str:
 def judge_program(boxes: Boxes, reference: str, response: str) -> Verdict:
     """Judge a response against the reference of its item."""
     try:
-        tests, shown = parse_reference(reference)
-        return grade(tests.judge(program_of(response), boxes), shown, boxes.config)
+        judge, shown = parse_reference(reference)
+        return grade(judge(program_of(response), boxes), shown, boxes.config)
     except SandboxError as error:
         return Verdict(boxes.config.worst, False, f"no sandbox: {error}", judge_failed=True)
 

@@ -20,79 +20,59 @@ Test = tuple[Any, Any]
 """Input and output: two texts; or the arguments of a call and its value."""
 
 
-class ScriptTests:
-    """Programs that read standard input and print."""
+def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
+    """The outcome of every test of a program that reads standard input and prints. Raises SandboxError."""
+    tests: list[Test] = list(zip(record["inputs"], record["outputs"], strict=True))
+    language = find_language(record.get("language", "python"))
+    tolerance, judged_by = record.get("tolerance", boxes.config.tolerance), record.get("checker", "")
+    printed: list[tuple[int, Test, str]] = []  # what a checker judges
 
-    def __init__(self, record: Mapping[str, Any]) -> None:
-        self._tests: list[Test] = list(zip(record["inputs"], record["outputs"], strict=True))
-        self._tolerance: float | None = record.get("tolerance")
-        self._checker: str = record.get("checker") or ""
-        self._language = find_language(record.get("language") or "python")
-        self._setup: str = record.get("setup") or ""
+    def _run(number: int, test: Test) -> tuple[Outcome, float]:
+        given, expected = test
+        ending = session.run({"input": given})
+        if problem := _problem(ending):
+            syntax = ending.status == NOT_COMPILED
+            return Outcome(False, problem, raised=True, syntax=syntax), ending.seconds
+        found = ending.output.decode(errors="replace")
+        if judged_by:
+            printed.append((number, test, found))
+            return Outcome(True), ending.seconds
+        same = same_output(expected, found, tolerance)
+        why = f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
+        return Outcome(same, "" if same else why), ending.seconds
 
-    def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
-        """The outcome of every test. Raises SandboxError."""
-        program = Program(source, before=self._setup, language=self._language)
-        tolerance = boxes.config.tolerance if self._tolerance is None else self._tolerance
-        printed: list[tuple[int, Test, str]] = []  # what a checker judges
-
-        def _run(number: int, test: Test) -> tuple[Outcome, float]:
-            given, expected = test
-            ending = session.run({"input": given})
-            if problem := _problem(ending):
-                syntax = ending.status == NOT_COMPILED
-                return Outcome(False, problem, raised=True, syntax=syntax), ending.seconds
-            found = ending.output.decode(errors="replace")
-            if self._checker:
-                printed.append((number, test, found))
-                return Outcome(True), ending.seconds
-            same = same_output(expected, found, tolerance)
-            why = f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
-            return Outcome(same, "" if same else why), ending.seconds
-
-        with boxes.program.session(program) as session:
-            if self._language and self._language.compile:
-                compiled = session.compile()
-                if problem := _problem(compiled):
-                    return [Outcome(False, problem, raised=True, syntax=True)] * len(self._tests)
-            outcomes = outcome_of_each(self._tests, _run, boxes.config.program_seconds)
-        if printed:
-            with boxes.own.session(Program(self._checker)) as checker:
-                checked = outcome_of_each(printed, lambda _, one: _checked(checker, *one), boxes.config.program_seconds)
-            for (number, _, _), outcome in zip(printed, checked, strict=True):
-                outcomes[number] = outcome
-        return outcomes
+    with boxes.program.session(Program(source, before=record["setup"], language=language)) as session:
+        if language and language.compile and (problem := _problem(session.compile())):
+            return [Outcome(False, problem, raised=True, syntax=True)] * len(tests)
+        outcomes = outcome_of_each(tests, _run, boxes.config.program_seconds)
+    if printed:
+        with boxes.own.session(Program(judged_by)) as checker:
+            checked = outcome_of_each(printed, lambda _, one: _checked(checker, *one), boxes.config.program_seconds)
+        for (number, _, _), outcome in zip(printed, checked, strict=True):
+            outcomes[number] = outcome
+    return outcomes
 
 
-class CallTests:
-    """Functions that are called with arguments and return a value: `name(...)`, or `Solution().name(...)` where there is such a class."""
+def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
+    """The outcome of every call of a function: `name(...)`, or `Solution().name(...)` where there is such a class. Raises SandboxError."""
+    name, tolerance = record["fn_name"], record.get("tolerance", boxes.config.tolerance)
+    call = f"(Solution().{name} if 'Solution' in globals() else {name})(*_arguments)"
 
-    def __init__(self, record: Mapping[str, Any]) -> None:
-        self._tests: list[Test] = list(zip(record["inputs"], record["outputs"], strict=True))
-        self._tolerance: float | None = record.get("tolerance")
-        self._setup: str = record.get("setup") or ""
-        self._call = (
-            f"(Solution().{record['fn_name']} if 'Solution' in globals() else {record['fn_name']})(*_arguments)"
-        )
+    def _run(number: int, test: Test) -> tuple[Outcome, float]:
+        arguments, expected = test
+        report, ending = session.evaluate([call], {"_arguments": encode_value(arguments)})
+        problem = report.syntax or report.failed or report.raised.get(0) or ending.why
+        if problem or not report.values:
+            why = problem or f"ended itself with status {ending.status}"
+            return Outcome(False, why, raised=True, syntax=bool(report.syntax)), ending.seconds
+        # as APPS has it
+        accepted = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else ())]
+        same = any(same_value(each, report.values[0], tolerance) for each in accepted)
+        return Outcome(same, "" if same else f"test {number + 1}: expected {str(expected)[:60]!r}"), ending.seconds
 
-    def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
-        """The outcome of every test. Raises SandboxError."""
-        tolerance = boxes.config.tolerance if self._tolerance is None else self._tolerance
-
-        def _run(number: int, test: Test) -> tuple[Outcome, float]:
-            arguments, expected = test
-            report, ending = session.evaluate([self._call], {"_arguments": encode_value(arguments)})
-            problem = report.syntax or report.failed or report.raised.get(0) or ending.why
-            if problem or not report.values:
-                why = problem or f"ended itself with status {ending.status}"
-                return Outcome(False, why, raised=True, syntax=bool(report.syntax)), ending.seconds
-            # as APPS has it
-            accepted = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else ())]
-            same = any(same_value(each, report.values[0], tolerance) for each in accepted)
-            return Outcome(same, "" if same else f"test {number + 1}: expected {str(expected)[:60]!r}"), ending.seconds
-
-        with boxes.program.session(Program(source, before=self._setup)) as session:
-            return outcome_of_each(self._tests, _run, boxes.config.program_seconds)
+    with boxes.program.session(Program(source, before=record["setup"])) as session:
+        tests = zip(record["inputs"], record["outputs"], strict=True)
+        return outcome_of_each(tests, _run, boxes.config.program_seconds)
 
 
 def _problem(ending: Ending) -> str:

@@ -63,7 +63,7 @@ def plain_notation(answer: str) -> str:
     (\frac{1}{2}, {x} ) 2220 90
     """
     text = _JOINED.sub("", answer.translate(_UNICODE))
-    text = _DELIMITERS.sub(_kept_row_end, text)
+    text = _DELIMITERS.sub(lambda sign: sign[0] if sign[0] == r"\\" else "", text)
     text = _SPACES.sub(lambda space: space[0] if space[0] == r"\\" else " ", text.replace(r"\!", ""))
     text = _SPACED.sub(lambda digits: digits[0].replace(" ", ""), text)
     text = _DROPPED.sub("", _TEXT.sub(r"\\text", text))
@@ -72,10 +72,6 @@ def plain_notation(answer: str) -> str:
     text = _COMMAND.sub(lambda command: f"\\{_SYNONYMS[command[1]]}", text)
     text = _ASCII.sub(lambda sign: _SIGNS[sign[0]], text)
     return _without_phrase(text.strip().rstrip(".;:,").strip())
-
-
-def _kept_row_end(delimiter: re.Match[str]) -> str:
-    return delimiter[0] if delimiter[0] == r"\\" else ""
 
 
 def _without_phrase(text: str) -> str:
