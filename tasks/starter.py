@@ -39,13 +39,15 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
     place = Path(model_path).expanduser()
     if place.is_dir():
         return str(place.resolve())
+    if place.is_absolute() or model_path.startswith(".") or model_path.count("/") > 1:
+        raise ModelError(f"model.path = {model_path}: no such directory; give a directory, a hub name or 'starter'")
     from huggingface_hub import snapshot_download
 
     try:
         snapshot_download(model_path)
     except Exception as error:  # the hub client raises many unrelated types; all mean that there is no such model
         raise ModelError(
-            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)}); give one of these, or 'starter'"
+            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)})"
         ) from None
     return model_path
 
