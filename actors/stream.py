@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.ledger import Queues
+from core.errors import ActorError
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
 
@@ -51,13 +52,16 @@ class RolloutStream:
         self._call(lambda: self._pool.submit(starts, sampling))
 
     def finished(self) -> list[Finished]:
-        """The starts that were completed since the last call; waits for the first. Raises the error that ended the thread."""
+        """The starts that were completed since the last call; waits for the first.
+
+        Raises the error that ended the thread, and ActorError when no engine has any of the starts.
+        """
         found: list[Finished] = []
         while not found or not self._finished.empty():
             try:
                 found.append(self._finished.get(timeout=POLL_SECONDS))
             except queue.Empty:
-                self._call(self._pool.check)
+                self._call(self._check_progress)
         return found
 
     def abandon(self) -> None:
@@ -100,6 +104,13 @@ class RolloutStream:
             if self._error is not None:
                 raise self._error
         return future.result()
+
+    def _check_progress(self) -> None:
+        """Runs on the thread. Raises ActorError when nothing is finished and nothing can finish."""
+        self._pool.check()
+        queues = self._pool.queues()
+        if not queues.waiting and not queues.running and self._finished.empty():
+            raise ActorError("no engine has any of the submitted starts: a bug of the pool")
 
     def _run(self) -> None:
         try:

@@ -43,6 +43,7 @@ from bench.report import Check, check, command_line, median, write
 from core.config import RolloutConfig
 from core.records import Sampling, Start
 from core.seeds import derive
+from core.startup import set_environment
 from core.weights import pack
 
 ROOT = Path(__file__).parents[1]
@@ -237,6 +238,7 @@ def both_sides(model: str, bare_first: bool) -> Iterator[tuple[RolloutPool, Conn
 
 def main(quick: bool) -> None:
     """Measure and write bench/results/rollout.json."""
+    set_environment()
     pairs, rounds, count = (2, 3, 32) if quick else (6, 3, 64)
     found = {name: Comparison() for name in LOADS}
     firsts, restarts = [], []

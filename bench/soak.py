@@ -26,6 +26,7 @@ from bench.report import check, command_line, write
 from core.config import RolloutConfig
 from core.records import Sampling, Start
 from core.seeds import derive
+from core.startup import set_environment
 from core.weights import pack
 from trainer.asynchronous import Pipeline
 
@@ -132,6 +133,7 @@ def soak(folder: Path, iterations: int, share: float, seed: int, config: Rollout
 
 def main(quick: bool) -> None:
     """Soak and write bench/results/soak.json."""
+    set_environment()
     iterations, share = (8, 0.25) if quick else (200, 0.12)
     begun = time.monotonic()
     with (

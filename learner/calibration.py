@@ -58,9 +58,11 @@ def comparable_states(
 ) -> tuple[list[IntArray], Numbers]:
     """Groups of states with the same start and depth: a critic that knows only problem and depth cannot rank states within one.
 
-    Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary. Each
-    continuation has a start, its tokens `generated` [C] by the policy, before which alone states begin, and `depths`, its boundaries in
-    tokens from the start. Returns the depths at which each is read, and for all these states, flat, the group (start, depth).
+    Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary.
+
+    Per continuation: `starts` has the id of its start; `generated` [C] says which of its tokens are the policy's, because states begin
+    only before these; `depths` are its boundaries, in tokens from the start. Returns the depths at which each is read, and for all
+    these states, flat, the group (start, depth).
     """
     shared: dict[str, list[IntArray]] = {}
     for start, own in zip(starts, depths, strict=True):

@@ -10,6 +10,7 @@ ConfigError at the start, an ActorError when a lost worker cannot be replaced.
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ PATIENCE = 10.0
 """Wall-clock time that a verdict may take, in multiples of its processor time: other processes may want the same cores."""
 WORKER_START_LIMIT = 120.0
 """Seconds in which a worker must import its verifier."""
+EXIT_LIMIT = 10.0
+"""Seconds in which a worker that has closed its output must end."""
 PROBED = 4
 """Number of problems that `check_judges` probes: the shortest, because they pass the length filters."""
 SLOW = 256
@@ -86,8 +89,10 @@ class _Worker(ChildProcess):
 
     def ending(self) -> str:
         """How a worker ended without an answer. Empty: it used up its processor time."""
-        self.stop()  # it may only have closed its output
-        code = self._process.wait()
+        try:
+            code = self._process.wait(EXIT_LIMIT)
+        except subprocess.TimeoutExpired:
+            return "it closed its output but did not end"
         if code == -signal.SIGPROF:
             return ""
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

@@ -2,7 +2,7 @@
 
 Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: a draw is a function of the seed, the
 cursor and how many problems are asked for, so a restored sampler continues exactly as the saved one. A cursor belongs to these
-problems: a checkpoint of others is refused by its fingerprint (`replay/store.py`).
+problems: a checkpoint of other problems is refused by its fingerprint (`replay/store.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -148,7 +148,8 @@ def _read_jsonl(file: Path) -> list[Row | BadRow]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
-            cut = not data.endswith(b"\n") and number == data.count(b"\n") + 1
+            whole = data.endswith(b"\n") or isinstance(error, RecursionError)
+            cut = not whole and number == data.count(b"\n") + 1
             kind = "the file ends in the middle of this line" if cut else f"not valid JSON ({error})"
             rows.append(BadRow(where, f"{where}: {kind}; restore the file or delete the line"))
         else:

@@ -47,7 +47,8 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
         snapshot_download(model_path)
     except Exception as error:  # the hub client raises many unrelated types; all mean that there is no such model
         raise ModelError(
-            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)})"
+            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)}); give one of these, or"
+            " 'starter'"
         ) from None
     return model_path
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """The starts that are submitted to the engines and not yet trained on: `starts` for each of the `iterations`."""
+    """The starts that are submitted to the engines and not yet trained on: `starts` for each of the `iterations`.
+
+    `max_staleness`: versions that a token may be behind the learner, at least 1.
+    """
 
     def __init__(
         self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int, iterations: int

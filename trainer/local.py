@@ -10,7 +10,7 @@ from typing import Any
 
 from core.config import Config
 from core.plan import choose_device
-from core.startup import LOOPBACK, set_environment
+from core.startup import ENVIRONMENT, LOOPBACK, set_environment
 
 SINGLE: dict[str, dict[str, Any]] = {
     "rollout": {"actors": 1, "max_actors": 0, "tensor_parallel": 1, "max_staleness": 0},
@@ -33,7 +33,7 @@ def single_process(config: Config) -> Config:
 
     threads = max(config.rollout.threads, config.learner.threads)  # the rank sets the number for the whole process
     os.environ.update(rank_environment(device, threads))
-    set_environment(LOOPBACK)
+    set_environment(ENVIRONMENT | LOOPBACK)
     fields = SINGLE | {"cluster": {"device": device}}
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in fields.items()}

@@ -26,6 +26,7 @@ from bench.learner.sides import Sides, Work, started
 from bench.models import Shape
 from bench.report import Check, check, command_line, median, write
 from core.errors import ClusterError, RetrospectError
+from core.startup import set_environment
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
 """The default starter's shape."""
@@ -43,6 +44,7 @@ PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
 
 def local_ray() -> AbstractContextManager[object]:
     """A local Ray for this process, stopped at the end of the block."""
+    set_environment()
     context: AbstractContextManager[object] = ray.init(
         address="local", namespace="retrospect", include_dashboard=False, log_to_driver=False
     )

@@ -19,6 +19,7 @@ from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from core.config import Config
 from core.records import Scored
 from core.run_directory import RunDirectory, write_atomically
+from core.startup import set_environment
 from tasks.starter import resolve_model
 from trainer import build
 from trainer.collect import collect_metrics
@@ -162,6 +163,7 @@ def with_starter(config: Config) -> Config:
 
 def main(path: Path) -> None:
     """Perform the order in `path` (`run`, `changes`, `tokens`, and what describes it) and write its result beside it."""
+    set_environment()
     order = json.loads(path.read_text(encoding="utf-8"))
     found = perform(Run(**order["run"]), order["changes"], order["tokens"])
     write_atomically(Path(order["result"]), json.dumps(plain({**order["about"], **found})) + "\n")

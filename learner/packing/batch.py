@@ -1,6 +1,6 @@
 """Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
 
-Built for `learner.group`, read by `learner.distributed`. Invariants: everything per token is a flat array over the N *scored* tokens of
+Inputs are built here, targets are added by `learner.targets.train_batches`; read by `learner.distributed`. Invariants: everything per token is a flat array over the N *scored* tokens of
 the micro-batch, row after row; tokens that rows share exist once in what a model reads.
 """
 

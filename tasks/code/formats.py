@@ -169,7 +169,9 @@ def _input_output(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except (ValueError, RecursionError):
+        except RecursionError:
+            raise DataError(f"{where} is nested too deeply; fix or delete the row") from None
+        except ValueError:
             value = _unpacked(value, where)
     if isinstance(value, list) and all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in value):
         called = any(each.get("testtype") == "functional" for each in value)

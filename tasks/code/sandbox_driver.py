@@ -74,7 +74,7 @@ def write_all(sink: int, data: bytes) -> None:
 
 
 def write_file(name: str, text: str) -> None:
-    """Write a text into the working directory, over one of the test before."""
+    """Write a text into the working directory."""
     with open(name, "wb") as file:
         file.write(text.encode("utf-8", "surrogatepass"))
 
@@ -214,6 +214,8 @@ def child(
     test, language = read_frame(job), program["language"]
     script = "input" in test
     if script:
+        for name in set(os.listdir()) - ({language["file"], "program"} if language else set()):
+            os.unlink(name)  # a program cannot make a file, but it can rename its input and so keep it
         for name, text in {**test.get("files", {}), "stdin": test["input"]}.items():
             write_file(name, text)
         for number, descriptor in enumerate((os.open("stdin", os.O_RDONLY), output, errors)):

@@ -118,7 +118,7 @@ class Endpoint:
         """
         with ThreadPoolExecutor(self._config.concurrency) as threads:
             found = list(threads.map(self._ask, questions))
-        if all(answer is None for answer, _ in found):
+        if found and all(answer is None for answer, _ in found):
             raise ActorError(
                 f"reward_model.judge.url = {self._config.url}: none of {len(found)} questions was answered, the first because of "
                 f"{found[0][1]}; see the server, then resume from the last checkpoint"

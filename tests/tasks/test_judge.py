@@ -61,15 +61,16 @@ def test_whatever_a_verifier_does_is_one_verdict_with_its_reason(pool: JudgePool
     assert pool.replaced == 3  # an alarm, two crashes
 
 
-def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool) -> None:
+def test_what_does_not_come_back_is_ended_with_its_worker(pool: JudgePool, monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = JudgePool(f"{SELF}:misbehave", workers=1, limit=60.0, memory_gib=2.0, patience=1.0)
     assert hasty.judge([("", "hang")])[0].detail == "judge timed out after 1 s"  # it sleeps
     hasty.close()
     frugal = JudgePool(f"{SELF}:misbehave", workers=1, limit=0.5, memory_gib=2.0, patience=60.0)
     assert frugal.judge([("", "hang in c")])[0].detail == "judge timed out after 0.5 s of processor time"
     frugal.close()
+    monkeypatch.setattr("tasks.judging.EXIT_LIMIT", 0.1)
     (mute,) = pool.judge([("", "close")])
-    assert (mute.detail, mute.judge_failed) == ("judge crashed: killed by signal 9", True)
+    assert (mute.detail, mute.judge_failed) == ("judge crashed: it closed its output but did not end", True)
     assert (hasty.replaced, frugal.replaced, pool.replaced) == (1, 1, 1)
 
 

@@ -41,9 +41,8 @@ class Scores:
 
     success: Estimate  # greedy responses that are correct
     reward: Estimate  # of the greedy responses
-    passes: dict[
-        int, Estimate
-    ]  # k = 1, 2, 4, ..., all samples: share of problems that one of k sampled responses solves
+    # by k = 1, 2, 4, ..., all samples: share of problems that one of k sampled responses solves
+    passes: dict[int, Estimate]
     majority: Estimate | None  # share of problems with a right majority; None without samples or short answers
 
 
