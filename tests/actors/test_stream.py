@@ -44,3 +44,10 @@ def test_a_timeout_that_a_call_raises_itself_is_raised() -> None:
     pool.submit = slow  # type: ignore[method-assign, assignment]
     with closing(RolloutStream(pool)) as opened, pytest.raises(TimeoutError, match="its own"):
         opened.submit([models.start(1)], SAMPLING)
+
+
+def test_starts_that_no_engine_has_are_not_waited_for() -> None:
+    with closing(RolloutStream(simulated())) as opened:
+        opened.submit([models.start(1), models.start(2)], SAMPLING)
+        with pytest.raises(ActorError, match="no engine has any of the submitted starts"):
+            opened.finished()
