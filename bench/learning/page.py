@@ -249,8 +249,9 @@ def _curves(panel: Any, arms: Mapping[str, Mapping[int, Result]], cost: str) -> 
         each = np.array([on_grid(one, grid) for one in curves])
         picks = generator(0, "plot", arm).integers(0, len(each), (500, len(each)))
         low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
-        style = "--" if with_solutions(arm) else "-"
-        color = f"C{list(ARMS).index(arm) % 10}"  # an arm has one colour in all panels
+        usual = arm.removesuffix("_small")
+        style = "--" if with_solutions(arm) else "-" if arm == usual else ":"
+        color = f"C{[one for one in ARMS if not one.endswith('_small')].index(usual) % 10}"  # the same in all panels
         panel.plot(grid / unit, each.mean(axis=0), style, color=color, label=f"{arm} ({len(each)})")
         panel.fill_between(grid / unit, low, high, color=color, alpha=0.12, linewidth=0)
     panel.set(xlabel=title, ylim=(0, 1))
