@@ -42,7 +42,7 @@ def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
 
 
 def test_a_problem_is_drawn_by_its_best_state_whatever_their_number() -> None:
-    two = weights([25, 50, 75, 75], [CANONICAL] * 4, problem=[0, 0, 0, 1], chain=[0, 0, 0, 1])
+    two = weights([25, 50, 75, 50], [CANONICAL] * 4, problem=[0, 0, 0, 1], chain=[0, 0, 0, 1])
     assert sum(two[:3]) == pytest.approx(two[3], abs=3)
 
 

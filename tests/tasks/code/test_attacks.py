@@ -24,7 +24,7 @@ from tasks.code import confinement
 from tasks.code.formats import read_mbpp
 from tasks.code.outcomes import Boxes
 from tasks.code.programs import judge_program
-from tasks.code.sandbox import Limits, Sandbox, check_sandbox
+from tasks.code.sandbox import Limits, Program, Sandbox, check_sandbox
 from tests.tasks.code.bombs import BOMBS, REASONS, STOPPED
 from tests.tasks.code.escapes import ESCAPES
 from tests.tasks.code.forgeries import ASKED, FORGERIES, NAIVE, REFUSED
@@ -295,6 +295,12 @@ def test_programs_are_refused_where_nothing_bounds_their_threads(
         return
     with pytest.raises(ConfigError, match="neither a user nor a control group bounds the threads of a program here"):
         check_sandbox("bubblewrap", Limits(seconds=10.0, memory_mib=512))
+
+
+def test_a_test_leaves_nothing_for_the_next(bubblewrap: None) -> None:
+    program = "import os\nprint(os.path.exists('kept'))\nos.rename('stdin', 'kept')\nos.chmod('kept', 0)"
+    with Sandbox("bubblewrap", Limits(60.0, 512)).session(Program(program)) as session:
+        assert [session.run({"input": "x"}).output for _ in range(2)] == [b"False\n"] * 2
 
 
 def test_nothing_outlives_its_verdict(bubblewrap: None) -> None:
