@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commands.options import configuration
+from commands.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 from commands.supervised_rows import hold_out, read_dialogues, supervised_model
 from core.config import Config, RewardModelConfig
 from core.errors import DataError
@@ -29,7 +30,6 @@ from tasks.estimators import Estimate, share
 from tasks.kinds import asked_prompts, evaluation_prompts
 from tasks.problems import prompt_digest
 from trainer.model_files import load_tokenizer
-from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
 Reals = npt.NDArray[np.float64]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from commands.options import configuration
+from commands.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 from commands.supervised_rows import hold_out, read_dialogues, supervised_model
 from core.config import Config, SftConfig, task_title
 from core.errors import DataError
@@ -23,7 +24,6 @@ from tasks.dialogue.chat import Messages
 from tasks.kinds import asked_prompts, evaluation_prompts, task_items
 from tasks.problems import encode_problems, prompt_digest
 from trainer.model_files import load_tokenizer
-from trainer.supervised import Batches, Numbers, Outputs, SupervisedJob, begin_supervised, resume_supervised
 
 
 def fine_tune(options: Namespace) -> int:

@@ -4,6 +4,7 @@ Called by `learner.targets` and `learner.objective` (find), `trainer/build.py` a
 function is named by its import path, `module:function`; its module is found in the folder that the program was started from, too.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def find_estimator(name: str) -> Estimator:
     return found if isinstance(found, Estimator) else Estimator(found, needs_values=True)
 
 
+@cache
 def find_policy_loss(name: str) -> PolicyLoss:
     """The loss of `algorithm.policy_loss`. Raises ConfigError."""
     if name in POLICY_LOSSES:

@@ -1,6 +1,6 @@
 """Supervised training over DeepSpeed ranks: next-token loss on chosen tokens, and Bradley-Terry on pairs of dialogues.
 
-Driven by `trainer/supervised.py` through `SupervisedGroup`. Each rank is a Ray actor with one engine. Invariants: every loss is
+Driven by `commands/supervised.py` through `SupervisedGroup`. Each rank is a Ray actor with one engine. Invariants: every loss is
 a mean over the whole batch of a step, however it is split into micro-batches and over ranks; all ranks run the same number of
 micro-batches.
 """

@@ -16,6 +16,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from commands import reward_model, sft
 from commands.reward_model import reward_job
 from commands.sft import sft_job
+from commands.supervised import (
+    MakeJob,
+    SupervisedJob,
+    export_model,
+    held_out_numbers,
+    resume_supervised,
+    rows_of_step,
+    take_steps,
+)
 from core.config import Config, RewardModelConfig, SftConfig, StarterConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError, ModelError
 from core.records import Verdict
@@ -35,15 +44,6 @@ from tasks.dialogue.reward_model import (
 from tasks.kinds import task_items
 from tasks.starter import resolve_model
 from tests.conftest import FEW_ROWS
-from trainer.supervised import (
-    MakeJob,
-    SupervisedJob,
-    export_model,
-    held_out_numbers,
-    resume_supervised,
-    rows_of_step,
-    take_steps,
-)
 
 WIDTH = 48  # tokens of a pass: several passes per step
 

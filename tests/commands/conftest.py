@@ -1,4 +1,4 @@
-"""What tests of the trainer share."""
+"""What tests of the commands share."""
 
 from collections.abc import Iterator
 
