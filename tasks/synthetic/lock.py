@@ -1,11 +1,11 @@
 """The lock: a synthetic task of planning, with traps that cannot be left.
 
-A dial has positions 0 to 19; each of three buttons moves it (+7, -4 or x3, modulo 20). The prompt `5>16!1,3,9,14,17,18` gives the
-position of the dial, the position where the lock opens, and six traps. The response writes one line per press, the button and the
-new position, and then opens the lock:
+A dial has 20 positions, the letters a to t; each of three buttons moves it (+: 7 on, -: 4 back, *: three times its number, which
+counts from 0; all modulo 20). The prompt `f>q!bdjors` gives the position of the dial, the position where the lock opens, and six
+traps. The response writes one line per press, the button and the new position, and then opens the lock:
 
-    +7=12
-    *3=16
+    +m
+    *q
     open
 
 A wrong position, a trap, or more than `PRESSES` presses fail: the lock can no longer be opened. Most wrong presses cannot be undone,
@@ -24,11 +24,13 @@ from core.errors import DataError
 from core.records import Verdict
 from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
-POSITIONS = 20
+LETTERS = "abcdefghijklmnopqrst"
+"""The positions, by their numbers: a position is one token, which small models need to learn the way."""
+POSITIONS = len(LETTERS)
 TRAPS = 6
 PRESSES = 8
 """Most presses of one response."""
-BUTTONS = {"+7": lambda x: (x + 7) % POSITIONS, "-4": lambda x: (x - 4) % POSITIONS, "*3": lambda x: 3 * x % POSITIONS}
+BUTTONS = {"+": lambda x: (x + 7) % POSITIONS, "-": lambda x: (x - 4) % POSITIONS, "*": lambda x: 3 * x % POSITIONS}
 OPEN = "open"
 FAR = PRESSES + 1
 LOCK_TRIES = 400
@@ -56,7 +58,7 @@ class Dial:
 def read_lock(text: str) -> Lock:
     """The lock of a problem's text."""
     start, goal, traps = re.split("[>!]", text)
-    return Lock(int(start), int(goal), frozenset(map(int, traps.split(","))))
+    return Lock(LETTERS.index(start), LETTERS.index(goal), frozenset(map(LETTERS.index, traps)))
 
 
 @lru_cache(4096)
@@ -82,14 +84,14 @@ def _options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
     for name, press in BUTTONS.items():
         position = press(dial.position)
         if position not in lock.traps and far[position] < left:  # this press and those after it must fit
-            found[f"{name}={position}"] = Dial(position, dial.presses + 1)
+            found[f"{name}{LETTERS[position]}"] = Dial(position, dial.presses + 1)
     return found
 
 
 def _prefix_correct(text: str, response: str) -> bool:
     """Whether the lock can still be opened after this prefix of a response; exact, also inside a line.
 
-    >>> _prefix_correct("5>16!1,3,9,14,17,18", "+7=12\\n*"), _prefix_correct("5>16!1,3,9,14,17,18", "-4=1")
+    >>> _prefix_correct("f>q!bdjors", "+m\\n*"), _prefix_correct("f>q!bdjors", "-b")
     (True, False)
     """
     lock = read_lock(text)
@@ -104,7 +106,7 @@ def _solution(text: str) -> str:
     while position != lock.goal:
         name = next(n for n, p in BUTTONS.items() if p(position) not in lock.traps and far[p(position)] < far[position])
         position = BUTTONS[name](position)
-        lines.append(f"{name}={position}")
+        lines.append(f"{name}{LETTERS[position]}")
     return "\n".join([*lines, OPEN])
 
 
@@ -114,7 +116,7 @@ def _guess(text: str, rng: np.random.Generator) -> str:
     for _ in range(rng.integers(1, PRESSES + 1)):
         name = list(BUTTONS)[rng.integers(len(BUTTONS))]
         position = BUTTONS[name](position)
-        lines.append(f"{name}={position}")
+        lines.append(f"{name}{LETTERS[position]}")
     return "\n".join([*lines, OPEN])
 
 
@@ -124,20 +126,20 @@ def verify_lock(text: str, response: str) -> Verdict:
     *presses, last = response.rstrip("\n").split("\n")
     position = lock.start
     for number, line in enumerate(presses, 1):
-        name, _, written = line.partition("=")
+        name, written = line[:1], line[1:]
         if name not in BUTTONS:
             return wrong(f"line {number}: {line[:20]!r} is no press of a button")
         position = BUTTONS[name](position)
-        if written != str(position):
-            return wrong(f"line {number}: {name} leads to {position}, written {written[:20]!r}")
+        if written != LETTERS[position]:
+            return wrong(f"line {number}: {name} leads to {LETTERS[position]}, written {written[:20]!r}")
         if position in lock.traps:
-            return wrong(f"line {number}: {position} is a trap")
+            return wrong(f"line {number}: {LETTERS[position]} is a trap")
     if last != OPEN:
         return wrong(f"the response does not end with {OPEN!r}")
     if len(presses) > PRESSES:
         return wrong(f"{len(presses)} presses, more than {PRESSES}")
     if position != lock.goal:
-        return wrong(f"opened at {position}, not at {lock.goal}")
+        return wrong(f"opened at {LETTERS[position]}, not at {LETTERS[lock.goal]}")
     return Verdict(1.0, True)
 
 
@@ -149,7 +151,7 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
         far = distances(goal, traps)
         starts = [start for start in places[TRAPS:] if far[start] == operations]
         if starts:
-            return f"{starts[0]}>{goal}!{','.join(map(str, sorted(traps)))}"
+            return f"{LETTERS[starts[0]]}>{LETTERS[goal]}!{''.join(LETTERS[trap] for trap in sorted(traps))}"
     raise DataError(f"task lock: no lock with a shortest way of {operations} presses; lower task.max_operations to 6")
 
 
@@ -160,7 +162,7 @@ def _presses(text: str) -> int:
 
 LOCK = Puzzle(
     "lock",
-    "0123456789>!,+-*=open\n",
+    LETTERS + ">!+-*\n",
     _draw,
     _solution,
     _presses,

@@ -33,7 +33,7 @@ def right_locks(text: str) -> Iterator[str]:
     for _ in range(lock.PRESSES + 1):
         yield from (found for lines, _ in written if lock.verify_lock(text, found := lines + lock.OPEN).correct)
         written = [
-            (f"{lines}{name}={press(position)}\n", press(position))
+            (f"{lines}{name}{lock.LETTERS[press(position)]}\n", press(position))
             for lines, position in written
             for name, press in lock.BUTTONS.items()
             if press(position) not in lock.read_lock(text).traps
@@ -125,23 +125,23 @@ def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -
 
 
 def test_a_lock_by_hand() -> None:
-    # 5 -> +7 -> 12 -> *3 -> 36 mod 20 = 16. From 5, -4 leads to 1 and *3 to 15.
-    text = "5>16!1,3,9,14,17,18"
-    assert lock.verify_lock(text, "+7=12\n*3=16\nopen\n").correct
+    # f is 5: 5 + 7 = 12 is m; 3 * 12 = 36, modulo 20 it is 16: q. From f, - leads to 1 (b) and * to 15 (p).
+    text = "f>q!bdjors"
+    assert lock.verify_lock(text, "+m\n*q\nopen\n").correct
     for response, why in {
-        "+7=13\n*3=16\nopen": "line 1: +7 leads to 12, written '13'",
-        "-4=1\nopen": "line 1: 1 is a trap",
-        "+7=12\nopen": "opened at 12, not at 16",
-        "+7=12\n*3=16": "the response does not end with 'open'",
-        "+7=12\nopen\n*3=16": "line 2: 'open' is no press of a button",
-        "7=12\n*3=16\nopen": "line 1: '7=12' is no press of a button",
+        "+n\n*q\nopen": "line 1: + leads to m, written 'n'",
+        "-b\nopen": "line 1: b is a trap",
+        "+m\nopen": "opened at m, not at q",
+        "+m\n*q": "the response does not end with 'open'",
+        "+m\nopen\n*q": "line 2: 'open' is no press of a button",
+        "m\n*q\nopen": "line 1: 'm' is no press of a button",
     }.items():
         assert lock.verify_lock(text, response).detail == why
-    # 0 -> *3 -> 0 for ever: the ninth press is one too many, the eighth is not
-    assert lock.verify_lock("0>0!1,2,3,4,5,6", "*3=0\n" * 8 + "open").correct
-    assert lock.verify_lock("0>0!1,2,3,4,5,6", "*3=0\n" * 9 + "open").detail == "9 presses, more than 8"
-    assert LOCK.prefix_correct("0>0!1,2,3,4,5,6", "*3=0\n" * 8)
-    assert not LOCK.prefix_correct("0>0!1,2,3,4,5,6", "*3=0\n" * 8 + "*")
+    # a is 0, and three times 0 is 0 for ever: the ninth press is one too many, the eighth is not
+    assert lock.verify_lock("a>a!bcdefg", "*a\n" * 8 + "open").correct
+    assert lock.verify_lock("a>a!bcdefg", "*a\n" * 9 + "open").detail == "9 presses, more than 8"
+    assert LOCK.prefix_correct("a>a!bcdefg", "*a\n" * 8)
+    assert not LOCK.prefix_correct("a>a!bcdefg", "*a\n" * 8 + "*")
 
 
 def test_a_countdown_by_hand() -> None:
