@@ -69,6 +69,11 @@ def check_algorithm(config: Config, trajectories: int) -> None:
             f"rollout.resample waits for the engines again, but rollout.max_staleness is {config.rollout.max_staleness}; set one "
             f"of them to 0"
         )
+    if not config.replay.fill and (config.rollout.resample or config.rollout.max_staleness):
+        raise ConfigError(
+            "replay.fill = false makes iterations of different sizes, which rollout.resample and rollout.max_staleness above 0 cannot "
+            "use; set both to 0, or replay.fill to true"
+        )
     if config.rollout.engine == "hf" and config.rollout.tensor_parallel > 1:
         raise ConfigError(
             f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: the engine 'hf' uses one device; set it to 1, or "

@@ -61,6 +61,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         iterations=config.run.iterations,
         replayed=plan.replayed_starts,
         share=config.replay.share,
+        fill=config.replay.fill,
         start_states=config.replay.start_states,
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),

@@ -103,7 +103,7 @@ def choose_starts(parts: Components, settings: IterationSettings, number: int, a
     ready = wanted and len(parts.replay) >= settings.start_states
     seed = derive(settings.seed, "replay", number, *([again] if again else []))
     states = parts.replay.sample(wanted, seed) if ready else []
-    problems = parts.problems.sample(settings.starts - len(states))
+    problems = parts.problems.sample(settings.starts - (len(states) if settings.fill else settings.replayed))
     first = again * RESAMPLED  # ids and seeds of every round are its own
     starts = [
         *fresh_starts(problems, settings.samples, settings.seed, number, first),

@@ -52,6 +52,7 @@ class IterationSettings:
     iterations: int  # of the run
     replayed: int  # of these starts at most, once the store has `start_states` states
     share: Share  # how the number of replayed starts changes over the run
+    fill: bool  # whether fresh problems take the places of states that are not worth replaying
     start_states: int
     samples: int  # continuations per start
     sampling: Sampling

@@ -14,6 +14,8 @@ class ReplayConfig(Section):
     """Share of an iteration's starts that are replayed states, in [0, 1)."""
     share: Literal["constant", "annealed", "unsolved"] = "constant"
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of rollouts from the root that fail."""
+    fill: bool = True
+    """Whether fresh problems take the places of states that are not worth replaying. False: the iteration is smaller, with (1 - replay.ratio) x rollout.starts fresh problems in every iteration."""
     ranking: Literal["value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = (
         "learnability"
     )

@@ -145,6 +145,13 @@ def test_resampling_needs_engines_that_wait_and_groups() -> None:
         batch_plan(parse_config({"rollout": {"resample": 2, "samples": 1}}, "test"))
 
 
+@pytest.mark.parametrize("rollout", [{"resample": 2}, {"max_staleness": 1}])
+def test_iterations_of_different_sizes_are_refused_where_they_must_be_alike(rollout: dict[str, int]) -> None:
+    batch_plan(parse_config({"replay": {"fill": False}}, "test"))
+    with pytest.raises(ConfigError, match=r"replay\.fill = false makes iterations of different sizes"):
+        batch_plan(parse_config({"replay": {"fill": False}, "rollout": rollout}, "test"))
+
+
 def test_bootstrapping_reads_one_token_more() -> None:
     sizes = {"rollout": {"max_prompt_tokens": 20, "max_response_tokens": 30}, "learner": {"micro_batch_tokens": 50}}
     batch_plan(parse_config(sizes, "test"))

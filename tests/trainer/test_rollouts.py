@@ -66,6 +66,12 @@ def first_batch(parts: Parts, settings: IterationSettings) -> list[Judged]:
     return parts.judge(parts.generate(starts, settings.sampling))
 
 
+def test_fresh_problems_take_the_places_of_missing_states_only_if_asked() -> None:
+    for fill, fresh in (("true", 4), ("false", 1)):  # the store is empty; 3 of 4 starts may be replayed
+        settings = settings_of("--replay.ratio", "0.75", "--replay.fill", fill)
+        assert len(choose_starts(Parts({}).components(), settings, 7)) == fresh
+
+
 def ids(judged: list[Judged]) -> list[str]:
     return list(dict.fromkeys(item.trajectory.start.id for item in judged))
 
