@@ -23,24 +23,50 @@ MORE: Fields = {"replay.ratio": 0.8, "replay.share": "unsolved", "algorithm.kl_c
 
 CANONICAL: Fields = {"replay.canonical": True}
 
+_LEARNABILITY: Fields = {"replay.ranking": "learnability", **MORE}
+_SMALL: Fields = {"rollout.starts": 8}
+_HALF: Fields = {"rollout.starts": 16, "replay.ratio": 0.5}
+"""8 fresh problems, and as many replayed states."""
+_ON_TOP: Fields = {
+    **_LEARNABILITY,
+    "rollout.starts": 40,
+    "replay.fill": False,
+    "algorithm.kl_coefficient": 0.05,
+}
+"""8 fresh problems, and up to 32 replayed states on top of them."""
+
+ABLATIONS: Mapping[str, Fields] = {
+    "on_top_filled": {**_ON_TOP, "replay.fill": True},
+    "on_top_kl_0.2": {**_ON_TOP, "algorithm.kl_coefficient": 0.2},
+    "on_top_kl_0.02": {**_ON_TOP, "algorithm.kl_coefficient": 0.02},
+    "on_top_share_constant": {**_ON_TOP, "replay.share": "constant"},
+    "on_top_ratio_0.5": {**_ON_TOP, "rollout.starts": 16, "replay.ratio": 0.5},
+    "on_top_no_model": {**_ON_TOP, "replay.ranking": "posterior"},
+}
+"""`learnability_small` with one piece changed, at the medium setting only. `no_model`: the states' own outcomes alone."""
+
 ARMS: Mapping[str, Fields] = {
     "ppo": {"replay.ratio": 0.0},
-    "ppo_small": {"replay.ratio": 0.0, "rollout.starts": 8},
+    "ppo_small": {"replay.ratio": 0.0, **_SMALL},
     "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "oversampling": {"replay.ratio": 0.0, "task.sampling": "hard"},
+    "oversampling_small": {"replay.ratio": 0.0, "task.sampling": "hard", **_SMALL},
     "uniform": {"replay.ranking": "uniform"},
+    "uniform_small": {"replay.ranking": "uniform", **_HALF},
     "value": {"replay.ranking": "value"},
+    "value_small": {"replay.ranking": "value", **_HALF},
     "success_prefix": {"replay.ranking": "success_prefix"},
     "posterior": {"replay.ranking": "posterior"},
     "frontier": {"replay.ranking": "frontier"},
-    "learnability": {"replay.ranking": "learnability", **MORE},
-    "learnability_small": {"replay.ranking": "learnability", **MORE, "rollout.starts": 16},
+    "learnability": _LEARNABILITY,
+    "learnability_small": _ON_TOP,
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
     "frontier_canonical": {"replay.ranking": "frontier", **CANONICAL},
-    "learnability_canonical": {"replay.ranking": "learnability", **CANONICAL, **MORE},
+    "learnability_canonical": {**_LEARNABILITY, **CANONICAL},
+    **ABLATIONS,
 }
-"""The arms. `_small`: the batch that was best for PPO, and for `learnability`. Those that are given canonical solutions are reported
-apart (`with_solutions`)."""
+"""The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO. Those that are given canonical solutions are
+reported apart (`with_solutions`)."""
 
 COMMON: Fields = {
     "starter.hidden_size": 64,
@@ -122,9 +148,9 @@ def stories(steps: int, tokens: int, rate: float) -> Setting:
 
 
 def lock(presses: int, tokens: int) -> Setting:
-    """The lock, by the presses of its shortest way. Up to 8 presses of 6 tokens are allowed."""
-    fields = level("lock", range(presses, presses + 1), 2048, 64, 32, 56)
-    return Setting({**fields, **_guessing(6, 1000)}, tokens)
+    """The lock, by the presses of its shortest way. Up to 8 presses of 3 tokens are allowed, and a word."""
+    fields = level("lock", range(presses, presses + 1), 2048, 64, 12, 30)
+    return Setting({**fields, **_guessing(6, 1000), "learner.policy_lr": 1e-3, "algorithm.kl_coefficient": 0.1}, tokens)
 
 
 def countdown(operations: int, tokens: int) -> Setting:
@@ -185,5 +211,10 @@ def configuration(run: Run, folder: Path, changes: Fields) -> Config:
 def matrix(tasks: Sequence[str], hardnesses: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> list[Run]:
     """All runs, in the order of the earliest answer: every arm of every setting once, then the next seed."""
     return [
-        Run(task, hardness, arm, seed) for seed in seeds for task in tasks for hardness in hardnesses for arm in arms
+        Run(task, hardness, arm, seed)
+        for seed in seeds
+        for task in tasks
+        for hardness in hardnesses
+        for arm in arms
+        if arm not in ABLATIONS or hardness == "medium"
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.learning import page
 from bench.learning.matrix import pending
 from bench.learning.measures import Curve, area, learnability, plain, tokens_to
-from bench.learning.plan import ARMS, HARDNESSES, SETTINGS, Run, configuration, matrix
+from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, SETTINGS, Run, configuration, matrix
 from bench.learning.statistics import mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
 from core.plan import batch_plan
 from trainer.build import check_methods
@@ -83,10 +83,12 @@ def test_the_ratio_of_tokens_by_hand() -> None:
 
 def test_every_run_of_the_plan_can_start() -> None:
     runs = matrix(list(SETTINGS), HARDNESSES, list(ARMS), [1])
-    assert len({run.name for run in runs}) == len(runs) == len(SETTINGS) * 3 * len(ARMS)
+    everywhere = len(ARMS) - len(ABLATIONS)
+    assert len({run.name for run in runs}) == len(runs) == len(SETTINGS) * (3 * everywhere + len(ABLATIONS))
     for run in runs:
         config = configuration(run, Path("runs"), {})
-        assert batch_plan(config).trajectories == 8 * {"ppo_small": 8, "learnability_small": 16}.get(run.arm, 32)
+        plan, small = batch_plan(config), "_small" in run.arm or run.arm in ABLATIONS
+        assert plan.starts - plan.replayed_starts == (8 if small else {0.0: 32, 0.5: 16, 0.8: 6}[config.replay.ratio])
         check_methods(config)
         assert config.run.seed == 1
 
