@@ -15,6 +15,7 @@ from core.errors import ConfigError, ModelError, first_line
 from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
 from monitor.report import draw_curves
+from monitor.run_files import read_run
 from trainer.model_files import model_of
 
 HUB = "hub:"
@@ -43,7 +44,7 @@ def write_export(run: RunDirectory, folder: Path) -> None:
     """Write model, tokenizer, config.yaml, metrics.jsonl, curves.png and README.md (the model card) into `folder`."""
     config = load_config(run.config)
     shutil.copytree(model_of(run.path), folder, dirs_exist_ok=True)
-    draw_curves(run)
+    draw_curves(read_run(run))
     for path in (run.config, run.metrics, run.curves):
         shutil.copy(path, folder)
     (folder / "README.md").write_text(model_card(config, run), encoding="utf-8")

@@ -8,7 +8,8 @@ from argparse import Namespace
 from core.errors import ConfigError
 from core.run_directory import RunDirectory
 from monitor.page import write_page
-from monitor.report import draw_report, finished, print_summary
+from monitor.report import draw_report, summary
+from monitor.run_files import read_run
 
 
 def report_runs(options: Namespace) -> int:
@@ -16,12 +17,10 @@ def report_runs(options: Namespace) -> int:
 
     Raises CheckpointError when one is no run or has no iteration yet.
     """
-    runs = [RunDirectory.open(path) for path in options.runs]
-    for run in runs:
-        finished(run)
-    for run in runs:
-        draw_report(run)
-        print_summary(run)
+    runs = [read_run(RunDirectory.open(path)) for path in options.runs]
+    for item in runs:
+        draw_report(item)
+        print(summary(item))
     if len(runs) > 1:
         try:
             write_page(runs, options.output)

@@ -20,7 +20,8 @@ from core.plan import batch_plan, check_machine, choose_device, kl_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from core.startup import check_reachable, named_address
 from monitor.console import RunConsole
-from monitor.report import draw_report, print_summary
+from monitor.report import draw_report, summary
+from monitor.run_files import read_run
 from monitor.starting import Starting, libraries_in_log
 from monitor.store_view import write_problems
 from monitor.trackers import check_trackers, open_trackers
@@ -100,7 +101,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
         if not done and not run.has_results():
             print(f"interrupted before the first iteration of {run.path} ended: start it again", file=sys.stderr)
             return
-        print_summary(run)
+        print(summary(read_run(run)))
         if config.run.mirror:
             upload(run, config.run.mirror)  # what was written after the last checkpoint: report, curves, policy
     if not done:
@@ -207,7 +208,7 @@ def _open_outputs(
 def _draw(run: RunDirectory) -> None:
     """Write curves and page. A failure is only reported: it must not hide what ended the run."""
     try:
-        draw_report(run)
+        draw_report(read_run(run))
     except CheckpointError:  # no iteration is finished
         pass
     except Exception as error:

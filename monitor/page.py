@@ -8,7 +8,6 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,70 +16,61 @@ import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader
 
 from core.command_line import FIELDS
-from core.config import Config
 from core.errors import CheckpointError, StoreError
-from core.load import dump_config, load_config, setting
-from core.run_directory import RunDirectory, read_jsonl, write_atomically
+from core.load import dump_config, setting
+from core.run_directory import read_jsonl, write_atomically
+from monitor.charts import Chart, Points, Range, as_svg, histogram, line_chart, stacked_bars
 from monitor.console import duration
+from monitor.run_files import RunFiles, series
 from monitor.store_view import open_store
-from monitor.svg import Line, histogram, line_chart, stacked_bars
-from trainer.metrics import PHASES, IterationMetrics, flatten, read_metrics
+from trainer.metrics import PHASES
 
 OWN = ("run.", "monitor.", "evaluation.every")
 """Fields in which the runs of a group may differ."""
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond them 1.96 + 2.6 / degrees."""
-CHARTS: Sequence[tuple[str, str, Sequence[str], tuple[float, float] | None]] = (
-    ("Success", "share", ("root_success", "replay_success", "evaluation_success"), (0.0, 1.0)),
-    ("Reward", "1", ("reward",), None),
-    ("Starts and truncation", "share", ("replay_share", "erroneous_share", "truncated_share"), (0.0, 1.0)),
-    ("Entropy", "nats/token", ("entropy",), None),
-    ("KL of the update", "nats/token", ("kl", "reference_kl"), None),
-    ("Critic", "1", ("explained_variance", "value_auc_within", "value_brier"), None),
-    ("Gradient norms", "1", ("policy_grad_norm", "value_grad_norm"), None),
-    ("Log-prob gap of the engines", "nats", ("logprob_gap",), None),
-    ("Speed", "tokens/s", ("tokens_per_second",), None),
-    ("States in the store", "states", ("store_states", "store_replayable"), None),
+CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
+    ("Success", "share", ("root_success", "replay_success", "evaluation_success"), (0, 1)),
+    ("Reward", "", ("reward",), (None, None)),
+    ("Starts and truncation", "share", ("replay_share", "erroneous_share", "truncated_share"), (0, 1)),
+    ("Entropy", "nats/token", ("entropy",), (0, None)),
+    ("KL of the update", "nats/token", ("kl", "reference_kl"), (None, None)),
+    ("Critic", "", ("explained_variance", "value_auc_within", "value_brier"), (None, None)),
+    ("Gradient norms", "", ("policy_grad_norm", "value_grad_norm"), (0, None)),
+    ("Log-prob gap of the engines", "nats", ("logprob_gap",), (0, None)),
+    ("Speed", "tokens/s", ("tokens_per_second",), (0, None)),
+    ("States in the store", "states", ("store_states", "store_replayable"), (0, None)),
 )
+"""Title, unit, metrics and range of y."""
 NAMED = 3
 """Most fields that name a group; groups that differ in more are called by their first run."""
 SAMPLED = 3
 """Iterations whose samples are shown: the first, the middle and the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFiles:
-    """What the page shows of a run."""
-
-    run: RunDirectory
-    config: Config
-    metrics: list[IterationMetrics]
-    evaluations: list[dict[str, Any]]
-
-
-Points = list[tuple[float, float, float, float]]
 Groups = Mapping[str, list[RunFiles]]
 
 
-def write_page(runs: Sequence[RunDirectory], path: Path) -> None:
-    """Write the page of these runs, each with at least one finished iteration."""
-    files = [RunFiles(r, load_config(r.config), read_metrics(r.metrics), read_jsonl(r.evaluations)) for r in runs]
+def write_page(files: Sequence[RunFiles], path: Path) -> None:
+    """Write the page of these runs."""
     named = groups(files)
     charts, levels = _difficulty(named)
+    names = [item.run.name for item in files]
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    templates.filters["svg"] = as_svg
     page = templates.get_template("page.html").render(
-        title=" · ".join(run.name for run in runs),
+        title=" · ".join(names),
         when=f"{datetime.now():%Y-%m-%d %H:%M}",
         summary=[_summary(item) for item in files],
-        curves=_curves(named),
-        phases="".join(map(_phases, files)),
+        curves=curves(named),
+        phases=[phases(item) for item in files],
         difficulty=charts,
         levels=levels,
         stores=[store for item in files if (store := _store(item))],
         samples=[_samples(item) for item in files],
-        names=[run.name for run in runs],
+        names=names,
         different=_different(files),
         configurations=[(item.run.name, dump_config(item.config)) for item in files],
         events=[_events(item) for item in files],
@@ -107,17 +97,17 @@ def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     return {_label(key, members): members for key, members in found.items()}
 
 
-def over_seeds(series: Iterable[Mapping[int, float]]) -> Points:
+def over_seeds(runs: Iterable[Mapping[int, float]]) -> Points:
     """Mean over the runs at every iteration, with its t-interval where there are several.
 
     >>> over_seeds([{1: 0.25}, {1: 0.75, 2: 0.5}])[1]
     (2, 0.5, nan, nan)
     """
     columns: dict[int, list[float]] = {}
-    for one in series:
+    for one in runs:
         for x, value in one.items():
             columns.setdefault(x, []).append(value)
-    found: Points = []
+    found = []
     for x in sorted(columns):
         values = columns[x]
         mean, half = statistics.fmean(values), math.nan
@@ -128,40 +118,33 @@ def over_seeds(series: Iterable[Mapping[int, float]]) -> Points:
     return found
 
 
-def _series(item: RunFiles, name: str) -> dict[int, float]:
-    found = {m.iteration: value for m in item.metrics if math.isfinite(value := flatten(m)[name])}
-    if name == "evaluation_success":
-        found |= {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0}
-    return found
-
-
-def _curves(named: Groups) -> str:
+def curves(named: Groups) -> list[Chart]:
     """Of one group all metrics of a chart together; of several a chart per metric with a line per group."""
     charts = []
     for title, unit, names, span in CHARTS:
         lines = {
-            name: {label: over_seeds(_series(item, name) for item in members) for label, members in named.items()}
+            name: {label: over_seeds(series(item, name) for item in members) for label, members in named.items()}
             for name in names
         }
         if len(named) == 1:
-            charts.append(line_chart(title, unit, [Line(name, *of.values()) for name, of in lines.items()], span=span))
+            charts.append(
+                line_chart(title, unit, {name: points for name, of in lines.items() for points in of.values()}, span)
+            )
         else:
-            charts += [
-                line_chart(name, unit, [Line(label, points) for label, points in of.items()], span=span)
-                for name, of in lines.items()
-            ]
-    return "".join(charts)
+            charts += [line_chart(name, unit, of, span) for name, of in lines.items()]
+    return [chart for chart in charts if chart.labels]
 
 
-def _phases(item: RunFiles) -> str:
+def phases(item: RunFiles) -> Chart:
+    """The seconds of every iteration by phase."""
     names = (*PHASES, "other")
     columns = {m.iteration: [float(getattr(m.seconds, name)) for name in names] for m in item.metrics}
     return stacked_bars(f"Phases of an iteration: {item.run.name}", "s", names, columns)
 
 
-def _difficulty(named: Groups) -> tuple[str, list[tuple[object, ...]]]:
+def _difficulty(named: Groups) -> tuple[list[Chart], list[tuple[object, ...]]]:
     """Charts of success over the iterations by level, and rows of the newest evaluation."""
-    charts: list[str] = []
+    charts: list[Chart] = []
     rows: list[tuple[object, ...]] = []
     for label, members in named.items():
         by_level: dict[str, list[dict[int, float]]] = {}
@@ -176,9 +159,9 @@ def _difficulty(named: Groups) -> tuple[str, list[tuple[object, ...]]]:
                 for one in ({"level": "all", **newest}, *(x for x in newest["levels"] if x["level"])):
                     between = f"{one['success']:.1%} ({one['low']:.1%} to {one['high']:.1%})"
                     rows.append((item.run.name, newest["iteration"], one["level"], one["problems"], between))
-        lines = [Line(level, over_seeds(series)) for level, series in by_level.items()]
-        charts.append(line_chart(f"Held-out success by difficulty: {label}", "share", lines, span=(0.0, 1.0)))
-    return "".join(charts), rows
+        lines = {level: over_seeds(found) for level, found in by_level.items()}
+        charts.append(line_chart(f"Held-out success by difficulty: {label}", "share", lines, (0, 1)))
+    return [chart for chart in charts if chart.labels], rows
 
 
 def _store(item: RunFiles) -> dict[str, Any]:
@@ -194,8 +177,10 @@ def _store(item: RunFiles) -> dict[str, Any]:
         drawable = pc.sum(pc.is_finite(part["priority"])).as_py()
         rate = f"{solved / tried:.1%} of {tried:,}" if tried else "not tried"
         rows.append((kind.replace("_", " "), f"{part.num_rows:,}", f"{drawable:,}", rate))
-    charts = histogram("Depth of the states", "tokens", table["depth"].to_pylist())
-    charts += histogram("Age of their values", "weight versions", table["age"].to_pylist())
+    charts = [
+        histogram("Depth of the states", "tokens", table["depth"].to_pylist()),
+        histogram("Age of their values", "weight versions", table["age"].to_pylist()),
+    ]
     chains = sum(len(shard.trajectories) for shard in view.shards)
     counts = {"states": f"{table.num_rows:,}", "chains": f"{chains:,}"}
     return {"run": item.run.name, "rows": rows, "charts": charts, **counts}

@@ -103,7 +103,8 @@ def test_a_resumed_run_keeps_changed_fields(
     calls: list[Any] = []
     monkeypatch.setattr(commands, "_open_session", lambda config, *_: nullcontext(config))
     monkeypatch.setattr(commands, "run_session", recorder(calls))
-    monkeypatch.setattr(commands, "print_summary", lambda _: None)
+    monkeypatch.setattr(commands, "read_run", lambda _: None)
+    monkeypatch.setattr(commands, "summary", lambda _: "")
     arguments = [*(part.format(run.path) for part in form), "--run.iterations", "12", "--learner.value-lr", "1e-5"]
     assert launch.main(["train", *arguments, "--local"]) == 0
     config, resumed, _ = calls.pop()

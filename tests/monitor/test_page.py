@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from core.config import Config
-from core.load import dump_config, load_config, override
+from core.load import dump_config, override
 from core.run_directory import RunDirectory
-from monitor.page import RunFiles, groups, over_seeds, write_page
-from monitor.svg import MOST_POINTS, Line, histogram, line_chart, stacked_bars
+from monitor.charts import COLOURS, MOST_POINTS, SOFT, Chart, as_svg, histogram, line_chart, stacked_bars
+from monitor.page import groups, over_seeds, write_page
+from monitor.run_files import read_run
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
 
@@ -78,29 +79,29 @@ class Page(HTMLParser):
 
 def test_the_page_of_a_run_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:
     run = a_run(tmp_path, "mine")
-    write_page([run], run.report)
+    write_page([read_run(run)], run.report)
     page = Page(run.report)
     assert page.open == []
     assert not page.tags("script")
     assert not page.tags("link")
     assert not page.tags("img")
-    assert all((attrs["href"] or "").startswith("#") for attrs in page.tags("a"))
-    assert "url(" not in run.report.read_text()
+    assert all(str(attrs["href"]).startswith("#") for attrs in page.tags("a") if attrs.get("href"))
+    assert not re.search(r"url\((?!#)", run.report.read_text())
     for text in ("3 of 40, unfinished", "0.0% → 50.0%", "39,000", "<restarted> actor 1", "python 3.11.7", "hard"):
         assert text in page.text
     assert "fine" not in page.text
     (sample,) = page.tags("details", "sample")
     assert sample["class"] == "sample replayed right"
-    assert [attrs["title"] for attrs in page.tags("span") if "style" in attrs] == ["V = 0.250", "V = 0.750"]
+    assert [attrs["title"] for attrs in page.tags("span") if "title" in attrs] == ["V = 0.250", "V = 0.750"]
     assert "1+1=<b>\na=2\n#2" in page.text  # prompt, marked prefix, continuation
     assert len(page.tags("mark")) == 2  # the legend, and the prefix
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_group(tmp_path: Path) -> None:
     seeds = [("--replay.ranking", "uniform", "--run.seed", "0"), ("--replay.ranking", "uniform", "--run.seed", "1")]
-    runs = [a_run(tmp_path, f"u{n}", *options, lift=n / 10) for n, options in enumerate(seeds)]
-    runs.append(a_run(tmp_path, "v", "--replay.ranking", "value"))
-    found = groups([RunFiles(run, load_config(run.config), [], []) for run in runs])
+    runs = [read_run(a_run(tmp_path, f"u{n}", *options, lift=n / 10)) for n, options in enumerate(seeds)]
+    runs.append(read_run(a_run(tmp_path, "v", "--replay.ranking", "value")))
+    found = groups(runs)
     assert {label: len(members) for label, members in found.items()} == {
         "ranking uniform (2 seeds)": 2,
         "ranking value": 1,
@@ -124,31 +125,31 @@ def test_an_interval_over_seeds_is_students() -> None:
     assert math.isnan(alone[2])
 
 
-def test_a_curve_is_drawn_where_its_numbers_are() -> None:
-    svg = line_chart("t", "u", [Line("a", [(0, 0.0, 0.0, 0.5), (10, 1.0, 0.5, 1.0)])], span=(0.0, 1.0))
-    # x from 52 to 420 - 10 = 410; y from 240 - 30 = 210 at 0 up to 12 at 1
-    assert 'points="52.0,210.0 410.0,12.0"' in svg
-    assert 'points="52.0,111.0 410.0,12.0 410.0,111.0 52.0,210.0"' in svg  # the band: upper edge, lower edge back
-    assert "<title>a, iteration 10: 1 (0.5 to 1)</title>" in svg
-    assert line_chart("t", "u", [Line("a", [])]) == ""
+def tips(chart: Chart) -> list[str]:
+    return re.findall(r"<title>(.*?)</title>", as_svg(chart))
+
+
+def test_a_curve_has_a_tooltip_at_every_point_and_the_colours_of_the_page() -> None:
+    chart = line_chart("t", "u", {"<a>": [(0, 0.0, 0.0, 0.5), (10, 1.0, 0.5, 1.0)], "none": []}, (0, 1))
+    assert list(chart.labels) == ["<a>"]
+    assert tips(chart) == ["&lt;a&gt;, iteration 0: 0 (0 to 0.5)", "&lt;a&gt;, iteration 10: 1 (0.5 to 1)"]
+    svg = as_svg(chart)
+    assert "var(--c0)" in svg
+    assert not any(colour in svg for colour in (*COLOURS, SOFT))
 
 
 def test_a_long_curve_is_averaged() -> None:
     nan = math.nan
-    svg = line_chart("t", "u", [Line("a", [(x, float(x), nan, nan) for x in range(1, 301)])])
-    assert svg.count("<circle") == MOST_POINTS  # 300 points in pairs
-    assert "iteration 1.5: 1.5<" in svg
-    assert "band" not in svg
+    found = tips(line_chart("t", "u", {"a": [(x, float(x), nan, nan) for x in range(1, 301)]}))
+    assert len(found) == MOST_POINTS  # 300 points in pairs
+    assert found[0] == "a, iteration 1.5: 1.5"
 
 
 def test_bars_and_histograms_count() -> None:
-    bars = stacked_bars("t", "s", ["a", "b"], {1: [1.0, 3.0], 2: [0.0, 2.0]})
-    assert re.findall(r"<title>(.*?)</title>", bars) == [
+    assert tips(stacked_bars("t", "s", ["a", "b"], {1: [1.0, 3.0], 2: [0.0, 2.0]})) == [
         "a, iteration 1: 1 s",
-        "b, iteration 1: 3 s",
         "a, iteration 2: 0 s",
+        "b, iteration 1: 3 s",
         "b, iteration 2: 2 s",
     ]
-    assert 'height="148.5"' in bars  # 3 of 4 at 198 pixels
-    counts = re.findall(r": (\d+)</title>", histogram("t", "tokens", [1, 1, 2, 4]))
-    assert counts == ["2", "1", "0", "1"]
+    assert [tip.rpartition(": ")[2] for tip in tips(histogram("t", "tokens", [1, 1, 2, 4]))] == ["2", "1", "0", "1"]

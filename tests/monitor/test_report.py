@@ -1,6 +1,5 @@
 """The summary and the picture of a run."""
 
-import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +7,23 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from core.config import Config, RunConfig
 from core.errors import CheckpointError
+from core.load import dump_config
 from core.run_directory import RunDirectory
-from monitor.report import changes, draw_curves, print_summary, success_before, summary
+from monitor.report import changes, draw_curves, summary
+from monitor.run_files import RunFiles, read_run
 from tests.trainer.examples import iteration
-from trainer.metrics import JsonlSink
+from trainer.metrics import IterationMetrics, JsonlSink
 
 
-def test_changes_compare_the_ends_of_a_run() -> None:
-    found = changes([iteration(number) for number in range(1, 21)])
+def a_run(path: Path, *metrics: IterationMetrics, planned: int = 40) -> RunFiles:
+    evaluations = [{"iteration": 0, "success": 0.125}] if len(metrics) == 2 else []
+    return RunFiles(RunDirectory(path), Config(run=RunConfig(iterations=planned)), list(metrics), evaluations)
+
+
+def test_changes_compare_the_ends_of_a_run(tmp_path: Path) -> None:
+    found = changes(a_run(tmp_path, *map(iteration, range(1, 21))))
     # a tenth of 20 iterations is 2: (0.26 + 0.27) / 2 and (0.44 + 0.45) / 2
     assert found["success, training, from root"] == pytest.approx((0.265, 0.445))
     # evaluated in iterations 2, 4, ..., 20: 0.25 + 2 / 50 and 0.25 + 20 / 50
@@ -24,30 +31,24 @@ def test_changes_compare_the_ends_of_a_run() -> None:
 
 
 def test_held_out_success_counts_from_before_the_training(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, "mine", "demo")
-    run.evaluations.write_text('{"iter\n{"iteration": 0, "success": 0.125}\n{"iteration": 2, "success": 0.29}\n')
-    assert success_before(run) == 0.125
-    text = summary(run, [iteration(1), iteration(2)], 2)
+    text = summary(a_run(tmp_path, iteration(1), iteration(2)))
     assert "success, held-out problems      0.125 ->  0.290  (+0.165)" in text
 
 
-def test_without_an_evaluation_before_there_is_no_number(tmp_path: Path) -> None:
-    assert math.isnan(success_before(RunDirectory(tmp_path)))
-
-
-def test_what_never_was_has_no_line() -> None:
-    assert list(changes([iteration(1)])) == ["success, training, from root", "reward"]  # neither replayed nor evaluated
+def test_what_never_was_has_no_line(tmp_path: Path) -> None:
+    found = changes(a_run(tmp_path, iteration(1)))
+    assert list(found) == ["success, training, from root", "reward"]  # neither replayed nor evaluated
 
 
 def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "mine")
-    text = summary(run, [iteration(1), replace(iteration(2), logprob_gap=3e-5)], iterations=5)
+    item = a_run(tmp_path / "mine", iteration(1), replace(iteration(2), logprob_gap=3e-5), planned=5)
+    text = summary(item)
     assert "Run mine: 2 iterations of 5 (unfinished)" in text
     assert "0:13 of training, 26,000 tokens generated (2,000 tokens/s)" in text  # 2 x 6.5 s, 2 x 13,000 tokens
     assert "largest log-prob gap to vLLM after a broadcast: 3.0e-05 nats" in text
-    assert f"python launch.py train --resume {run.path}" in text
-    assert str(run.curves) in text
-    finished = summary(run, [iteration(1), iteration(2)], iterations=2)
+    assert f"python launch.py train --resume {item.run.path}" in text
+    assert str(item.run.curves) in text
+    finished = summary(a_run(tmp_path / "mine", iteration(1), iteration(2), planned=2))
     assert "unfinished" not in finished
     assert "--resume" not in finished
 
@@ -55,12 +56,13 @@ def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [1, 12])
 def test_the_picture_is_drawn_for_any_length(tmp_path: Path, length: int) -> None:
     run = RunDirectory(tmp_path)
-    run.evaluations.write_text('{"iteration": 0, "success": 0.25}\n')
+    run.config.write_text(dump_config(Config()))
+    run.evaluations.write_text('{"iter\n{"iteration": 0, "success": 0.25}\n')  # the first line is torn
     with closing(JsonlSink(run.metrics)) as sink:
         for number in range(1, length + 1):
             sink.write(iteration(number))
     files = {*tmp_path.iterdir()}
-    draw_curves(run)
+    draw_curves(read_run(run))
     pixels = imread(run.curves)
     assert pixels.shape[0] > 800
     assert pixels.shape[1] > 1500
@@ -71,4 +73,4 @@ def test_the_picture_is_drawn_for_any_length(tmp_path: Path, length: int) -> Non
 def test_a_run_without_iterations_is_one_clear_line(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     with pytest.raises(CheckpointError, match="has no finished iteration yet"):
-        print_summary(run)
+        read_run(run)

@@ -17,6 +17,7 @@ from core.errors import ConfigError
 from core.load import parse_config
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
+from monitor.run_files import RunFiles
 from monitor.trackers import check_trackers, evaluation_rows, open_trackers
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
@@ -43,7 +44,7 @@ def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) ->
     (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
     with closing(JsonlSink(run.metrics)) as file:
         file.write(iteration(1))
-    draw_curves(run)
+    draw_curves(RunFiles(run, config_of(sink), [iteration(1)], []))
     (tracker,) = open_trackers(config_of(sink), run, last)
     for number in numbers:
         tracker.write(iteration(number))

@@ -1,0 +1,42 @@
+"""What a report reads of a run, running or not: its configuration, its iterations and its evaluations.
+
+Called by `monitor/report.py`, `monitor/page.py` and the commands. It reads the run's files, never its actors.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from core.config import Config
+from core.errors import CheckpointError
+from core.load import load_config
+from core.run_directory import RunDirectory, read_jsonl
+from trainer.metrics import IterationMetrics, read_metrics
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """A run with at least one finished iteration."""
+
+    run: RunDirectory
+    config: Config
+    metrics: list[IterationMetrics]
+    evaluations: list[dict[str, Any]]  # lines of evaluations.jsonl, from iteration 0 on
+
+
+def read_run(run: RunDirectory) -> RunFiles:
+    """Read a run. Raises CheckpointError when no iteration is finished yet."""
+    metrics = read_metrics(run.metrics)
+    if not metrics:
+        raise CheckpointError(
+            f"{run.path} has no finished iteration yet (no metrics in {run.metrics.name}); train it first"
+        )
+    return RunFiles(run, load_config(run.config), metrics, read_jsonl(run.evaluations))
+
+
+def series(item: RunFiles, name: str) -> dict[int, float]:
+    """Iteration -> value of a metric, without NaN. Held-out success begins with iteration 0, before the training."""
+    found = {m.iteration: value for m in item.metrics if math.isfinite(value := getattr(m, name))}
+    if name != "evaluation_success":
+        return found
+    return {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0} | found
