@@ -76,10 +76,9 @@ def _supervise(config: Config, job: SupervisedJob, run: RunDirectory, resumed: P
     from learner.supervised import NextToken, Preference, SupervisedGroup
     from trainer.cluster import connect
 
-    open_log(run)
     objective = Preference if isinstance(job.settings, RewardModelConfig) else NextToken
     cpus, gpus = config.cluster.learner_cpus, config.cluster.learner_gpus
-    with connect(config, run.name, supervised_placement) as device:
+    with open_log(run), connect(config, run.name, supervised_placement) as device:
         write_versions(run)
         kind = config.model.dtype
         group = SupervisedGroup(objective, job.model, config.learner, dtype=kind, device=device, cpus=cpus, gpus=gpus)

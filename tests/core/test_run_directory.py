@@ -160,10 +160,10 @@ def test_samples_show_each_kind_first(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     many = [scored(number, replayed=False, correct=False) for number in range(20)]
     rare = [scored(20, replayed=True, correct=True), scored(21, replayed=False, correct=True)]
-    path = write_samples(run, 7, [*many, *rare], lambda ids: "".join(map(chr, ids)), count=4)
+    path = write_samples(run, 7, [*many, *rare], lambda ids: "".join(map(chr, ids)))
     assert path.name == "000007.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["start"] for line in lines] == ["s20", "s21", "s0", "s1"]
+    assert [line["start"] for line in lines] == ["s20", "s21", *(f"s{number}" for number in range(6))]
     assert {name: lines[0][name] for name in SAMPLE} == {
         "prompt": "A",
         "prefix": "BC",
@@ -215,10 +215,10 @@ def test_a_quarantine_that_cannot_be_written_does_not_end_the_run(
     assert f"{run.quarantine} cannot be written: " in caplog.text
 
 
-def test_the_log_goes_to_the_run(tmp_path: Path) -> None:
+def test_the_log_goes_to_the_run_while_it_lasts(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    handler = open_log(run)
-    logging.getLogger(f"{LOGGER}.pool").info("restarted actor 1")
-    logging.getLogger(LOGGER).removeHandler(handler)
-    handler.close()
+    with open_log(run):
+        logging.getLogger(f"{LOGGER}.pool").info("restarted actor 1")
+    logging.getLogger(LOGGER).info("of another run")
     assert "INFO retrospect.pool: restarted actor 1" in run.log.read_text()
+    assert "of another run" not in run.log.read_text()
