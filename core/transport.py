@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate, groupby
-from math import prod
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -210,14 +209,14 @@ def by_bucket(manifest: Manifest) -> Iterator[list[TensorSpec]]:
         yield list(specs)
 
 
-def offsets(specs: Sequence[TensorSpec]) -> list[int]:
+def offsets(tensors: Sequence[TensorSpec | torch.Tensor]) -> list[int]:
     """Byte at which each tensor begins in the flat bucket, and last the bucket's size."""
-    return _offsets([prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs])
+    return [0, *accumulate(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)]
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """One uint8 tensor with the bytes of all, each aligned, on their device."""
-    begins = _offsets([tensor.nbytes for tensor in tensors])
+    begins = offsets(tensors)
     flat = torch.zeros(begins[-1], dtype=torch.uint8, device=tensors[0].device)
     for begin, tensor in zip(begins, tensors, strict=False):
         flat[begin : begin + tensor.nbytes] = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -226,9 +225,4 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def split(flat: torch.Tensor, specs: Sequence[TensorSpec]) -> Received:
     """Undo `flattened`: views, without the padding."""
-    sizes = [prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs]
-    return [flat[begin : begin + size] for begin, size in zip(offsets(specs), sizes, strict=False)]
-
-
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    return [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    return [flat[begin : begin + spec.nbytes] for begin, spec in zip(offsets(specs), specs, strict=False)]

@@ -8,6 +8,7 @@ memory never has a second copy of the model or of a bucket.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,11 @@ class TensorSpec:
     dtype: str  # "float32", "bfloat16"
     shape: tuple[int, ...]
     bucket: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return int(prod(self.shape) * getattr(torch, self.dtype).itemsize)
 
 
 @dataclass(frozen=True, slots=True)
