@@ -21,7 +21,7 @@ from core.load import dump_config, setting
 from core.run_directory import read_jsonl, write_atomically
 from monitor.charts import Chart, Points, Range, as_svg, histogram, line_chart, stacked_bars
 from monitor.console import duration
-from monitor.run_files import RunFiles, series
+from monitor.run_files import RunFiles, evaluation_rows, series
 from monitor.store_view import open_store
 from trainer.metrics import PHASES
 
@@ -54,7 +54,7 @@ Groups = Mapping[str, list[RunFiles]]
 def write_page(files: Sequence[RunFiles], path: Path) -> None:
     """Write the page of these runs."""
     named = groups(files)
-    charts, levels = _difficulty(named)
+    difficulty = [_difficulty(label, members) for label, members in named.items()]
     names = [item.run.name for item in files]
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -66,8 +66,8 @@ def write_page(files: Sequence[RunFiles], path: Path) -> None:
         summary=[_summary(item) for item in files],
         curves=curves(named),
         phases=[phases(item) for item in files],
-        difficulty=charts,
-        levels=levels,
+        difficulty=[chart for chart in difficulty if chart.labels],
+        levels=[row for item in files for row in _levels(item)],
         stores=[store for item in files if (store := _store(item))],
         samples=[_samples(item) for item in files],
         names=names,
@@ -142,26 +142,32 @@ def phases(item: RunFiles) -> Chart:
     return stacked_bars(f"Phases of an iteration: {item.run.name}", "s", names, columns)
 
 
-def _difficulty(named: Groups) -> tuple[list[Chart], list[tuple[object, ...]]]:
-    """Charts of success over the iterations by level, and rows of the newest evaluation."""
-    charts: list[Chart] = []
-    rows: list[tuple[object, ...]] = []
-    for label, members in named.items():
-        by_level: dict[str, list[dict[int, float]]] = {}
-        for item in members:
-            for level in sorted({one["level"] for line in item.evaluations for one in line["levels"]}):
-                at = {
-                    e["iteration"]: x["success"] for e in item.evaluations for x in e["levels"] if x["level"] == level
-                }
-                by_level.setdefault(level or "all", []).append(at)
-            if item.evaluations:
-                newest = item.evaluations[-1]
-                for one in ({"level": "all", **newest}, *(x for x in newest["levels"] if x["level"])):
-                    between = f"{one['success']:.1%} ({one['low']:.1%} to {one['high']:.1%})"
-                    rows.append((item.run.name, newest["iteration"], one["level"], one["problems"], between))
-        lines = {level: over_seeds(found) for level, found in by_level.items()}
-        charts.append(line_chart(f"Held-out success by difficulty: {label}", "share", lines, (0, 1)))
-    return [chart for chart in charts if chart.labels], rows
+def _difficulty(label: str, members: Sequence[RunFiles]) -> Chart:
+    """Held-out success of a group over the iterations, of all problems and by level."""
+    runs: list[dict[str, dict[int, float]]] = []  # of each run by level and iteration
+    for item in members:
+        runs.append({})
+        for line in item.evaluations:
+            for row in evaluation_rows(line):
+                runs[-1].setdefault(row["level"], {})[line["iteration"]] = row["success"]
+    levels = dict.fromkeys(level for run in runs for level in run)
+    lines = {level: over_seeds(run.get(level, {}) for run in runs) for level in levels}
+    return line_chart(f"Held-out success by difficulty: {label}", "share", lines, (0, 1))
+
+
+def _levels(item: RunFiles) -> list[tuple[object, ...]]:
+    """The newest evaluation of a run, if there is one: a row of all problems, then one for each level."""
+    return [
+        (
+            item.run.name,
+            line["iteration"],
+            row["level"],
+            row["problems"],
+            "{success:.1%} ({low:.1%} to {high:.1%})".format(**row),
+        )
+        for line in item.evaluations[-1:]
+        for row in evaluation_rows(line)
+    ]
 
 
 def _store(item: RunFiles) -> dict[str, Any]:

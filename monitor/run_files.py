@@ -1,9 +1,10 @@
 """What a report reads of a run, running or not: its configuration, its iterations and its evaluations.
 
-Called by `monitor/report.py`, `monitor/page.py` and the commands. It reads the run's files, never its actors.
+Called by `monitor/` and the commands. It reads the run's files, never its actors.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,3 +41,10 @@ def series(item: RunFiles, name: str) -> dict[int, float]:
     if name != "evaluation_success":
         return found
     return {line["iteration"]: line["success"] for line in item.evaluations if line["iteration"] == 0} | found
+
+
+def evaluation_rows(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A line of evaluations.jsonl as rows: all problems, then each level."""
+    names = ("problems", "success", "low", "high")
+    levels = [level for level in line["levels"] if level["level"]]
+    return [{"level": one.get("level", "all")} | {name: one[name] for name in names} for one in (line, *levels)]

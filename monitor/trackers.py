@@ -20,6 +20,7 @@ from core.config import Config, SinkName
 from core.errors import ConfigError
 from core.load import dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
+from monitor.run_files import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
 Rows = Sequence[Mapping[str, Any]]
@@ -58,13 +59,6 @@ class TrackerSink:
         if self._run.curves.exists():
             self._tracker.picture("curves", self._run.curves)
         self._tracker.close()
-
-
-def evaluation_rows(line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A line of evaluations.jsonl as rows: all problems, then each level."""
-    names = ("problems", "success", "low", "high")
-    levels = [level for level in line["levels"] if level["level"]]
-    return [{"level": one.get("level", "all")} | {name: one[name] for name in names} for one in (line, *levels)]
 
 
 def check_trackers(config: Config) -> None:

@@ -17,8 +17,8 @@ from core.errors import ConfigError
 from core.load import parse_config
 from core.run_directory import RunDirectory
 from monitor.report import draw_curves
-from monitor.run_files import RunFiles
-from monitor.trackers import check_trackers, evaluation_rows, open_trackers
+from monitor.run_files import RunFiles, evaluation_rows
+from monitor.trackers import check_trackers, open_trackers
 from tests.trainer.examples import iteration
 from trainer.metrics import JsonlSink
 
