@@ -18,7 +18,7 @@ import numpy as np
 
 from core.records import Verdict
 from core.tools import Tool
-from tasks.synthetic.generated import OPERATIONS, Puzzle, same_lines
+from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, same_lines
 
 _CALL = re.compile(r"\[(-?\d{1,30})([+*-])(\d{1,30})=$")
 _TERM = re.compile(r"([+*-])(\d+)")
@@ -51,12 +51,12 @@ def _solution(text: str) -> str:
 
 
 def _prefix_correct(text: str, response: str) -> bool:
-    """Whether every call so far is the right one, in order, and the result too.
+    """Whether every call so far is the right one, in order, and the result too. Line breaks may follow.
 
     >>> _prefix_correct("12*7-35", "[12*7=84]\\n[84-"), _prefix_correct("12*7-35", "[12*7=84]\\n[12-")
     (True, False)
     """
-    return (_solution(text) + "\n").startswith(response)
+    return begins(response, _solution(text))
 
 
 def verify_calculator(text: str, response: str) -> Verdict:

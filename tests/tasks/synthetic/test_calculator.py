@@ -46,6 +46,9 @@ def test_the_solution_is_what_a_policy_that_calls_the_calculator_writes(expressi
     assert verify_calculator(expression, solution).correct
     assert set(solution) <= set(CALCULATOR.alphabet)
     assert all(CALCULATOR.prefix_correct(expression, solution[:end]) for end in range(len(solution) + 1))
+    ended = f"{solution}\n\n"
+    assert verify_calculator(expression, ended).correct
+    assert CALCULATOR.prefix_correct(expression, ended)
 
 
 @given(EXPRESSIONS, st.integers(1, 9))
