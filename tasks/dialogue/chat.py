@@ -1,7 +1,8 @@
 """Dialogues: reads rows of the usual forms as messages, and tokenizes messages with a mask of the assistant's tokens.
 
 Called by `tasks/kinds.py` (prompts), `tasks/dialogue/reward_model.py` (scores) and the supervised commands. Invariant: training and
-scoring render a dialogue with the same chat template: the tokenizer's, or `PLAIN` if it has none.
+scoring render a dialogue with the same chat template: the tokenizer's, or the turns of Anthropic's HH
+data if it has none.
 """
 
 import json
@@ -12,17 +13,10 @@ from typing import Any
 
 from core.errors import DataError, first_line
 
-ROLES = ("system", "user", "assistant")
-PLAIN = (
-    "{% for message in messages %}"
-    r"{{ '\n\n' + {'system': 'System', 'user': 'Human', 'assistant': 'Assistant'}[message['role']] + ': ' + message['content'] }}"
-    r"{% endfor %}{% if add_generation_prompt %}{{ '\n\nAssistant: ' }}{% endif %}"
-)
-"""Chat template for a tokenizer without one: the turns of Anthropic's HH data."""
-
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
-_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 _NAMES = {"system": "System", "user": "Human", "assistant": "Assistant"}
+ROLES = tuple(_NAMES)
+_ROLE_OF = {name: role for role, name in _NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +48,7 @@ def read_messages(value: object, where: str) -> Messages:
         if not pieces:
             return (Message("user", first.strip()),)
         turns = zip(pieces[::2], pieces[1::2], strict=True)
-        return tuple(Message(_SPEAKERS[speaker], said.strip()) for speaker, said in turns)
+        return tuple(Message(_ROLE_OF[speaker], said.strip()) for speaker, said in turns)
     if isinstance(value, list) and value:
         return tuple(_from_object(turn, where) for turn in value)
     found = "empty" if not value else type(value).__name__
@@ -71,7 +65,11 @@ def _from_object(turn: object, where: str) -> Message:
 
 def dialogue_text(messages: Sequence[Message]) -> str:
     """The dialogue as a text of turns that ends with an open turn of the assistant; `read_messages` reads it."""
-    return "".join(f"\n\n{_NAMES[message.role]}: {message.content}" for message in messages) + "\n\nAssistant:"
+    return f"{_turns(messages)}\n\nAssistant:"
+
+
+def _turns(messages: Sequence[Message]) -> str:
+    return "".join(f"\n\n{_NAMES[message.role]}: {message.content}" for message in messages)
 
 
 def dump_messages(messages: Messages) -> str:
@@ -90,12 +88,13 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply:
     Raises DataError, which begins with `where`, when the chat template refuses the dialogue: it may allow no system message, or
     only alternating roles.
     """
+    if not getattr(tokenizer, "chat_template", None):
+        return _turns(messages) + ("\n\nAssistant: " if reply else "")
     from jinja2 import TemplateError  # imported late, so that the commands start faster
 
     try:
         text = tokenizer.apply_chat_template(
             [asdict(message) for message in messages],
-            chat_template=None if getattr(tokenizer, "chat_template", None) else PLAIN,
             add_generation_prompt=reply,
             tokenize=False,
         )
