@@ -9,7 +9,7 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -149,35 +149,34 @@ _SLOT = re.compile(r"(?:\\[a-zA-Z]+|[\^_])(?:\{(?!prompt\})[^{}]*\})+|\{\{(?!pro
 """A group of LaTeX, which is text; a name in two pairs of braces, which is text in one pair; or a name in braces."""
 
 
-def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[PromptForm, tuple[tuple[str, bool], ...]]:
-    """The form of a data set's prompts, and the pieces of the question if the template names columns.
+def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[PromptForm, str]:
+    """The form of a data set's prompts, and the template of the question if it names columns (else empty).
 
-    Text before the first and after the last name belongs to the form, all between to the question, which tells problems apart. A
-    piece is a text, or (True) the name of a column. Raises ConfigError for a template that names no column or an unknown one.
+    Text before the first and after the last name belongs to the form, all between to the question, which tells problems apart.
+    Raises ConfigError for a template that names no column or an unknown one.
     """
-    pieces: list[tuple[str, bool]] = []
-    done = 0
-    for found in _SLOT.finditer(config.template):
-        escaped, name = found[1], found[2]
-        if escaped is None and (name is None or not (name in columns or name == "prompt" or name.isidentifier())):
-            continue
-        pieces.append((config.template[done : found.start()], False))
-        done = found.end()
-        if name is not None:
-            _check_slot(config, name, columns)
-        pieces.append((f"{{{escaped}}}", False) if name is None else (name, True))
-    pieces.append((config.template[done:], False))
-    names = [at for at, (_, column) in enumerate(pieces) if column]
-    if not names:
+    template = config.template
+    slots = _slots(template, columns)
+    if not slots:
         raise ConfigError(
-            f"task.template = {config.template!r} has no {{prompt}} and names no column; write where the question goes"
+            f"task.template = {template!r} has no {{prompt}} and names no column; write where the question goes"
         )
-    question = pieces[names[0] : names[-1] + 1]
-    if all(piece == "prompt" for piece, column in question if column):
-        text = "".join(f"{{{piece}}}" if column else piece for piece, column in pieces)
-        return PromptForm(text, config.system, config.examples), ()
-    before, after = ("".join(text for text, _ in part) for part in (pieces[: names[0]], pieces[names[-1] + 1 :]))
-    return PromptForm(f"{before}{{prompt}}{after}", config.system, config.examples), tuple(question)
+    for slot in slots:
+        _check_slot(config, slot[2], columns)
+    if all(slot[2] == "prompt" for slot in slots):
+        return PromptForm(_fill(template, {}), config.system, config.examples), ""
+    begin, end = slots[0].start(), slots[-1].end()
+    around = f"{_fill(template[:begin], {})}{{prompt}}{_fill(template[end:], {})}"
+    return PromptForm(around, config.system, config.examples), template[begin:end]
+
+
+def _slots(template: str, columns: Collection[str]) -> list[re.Match[str]]:
+    return [slot for slot in _SLOT.finditer(template) if slot[2] in columns or (slot[2] or "").isidentifier()]
+
+
+def _fill(template: str, texts: Mapping[str, str]) -> str:
+    """The template with a text in place of each name that has one, and one pair of braces where it has two."""
+    return _SLOT.sub(lambda slot: f"{{{slot[1]}}}" if slot[1] else texts.get(slot[2], slot[0]), template)
 
 
 def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None:
@@ -203,13 +202,12 @@ def read_items(
     Raises DataError for a data set that cannot be read or has only bad rows, ConfigError for a wrong template.
     """
     rows, columns = read_rows(path, split), config.columns
-    form, question = prompt_form(
-        config, dict.fromkeys(name for row in rows if not isinstance(row, BadRow) for name in row)
-    )
+    present = dict.fromkeys(name for row in rows if not isinstance(row, BadRow) for name in row)
+    form, question = prompt_form(config, present)
+    slots = {slot[2]: columns.prompt if slot[2] == "prompt" else slot[2] for slot in _slots(question, present)}
     wanted = columns.model_dump()
     if columns.tests is not None or not answers:
         del wanted["answer"]
-    slots = [name for name, column in question if column]
     if slots and "prompt" not in slots:
         del wanted["prompt"]
     named = [(f"task.columns.{field}", name) for field, name in wanted.items() if name is not None]
@@ -224,24 +222,17 @@ def read_items(
             bad.append(BadRow(where, missing))
         else:
             try:
-                asked = {**row, columns.prompt: _fill(question, row, columns, where)} if question else row
+                texts = {
+                    name: _cell(row[column], f"{where}: column {column!r} (task.template)")
+                    for name, column in slots.items()
+                }
+                asked = {**row, columns.prompt: _fill(question, texts)} if slots else row
                 items.append(replace(read(asked, columns, where), where=where, form=form))
             except DataError as error:
                 bad.append(BadRow(where, str(error)))
     if not items:
         raise BadRowsError(bad, all_rows=True)
     return items, bad
-
-
-def _fill(question: Iterable[tuple[str, bool]], row: Row, columns: Columns, where: str) -> str:
-    """The question of a row from several columns. A column may be empty."""
-    names = {"prompt": columns.prompt}
-    return "".join(
-        _cell(row[names.get(piece, piece)], f"{where}: column {names.get(piece, piece)!r} (task.template)")
-        if column
-        else piece
-        for piece, column in question
-    )
 
 
 def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:
