@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.code.compare import equal, is_plain
 from tasks.code.confinement import SandboxError
-from tasks.code.outcomes import Boxes, Outcome, outcome_of_each
+from tasks.code.outcomes import Boxes, Outcome, outcome_of_each, unanswered
 from tasks.code.sandbox import Program, Sandbox
 from tasks.code.unit_tests import UnitTest, read_setup, split_test
 
@@ -39,12 +39,8 @@ class AssertTests:
         def _run(number: int, test: UnitTest) -> tuple[Outcome, float]:
             values = {f"_inner{i}": inner[call] for i, call in enumerate(test.inner)}
             report, ending = session.evaluate(test.holes, values)
-            missing = (why for i, why in report.raised.items() if i not in test.skippable)
-            problem = report.syntax or report.failed or next(missing, "") or ending.why
-            if not problem and len(report.values) + len(report.raised) < len(test.holes):
-                problem = f"ended itself with status {ending.status}"
-            if problem:
-                return Outcome(False, problem, raised=True, syntax=bool(report.syntax)), ending.seconds
+            if failed := unanswered(report, ending, test.skippable):
+                return failed, ending.seconds
             if test.literal is not None:
                 return self._outcome(test, equal(test.literal[0], report.values[0])), ending.seconds
             if plain := all(map(is_plain, report.values.values())):

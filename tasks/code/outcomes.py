@@ -3,13 +3,13 @@
 Called by the formats (`asserts`, `checks`, `scripts`), which make outcomes, and by `tasks/code/programs.py`, which grades them.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from core.config import CodeConfig
 from core.records import Verdict
-from tasks.code.sandbox import Sandbox
+from tasks.code.sandbox import Ending, Report, Sandbox
 
 Test = TypeVar("Test")
 
@@ -31,6 +31,15 @@ class Boxes:
     program: Sandbox
     own: Sandbox
     config: CodeConfig = field(default_factory=CodeConfig)
+
+
+def unanswered(report: Report, ending: Ending, skippable: Set[int] = frozenset()) -> Outcome | None:
+    """The outcome of a test if the program left an expression without a value, other than by raising in one of `skippable`."""
+    raised = next((why for i, why in report.raised.items() if i not in skippable), "")
+    why = report.syntax or report.failed or raised or ending.why
+    if not why and len(report.values) + len(report.raised) == report.expected:
+        return None
+    return Outcome(False, why or f"ended itself with status {ending.status}", raised=True, syntax=bool(report.syntax))
 
 
 def outcome_of_each(

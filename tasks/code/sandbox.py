@@ -163,13 +163,8 @@ class Session(ChildProcess):
             raise SandboxError(f"{error.filename}: {error.strerror}") from None
 
     def _settings(self, limits: Limits, setting: Setting, paths: list[str], user: int) -> str:
+        bounds = {"seconds": limits.seconds, "mebibytes": limits.memory_mib, "output": self._most, "tasks": TASKS}
         filtered = "" if self._folder else program_filter().hex()
-        bounds = {
-            "seconds": limits.seconds,
-            "mebibytes": limits.memory_mib,
-            "output": limits.output_mib << 20,
-            "tasks": TASKS,
-        }
         return ascii({**bounds, **asdict(setting), "paths": paths, "user": user, "filter": filtered})
 
     def wait_until_ready(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.code.compare import same_output, same_value
 from tasks.code.languages import find_language
-from tasks.code.outcomes import Boxes, Outcome, outcome_of_each
+from tasks.code.outcomes import Boxes, Outcome, outcome_of_each, unanswered
 from tasks.code.sandbox import Ending, Program, Session
 from tasks.code.sandbox_driver import NOT_COMPILED
 from tasks.code.sandbox_values import encode_value
@@ -61,10 +61,8 @@ def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Ou
     def _run(number: int, test: Test) -> tuple[Outcome, float]:
         arguments, expected = test
         report, ending = session.evaluate([call], {"_arguments": encode_value(arguments)})
-        problem = report.syntax or report.failed or report.raised.get(0) or ending.why
-        if problem or not report.values:
-            why = problem or f"ended itself with status {ending.status}"
-            return Outcome(False, why, raised=True, syntax=bool(report.syntax)), ending.seconds
+        if failed := unanswered(report, ending):
+            return failed, ending.seconds
         # as APPS has it
         accepted = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else ())]
         same = any(same_value(each, report.values[0], tolerance) for each in accepted)

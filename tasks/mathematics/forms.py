@@ -180,46 +180,31 @@ def _is_interval(form: Form) -> bool:
 def _interval(pieces: list[str]) -> Equation | None:
     """The interval of `a < x <= b`, `x > a`, `a > x`: pieces alternate between expressions and signs."""
     sides = [piece.strip() for piece in pieces[::2]]
-    signs = [sign.strip() for sign in pieces[1::2]]
-    if not 2 <= len(sides) <= 3 or not all(sides):
+    signs = pieces[1::2]
+    turned = {">": "<", r"\ge": r"\le"}
+    if all(sign in turned for sign in signs):
+        sides, signs = sides[::-1], [turned[sign] for sign in signs[::-1]]
+    if len(sides) == 2 and _SYMBOL.fullmatch(sides[0]):
+        sides, signs = [r"-\infty", *sides], ["<", *signs]
+    elif len(sides) == 2:
+        sides, signs = [*sides, r"\infty"], [*signs, "<"]
+    if len(sides) != 3 or not all(sides) or not _SYMBOL.fullmatch(sides[1]) or not turned.keys().isdisjoint(signs):
         return None
-    if all(sign in (">", r"\ge") for sign in signs):
-        sides.reverse()
-        signs = [{">": "<", r"\ge": r"\le"}[sign] for sign in reversed(signs)]
-    if any(sign in (">", r"\ge") for sign in signs):
-        return None
-    low, high = "(", ")"
-    if len(sides) == 3 and _SYMBOL.fullmatch(sides[1]):
-        start, name, end = sides
-        low, high = "[" if signs[0] == r"\le" else "(", "]" if signs[1] == r"\le" else ")"
-    elif len(sides) == 2 and _SYMBOL.fullmatch(sides[0]):
-        name, start, end = sides[0], r"-\infty", sides[1]
-        high = "]" if signs[0] == r"\le" else ")"
-    elif len(sides) == 2 and _SYMBOL.fullmatch(sides[1]):
-        start, name, end = sides[0], sides[1], r"\infty"
-        low = "[" if signs[0] == r"\le" else "("
-    else:
-        return None
+    start, name, end = sides
+    low, high = "[" if signs[0] == r"\le" else "(", "]" if signs[1] == r"\le" else ")"
     return Equation(name, (Group(low, high, (_read(start), _read(end))),), assigns=True)
 
 
 def _brackets(text: str) -> Group | None:
     r"""A tuple, an interval or a set; None for anything else."""
-    opening, ending = next(
-        (pair for pair in ((r"\{", r"\}"), ("(", ")"), ("(", "]"), ("[", ")"), ("[", "]")) if _is_between(text, *pair)),
-        ("", ""),
-    )
-    inner = text[len(opening) : len(text) - len(ending)]
-    parts = _split(inner, ",;")
-    if not opening or (len(parts) < 2 and opening != r"\{") or not all(part.strip() for part in parts):
+    found = re.fullmatch(r"\\(\{)(.*)\\(\})|([(\[])(.*)([)\]])", text, re.DOTALL)
+    if not found or not _encloses(text.replace(r"\{", "(").replace(r"\}", ")")):
         return None
-    return Group(opening[-1], ending[-1], tuple(_read(part.strip()) for part in parts))
-
-
-def _is_between(text: str, opening: str, ending: str) -> bool:
-    if not (text.startswith(opening) and text.endswith(ending)):
-        return False
-    return _encloses(text.replace(r"\{", "(").replace(r"\}", ")"))
+    opening, inner, ending = (part for part in found.groups() if part is not None)
+    parts = _split(inner, ",;")
+    if (len(parts) < 2 and opening != "{") or not all(part.strip() for part in parts):
+        return None
+    return Group(opening, ending, tuple(_read(part.strip()) for part in parts))
 
 
 def _plus_minus(text: str) -> Group | None:

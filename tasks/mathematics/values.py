@@ -12,10 +12,8 @@ from typing import Any
 
 _PLAIN = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?")
 _NUMBER = r"-?[0-9]*\.?[0-9]+"
-_FRACTION = re.compile(
-    rf"(?:([0-9]+)\s*)?(?:\\[dtc]?frac\s*\{{\s*({_NUMBER})\s*\}}\s*\{{\s*({_NUMBER})\s*\}}|\\[dtc]?frac\s*([0-9])\s*([0-9])"
-    rf"|\\[dtc]?frac\s*\{{\s*({_NUMBER})\s*\}}\s*([0-9])|\\[dtc]?frac\s*([0-9])\s*\{{\s*({_NUMBER})\s*\}}|(?<![0-9])({_NUMBER})\s*/\s*({_NUMBER}))"
-)
+_PART = rf"(?:\{{\s*({_NUMBER})\s*\}}|([0-9]))"  # of a fraction: a number in braces, or a digit
+_FRACTION = re.compile(rf"(?:([0-9]+)\s*)?(?:\\[dtc]?frac\s*{_PART}\s*{_PART}|(?<![0-9])({_NUMBER})\s*/\s*({_NUMBER}))")
 _MIXED = re.compile(r"([0-9]+) ([0-9]+)/([0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
 _BARE_FRACTION = re.compile(r"\\(frac)\s*(\\[a-zA-Z]+|[0-9a-zA-Z])\s*(\\[a-zA-Z]+|[0-9a-zA-Z])(?![a-zA-Z{])")
@@ -83,24 +81,19 @@ def rational(answer: str) -> Fraction | None:
     if match is None:
         return None
     top, bottom = (part for part in match.groups()[1:] if part is not None)
-    if Fraction(bottom) == 0 or (match[1] and (match[10] or top.startswith("-") or bottom.startswith("-"))):
+    if Fraction(bottom) == 0 or (match[1] and (match[6] or top.startswith("-") or bottom.startswith("-"))):
         return None
     value = Fraction(match[1] or 0) + Fraction(top) / Fraction(bottom)
     return -value if negative else value
 
 
-@lru_cache(1)
-def _parser() -> Any:
-    """The parser of math-verify, which evaluates nothing. Imported late, because it loads sympy and a grammar."""
+def _parsed(text: str) -> Any:
+    """What math-verify's parser makes of a text; it evaluates nothing. Imported late, because it loads sympy and a grammar."""
     from latex2sympy2_extended import NormalizationConfig
     from latex2sympy2_extended.latex2sympy2 import latex2sympy, normalize_latex
 
     rules = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=False, units=False, boxed="none")
-
-    def _parse(text: str) -> Any:
-        return latex2sympy(normalize_latex(text, rules), is_real=True, convert_degrees=False, normalization_config=None)
-
-    return _parse
+    return latex2sympy(normalize_latex(text, rules), is_real=True, convert_degrees=False, normalization_config=None)
 
 
 @lru_cache(20_000)
@@ -120,7 +113,7 @@ def expression(text: str) -> Any:
     # and capitals
     text = re.sub(r"(?<![a-zA-Z\\{])([A-Z])(?![_a-z])", lambda letter: rf"\alpha_{{{ord(letter[1])}}}", text)
     try:
-        found = _parser()(text)
+        found = _parsed(text)
         if not isinstance(found, sympy.Expr) or _digits(found) > _LARGEST:
             return None
         exact: dict[Any, Any] = {real: sympy.Rational(repr(float(real))) for real in found.atoms(sympy.Float)}
@@ -142,7 +135,7 @@ def _digits(value: Any) -> float:
     r"""A bound on the decimal digits of a value and of every value inside it; infinite for sums, integrals and the like.
 
     >>> import sympy
-    >>> lazy = lambda text: _digits(_parser()(text))
+    >>> lazy = lambda text: _digits(_parsed(text))
     >>> lazy("2^{10}"), lazy("9^{9^{9}}"), lazy("(x+1)^{10000}") > 10_000, lazy(r"\sum_{n=1}^{9} n"), lazy("100!!") > 1e9
     (10.0, inf, True, inf, True)
     """
