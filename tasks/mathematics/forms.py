@@ -70,7 +70,7 @@ _UNIT = re.compile(
 def read_form(answer: str) -> Form:
     r"""The form of an answer as a model or a data set writes it.
 
-    >>> read_form("x = 3").parts, read_form(r"1 \le x < 5") == read_form("[1, 5)"), read_form("1, 2").opening
+    >>> read_form("x = 3").parts, read_form(r"1 \le x < 5").parts == (read_form("[1, 5)"),), read_form("1, 2").opening
     ((Single(text='3', unit='', percent=False),), True, '')
     """
     return _read(plain_notation(answer))

@@ -60,7 +60,7 @@ def plain_notation(answer: str) -> str:
     three digits joins them.
 
     >>> print(plain_notation(r"$\left( \dfrac{1}{2},\, \mathbf{x} \right)$."), plain_notation("2 220"), plain_notation(r"90^{\circ}"))
-    (\frac{1}{2}, {x} ) 2220 90
+    ( \frac{1}{2},  {x} ) 2220 90
     """
     text = _JOINED.sub("", answer.translate(_UNICODE))
     text = _DELIMITERS.sub(lambda sign: sign[0] if sign[0] == r"\\" else "", text)
