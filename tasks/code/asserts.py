@@ -27,18 +27,15 @@ class AssertTests:
         self.setup: str = record["setup"]
         self.tests = tuple(split_test(test, setup) for test in record["tests"])
         self._imports = "\n".join(setup.imports)  # questions need them, too
-        self._solution: str = record.get("solution", "")
-        self._inner: dict[str, Any] = {}
 
     def judge(self, source: str, boxes: Boxes) -> list[Outcome]:
         """The outcome of every test. Raises SandboxError."""
-        inner = self._inner_values(boxes)
         asked: list[Asked] = []  # the tests that are more than `hole == literal`
-        program = self._program(source, boxes)
+        first = boxes.config.setup == "before"
+        program = Program(source, before=self.setup if first else "", after="" if first else self.setup)
 
         def _run(number: int, test: UnitTest) -> tuple[Outcome, float]:
-            values = {f"_inner{i}": inner[call] for i, call in enumerate(test.inner)}
-            report, ending = session.evaluate(test.holes, values)
+            report, ending = session.evaluate(test.holes)
             if failed := unanswered(report, ending, test.skippable):
                 return failed, ending.seconds
             if test.literal is not None:
@@ -53,26 +50,9 @@ class AssertTests:
             outcomes[number] = self._outcome(self.tests[number], answer)
         return outcomes
 
-    def _program(self, source: str, boxes: Boxes) -> Program:
-        first = boxes.config.setup == "before"
-        return Program(source, before=self.setup if first else "", after="" if first else self.setup)
-
     @staticmethod
     def _outcome(test: UnitTest, passed: bool) -> Outcome:
         return Outcome(passed, "" if passed else test.text[:120])
-
-    def _inner_values(self, boxes: Boxes) -> dict[str, Any]:
-        """What the canonical solution gives for the calls inside arguments, encoded. Raises SandboxError."""
-        calls = list(dict.fromkeys(call for test in self.tests for call in test.inner))
-        if calls and not self._inner:
-            with boxes.program.session(self._program(self._solution, boxes)) as session:
-                report, ending = session.evaluate(calls)
-            bad = [call for i, call in enumerate(calls) if not is_plain(report.values.get(i, ["o"]))]
-            if bad:
-                why = report.syntax or report.failed or next(iter(report.raised.values()), "") or ending.why
-                raise SandboxError(f"the canonical solution gives no plain value for {bad[0]} ({why or 'an object'})")
-            self._inner = {call: report.values[i] for i, call in enumerate(calls)}
-        return self._inner
 
 
 def ask(asked: list[Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool]:

@@ -30,18 +30,10 @@ def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
     """
     column = _needed(columns.tests, "tests", "test_list")
     setup = _setup_of(row, columns, where)
-    place = f"{where}: column {column!r} (task.columns.tests)"
-    tests, nested = _asserts(row[column], setup, place)
+    tests = _asserts(row[column], setup, f"{where}: column {column!r} (task.columns.tests)")
     solution = solution_of(row, columns, where)
-    if nested and not solution:
-        raise DataError(
-            f"{place}: {nested} calls the program inside an argument, where it could agree with itself on anything; write the "
-            f"inner value out, or name task.columns.solution, which then computes it"
-        )
     prompt = f"{text_of(row, columns.prompt, 'prompt', where)}\nFor example: {tests[0]}"
     record = {"format": "asserts", "setup": setup, "tests": tests, "shown": [0]}
-    if nested:
-        record["solution"] = _lines(solution or "")
     return Item(prompt, json.dumps(record), level_of(row, columns), solution and _lines(solution))
 
 
@@ -149,19 +141,17 @@ def _setup_of(row: Row, columns: Columns, where: str) -> str:
     return setup
 
 
-def _asserts(value: object, setup: str, where: str) -> tuple[list[str], str]:
-    """The texts of the tests, and the first that calls the program inside an argument (empty: none)."""
+def _asserts(value: object, setup: str, where: str) -> list[str]:
+    """The texts of the tests."""
     with _refused(where):
         found: object = statements(value) if isinstance(value, str) else value
     if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
         raise DataError(f"{where} is no list of asserts; fix or delete the row")
-    known, tests, nested = read_setup(setup), [], ""
+    known, tests = read_setup(setup), []
     for number, text in enumerate(found, 1):
         with _refused(f"{where}: test {number} cannot be used"):
-            test = split_test(text, known)
-        tests.append(test.text)
-        nested = nested or (f"test {number}" if test.inner else "")
-    return tests, nested
+            tests.append(split_test(text, known).text)
+    return tests
 
 
 def _input_output(value: Any, where: str) -> dict[str, Any]:

@@ -52,8 +52,6 @@ class UnitTest:
     modules: tuple[str, ...]  # standard modules that the question names
     literal: tuple[Any] | None
     skippable: frozenset[int]  # holes that short-circuiting may skip (`f(1) or f(2)`: f(2))
-    # calls of the program inside arguments, which it must not answer itself: _inner0, ... in the holes
-    inner: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,6 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
         tuple(sorted((names & _MODULES) - setup.imported)),
         _literal(question),
         frozenset(splitter.skippable),
-        tuple(splitter.inner),
     )
 
 
@@ -142,7 +139,6 @@ class _Splitter(ast.NodeTransformer):
         self._known = (_BUILTINS | _MODULES | setup.imported) - setup.own - setup.derived - claimed
         self.holes: list[str] = []
         self.skippable: set[int] = set()
-        self.inner: list[str] = []
 
     def question(self, node: ast.expr, skippable: bool = False) -> ast.expr:
         """Split the operands of and, or, not, if one by one; each may have one hole. `skippable`: short-circuiting may skip it.
@@ -172,7 +168,8 @@ class _Splitter(ast.NodeTransformer):
                 raise TestError("it calls the program inside a comprehension or lambda; write the calls out")
             return node
         if isinstance(node, ast.expr) and self._is_hole(node):
-            self.holes.append(ast.unparse(self._without_inner_calls(node)))
+            self._check_arguments(node)
+            self.holes.append(ast.unparse(node))
             return ast.Name(f"h{len(self.holes) - 1}", ast.Load())
         match node:
             case ast.Call(ast.Attribute() as method, arguments, keywords) if self._asks_a_value(node):
@@ -182,39 +179,34 @@ class _Splitter(ast.NodeTransformer):
                 return node
         return self.generic_visit(node)
 
-    def _without_inner_calls(self, hole: ast.expr) -> ast.expr:
-        """The hole with names for the calls of the program inside its arguments: `decode(encode('a'))` becomes `decode(_inner0)`.
+    def _check_arguments(self, hole: ast.expr) -> None:
+        """Raises TestError when the program computes a value inside an argument: it could agree with itself on anything.
 
-        Otherwise a program could pass with two functions that do nothing. Its objects (`total(Node(1))`) stay: they cannot be
-        made elsewhere.
+        Its objects (`total(Node(1))`) are allowed: they cannot be made elsewhere.
         """
-        calls = [part for part in ast.walk(hole) if isinstance(part, ast.Call) and self._is_programs_call(part)]
-        inside = {id(part) for call in calls for each in (*call.args, *call.keywords) for part in ast.walk(each)}
-        return _InnerCalls(self, inside).visit(hole)  # type: ignore[no-any-return]
+        calls = [part for part in ast.walk(hole) if isinstance(part, ast.Call) and self._is_of_program(part)]
+        parts = (part for call in calls for each in (*call.args, *call.keywords) for part in ast.walk(each))
+        for part in (part for part in parts if isinstance(part, ast.expr)):
+            head = _head(part)
+            if head is None or head[0] in self._setup.own | self._setup.objects or not self._is_of_program(part):
+                continue
+            if head[0] in self._setup.derived:
+                raise TestError(f"it passes {head[0]}, which the program itself made in the setup; write the value out")
+            if isinstance(part, ast.Call) and not self._is_object(part) and not head[0][:1].isupper():
+                raise TestError(
+                    f"it calls {head[0]} inside an argument, where the program could agree with itself on anything; write the "
+                    f"value out"
+                )
 
-    def _is_programs_call(self, call: ast.Call) -> bool:
-        head = _head(call)
-        return head is not None and _is_programs(*head, self._setup, self._claimed)
-
-    def is_inner(self, node: ast.expr) -> bool:
-        """Whether a part of an argument is a value that the program computes. Raises TestError when only the setup has it."""
+    def _is_of_program(self, node: ast.expr) -> bool:
         head = _head(node)
-        if head is None or head[0] in self._setup.own | self._setup.objects:
-            return False
-        if not _is_programs(*head, self._setup, self._claimed):
-            return False
-        if head[0] in self._setup.derived:
-            raise TestError(f"it passes {head[0]}, which the program itself made in the setup; write the value out")
-        return isinstance(node, ast.Call) and not self._is_object(node) and not head[0][:1].isupper()
+        return head is not None and _is_programs(*head, self._setup, self._claimed)
 
     def _is_hole(self, node: ast.expr) -> bool:
         match node:
             case ast.Call(ast.Name(name), [argument], []) if name in _PURE and name in self._known:
                 return self._is_hole(argument)
-        head = _head(node)
-        if head is None or not _is_programs(*head, self._setup, self._claimed):
-            return False
-        return not any(self._asks_a_value(part) for part in _chain(node))
+        return self._is_of_program(node) and not any(self._asks_a_value(part) for part in _chain(node))
 
     def _asks_a_value(self, node: ast.expr) -> bool:
         """Whether it calls a method of a builtin type with arguments: they are expected values (`f(1).startswith('a')`)."""
@@ -231,21 +223,6 @@ class _Splitter(ast.NodeTransformer):
             case ast.Name(name):
                 return name[:1].isupper() or name in self._setup.objects
         return False
-
-
-class _InnerCalls(ast.NodeTransformer):
-    """Replaces the calls of the program among the nodes `inside` by names, the outermost first."""
-
-    def __init__(self, splitter: _Splitter, inside: Set[int]) -> None:
-        self._splitter = splitter
-        self._inside = inside
-
-    def visit(self, node: ast.AST) -> Any:
-        """Replace a call, or search further in it."""
-        if id(node) not in self._inside or not isinstance(node, ast.expr) or not self._splitter.is_inner(node):
-            return self.generic_visit(node)
-        self._splitter.inner.append(ast.unparse(node))
-        return ast.Name(f"_inner{len(self._splitter.inner) - 1}", ast.Load())
 
 
 def _chain(node: ast.expr) -> Iterator[ast.expr]:

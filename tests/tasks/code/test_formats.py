@@ -142,30 +142,17 @@ def test_a_check_shows_a_program_nothing_but_its_arguments(judge: Judge) -> None
     assert not judge(item, forged).correct
 
 
-def test_calls_inside_arguments_are_answered_by_the_canonical_solution(judge: Judge) -> None:
-    row = {
-        "text": "Code.", "tests": ["assert decode(encode('abc')) == 'abc'", "assert decode('') == ''"],
-        "code": "def encode(s): return s[::-1]\ndef decode(s): return s[::-1]",
-    }  # fmt: skip
-    columns = Columns(prompt="text", tests="tests", solution="code")
-    item = read_mbpp(row, columns, "row 1")
-    assert judge(item, str(item.solution)) == Verdict(1.0, True)
-    identity = judge(item, "def encode(s): return s\ndef decode(s): return s")
-    assert identity.detail.startswith("passed 1 of 2 tests; failed assert decode(encode('abc'))")
-    with pytest.raises(DataError, match=r"test 1 calls the program inside an argument.*task\.columns\.solution"):
-        read_mbpp(row, Columns(prompt="text", tests="tests"), "row 1")
+def test_a_test_that_the_program_could_answer_itself_is_refused() -> None:
+    """Two functions that do nothing would agree on it."""
+    code = "def encode(s): return s[::-1]\ndef decode(s): return s[::-1]"
+    row = {"text": "Code.", "tests": ["assert decode('') == ''", "assert decode(encode('abc')) == 'abc'"], "code": code}
+    with pytest.raises(
+        DataError, match=r"test 2 cannot be used: it calls encode inside an argument.*write the value out"
+    ):
+        read_mbpp(row, Columns(prompt="text", tests="tests", solution="code"), "row 1")
     hidden = {**row, "tests": ["assert decode(x) == 'abc'"], "setup": "x = encode('abc')"}
     with pytest.raises(DataError, match="it passes x, which the program itself made in the setup"):
         read_mbpp(hidden, Columns(prompt="text", tests="tests", setup="setup"), "row 1")
-
-
-def test_a_canonical_solution_that_fails_is_said_each_time(judge: Judge) -> None:
-    row = {"text": "Code.", "tests": ["assert f(g(1)) == 1"], "code": "def f(x): return x\ndef g(x): return 1 / 0"}
-    item = read_mbpp(row, Columns(prompt="text", tests="tests", solution="code"), "row 1")
-    for _ in range(2):
-        verdict = judge(item, "def f(x): return x\ndef g(x): return x")
-        assert verdict.judge_failed
-        assert "the canonical solution gives no plain value for g(1) (ZeroDivisionError" in verdict.detail
 
 
 def test_an_answer_that_takes_long_to_check_is_the_programs(bubblewrap: None) -> None:
