@@ -5,7 +5,6 @@ Samples of one start share the prefill of their context. Waiting samples begin w
 KV cache of a wave was computed by the weights in use.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.jobs import Continuation, Job
+from actors.jobs import Continuation, Engine, Job
 from actors.vllm_setup import stop_tokens
 from core.config import Device, RolloutConfig
 from core.errors import ModelError, WeightError, first_line
@@ -51,7 +50,7 @@ class Wave:
     cache: Any
 
 
-class HfEngine:
+class HfEngine(Engine):
     """One `transformers` model and its samples in flight.
 
     Raises ModelError when the model directory cannot be used.
@@ -75,6 +74,7 @@ class HfEngine:
         self._device = torch.device(device)
         self._waiting: deque[Sample] = deque()
         self._wave: Wave | None = None
+        self._done: list[Continuation] = []
 
     @property
     def unfinished(self) -> int:
@@ -89,23 +89,16 @@ class HfEngine:
                 generator = torch.Generator(self._device).manual_seed(job.seed(number))
                 self._waiting.append(Sample(job, number, context, generator))
 
-    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
-        """Step for about `seconds`, at least once, or until only `refill` samples are left in flight; returns what finished."""
-        end = time.monotonic() + seconds
-        done: list[Continuation] = []
-        while self.unfinished > refill:
-            done += self.step()
-            if time.monotonic() >= end:
-                break
+    def rest(self) -> None:
+        """If nothing is in flight, free the GPU's memory for a learner that shares it."""
         if self._sleeps and not self.unfinished:
             self._model.to("cpu")
-        return done
 
     @torch.no_grad()
-    def step(self) -> list[Continuation]:
-        """Draw one token for every sample of the wave; returns the samples that end with it."""
+    def step(self) -> None:
+        """Draw one token for every sample of the wave."""
         wave = self._wave or self._begin()
-        done, going = list[Continuation](), list[int]()
+        going: list[int] = []
         drawn = draw_tokens(wave.logits, wave.samples)
         for row, (sample, (token, logprob)) in enumerate(zip(wave.samples, drawn, strict=True)):
             sample.tokens.append(token)
@@ -116,14 +109,14 @@ class HfEngine:
                 going.append(row)
             else:
                 found = sample.tokens, sample.logprobs, sample.versions
-                done.append(Continuation(sample.job.start.id, sample.number, *found, finish))
+                self._done.append(Continuation(sample.job.start.id, sample.number, *found, finish))
         self._wave = self._advance(wave, going) if going else None
-        return done
 
     def abort(self) -> None:
         """Drop everything that is in flight."""
         self._waiting.clear()
         self._wave = None
+        self._done = []
 
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> Acknowledgement:

@@ -1,8 +1,9 @@
 """What travels between the driver and a rollout actor, jobs one way and finished continuations the other, and what an engine does with them.
 
-No Ray, no engine. `actors/engines.py` says what all engines keep to.
+No Ray. `actors/engines.py` says what all engines keep to.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,6 +57,8 @@ class Continuation:
 class Engine(Protocol):
     """One model and the samples that it generates."""
 
+    _done: list[Continuation]  # finished, and not yet returned by `run`
+
     @property
     def unfinished(self) -> int:
         """Samples in flight."""
@@ -66,8 +69,22 @@ class Engine(Protocol):
         Temperature 0 is greedy: the most likely tokens, with the model's log-probabilities at temperature 1.
         """
 
+    def step(self) -> None:
+        """Take one step, and add the samples that it finishes to `_done`."""
+
+    def rest(self) -> None:
+        """If nothing is in flight, free the memory that others may need meanwhile."""
+
     def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
         """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what finished."""
+        end = time.monotonic() + seconds
+        while self.unfinished > refill:
+            self.step()
+            if time.monotonic() >= end:
+                break
+        self.rest()
+        finished, self._done = self._done, []
+        return finished
 
     def abort(self) -> None:
         """Drop everything that is in flight."""

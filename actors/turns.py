@@ -7,7 +7,6 @@ Made by `actors/engines.py` where `rollout.tool` names a tool. To its caller it 
 - The seed of a turn comes from (start, sample, tokens so far), so a sample does not depend on the others.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,16 +34,17 @@ class _Sample:
         self.mask += [own] * len(tokens)
 
 
-class TurnsEngine:
+class TurnsEngine(Engine):
     """The samples of `engine`, with what `tool` answers."""
 
     def __init__(self, engine: Engine, tool: TokenTool) -> None:
         self._engine, self._tool = engine, tool
         self._open: dict[tuple[str, int], _Sample] = {}
+        self._done: list[Continuation] = []
 
     @property
     def unfinished(self) -> int:
-        """Samples in flight, also those whose turn has ended in a step that `run` did not take (`sequence_logprobs`)."""
+        """Samples in flight, also those whose turn has ended while the engine took steps for `sequence_logprobs`."""
         return len(self._open)
 
     def add(self, jobs: Iterable[Job]) -> None:
@@ -53,19 +53,16 @@ class TurnsEngine:
             self._open |= {(job.start.id, sample): _Sample(job) for sample in job.samples}
             self._engine.add([replace(job, calls=self._tool.calls)])
 
-    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
-        """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what finished."""
-        end = time.monotonic() + seconds
-        done: list[Continuation] = []
-        while self.unfinished > refill:
-            for turn in self._engine.run(0.0, refill):
-                done += self._next(turn)
-            if time.monotonic() >= end:
-                break
-        return done
+    def step(self) -> None:
+        """One step of the engine."""
+        for turn in self._engine.run(0.0):
+            self._next(turn)
 
-    def _next(self, turn: Continuation) -> list[Continuation]:
-        """The whole continuation if it ends with this turn. Else the tool answers, and the next turn is queued."""
+    def rest(self) -> None:
+        """The engine rests by itself."""
+
+    def _next(self, turn: Continuation) -> None:
+        """End the continuation with this turn, or let the tool answer and queue the next one."""
         key = turn.start_id, turn.sample
         sample = self._open[key]
         sample.append(turn.tokens, turn.logprobs, turn.versions, own=True)
@@ -77,15 +74,16 @@ class TurnsEngine:
                 sample.append(answer, [0.0] * len(answer), turn.versions[-1:] * len(answer), own=False)
                 written = tuple(sample.tokens)
                 self._engine.add([replace(sample.job, samples=(turn.sample,), calls=self._tool.calls, written=written)])
-                return []
+                return
             finish = Finish.LENGTH
         del self._open[key]
-        return [Continuation(*key, sample.tokens, sample.logprobs, sample.versions, finish, sample.mask)]
+        self._done.append(Continuation(*key, sample.tokens, sample.logprobs, sample.versions, finish, sample.mask))
 
     def abort(self) -> None:
         """Drop everything that is in flight."""
         self._engine.abort()
         self._open.clear()
+        self._done = []
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights between two steps; see `Engine.load_weights`."""

@@ -5,7 +5,6 @@ Made by `actors/engines.py`, which says what every engine does. vLLM disables `t
 """
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from actors import vllm_setup as setup
-from actors.jobs import Continuation, Job
+from actors.jobs import Continuation, Engine, Job
 from actors.options import STRUCTURED
 from core.config import Device, RolloutConfig
 from core.errors import ModelError, first_line
@@ -28,7 +27,7 @@ SLEEPERS = (WEIGHTS, "kv_cache")
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.REPETITION}
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """One engine and its samples in flight.
 
     Raises ModelError when the model directory cannot be used.
@@ -92,23 +91,12 @@ class VllmEngine:
                 self._engine.add_request(f"{sample}/{job.start.id}", tokens_input(context), params)
 
     def step(self) -> None:
-        """One engine step; `run` returns the samples that it finishes."""
+        """One engine step."""
         for output in self._engine.step():
             if output.finished and output.prompt_logprobs is not None:
                 self._scores[output.request_id] = _score(output)
             elif output.finished:
                 self._done.append(_continuation(output))
-
-    def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
-        """Step for about `seconds`, at least once, or until only `refill` samples are left in flight; returns what finished."""
-        end = time.monotonic() + seconds
-        while self.unfinished > refill:
-            self.step()
-            if time.monotonic() >= end:
-                break
-        self._sleep_if_idle()
-        finished, self._done = self._done, []
-        return finished
 
     def abort(self) -> None:
         """Drop everything that is in flight."""
@@ -158,10 +146,10 @@ class VllmEngine:
             self.step()
         scores = [self._scores[f"score/{index}"] for index in range(len(sequences))]
         self._scores = {}
-        self._sleep_if_idle()
+        self.rest()
         return scores
 
-    def _sleep_if_idle(self) -> None:
+    def rest(self) -> None:
         """If nothing is in flight, free the GPU's memory for a learner that shares it."""
         if self._sleeps and not self._asleep and not self.unfinished:
             self._engine.sleep(level=1)  # level 2 would lose weights that no broadcast has renewed yet
