@@ -16,10 +16,10 @@ from torch import Tensor
 
 from core.config import Device, LearnerConfig
 from core.records import FloatArray
-from learner.distributed.engine import TrainEngine, to_device
+from learner.distributed.engine import TrainEngine
 from learner.distributed.ranks import Ranks
 from learner.distributed.worker import RankWorker
-from learner.models.attention import line_on
+from learner.models.attention import line_on, to_device
 from learner.models.pretrained import load_policy, load_reward, recompute_activations
 from learner.packing.examples import PairBatch, TokenBatch
 

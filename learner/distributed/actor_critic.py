@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from core.config import AlgorithmConfig, LearnerConfig
-from learner.distributed.engine import TrainEngine, to_device
-from learner.models.attention import line_on
+from learner.distributed.engine import TrainEngine
+from learner.models.attention import line_on, to_device
 from learner.models.pretrained import PolicyModel, SharedModel, ValueModel
 from learner.objective import PolicySums, policy_objective, value_objective
 from learner.packing.batch import MicroBatch, TokenTargets, TrainBatch

@@ -9,13 +9,11 @@ a step (`managed_gradient_accumulation: false`).
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -29,33 +27,18 @@ def join_ranks(store: TCPStore, rank: int, ranks: int, device: str, timeout: flo
 
     A process that has a group of this size stays in it: an earlier learner or an engine of vLLM in this process has made it.
     """
-    with _hidden("mlflow"):  # DeepSpeed's autotuner would import it: two seconds of every rank
-        import deepspeed
+    # DeepSpeed's autotuner would import mlflow: two seconds of every rank. None in its place makes that import fail.
+    hidden = sys.modules.setdefault("mlflow", None) is None  # type: ignore[arg-type]
+    import deepspeed
 
+    if hidden:
+        del sys.modules["mlflow"]
     # No operator is compiled: on CPU `init_distributed` would compile one for a minute, that only tensor-parallel inference uses.
     deepspeed.ops.__compatible_ops__ = {}
     backend, limit = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout)
     if not (torch.distributed.is_initialized() and torch.distributed.get_world_size() == ranks):
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=limit)
-
-
-@contextmanager
-def _hidden(module: str) -> Iterator[None]:
-    """Importing this module fails inside the block, unless it is imported already."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
-
-
-def to_device(array: Any, device: torch.device) -> Tensor:
-    """A tensor on the device; copied, because arrays from the object store are read-only."""
-    return torch.from_numpy(np.array(array)).to(device, non_blocking=True)
 
 
 def _always() -> bool:

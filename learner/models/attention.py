@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,13 +38,15 @@ class Line:
     copies: Tensor  # [N]
 
 
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A tensor on the device; copied, because arrays from the object store are read-only."""
+    return torch.from_numpy(array.copy()).to(device, non_blocking=True)
+
+
 def line_on(batch: MicroBatch, device: torch.device) -> Line:
     """The line as a model reads it on this device."""
     columns = (batch.tokens, batch.depths, batch.state_index, batch.targets, batch.copies)
-    # copied, because arrays from the object store are read-only
-    tokens, depths, states, targets, copies = (
-        torch.from_numpy(a.copy()).to(device, non_blocking=True) for a in columns
-    )
+    tokens, depths, states, targets, copies = (to_device(column, device) for column in columns)
     attention = BranchAttention(batch.depths) if device.type == "cpu" else BlockAttention(batch.depths, device)
     return Line(tokens, depths, attention, states, targets, copies)
 
@@ -123,8 +126,7 @@ class BlockAttention:
     """On GPUs. FlexAttention over the line; it skips the blocks in which no token is an ancestor of another."""
 
     def __init__(self, depths: IndexArray, device: torch.device) -> None:
-        self._depths = torch.from_numpy(depths.copy()).to(device)
-        self._ends = torch.from_numpy(subtree_ends(depths)).to(device)
+        self._depths, self._ends = to_device(depths, device), to_device(subtree_ends(depths), device)
         self._masks: dict[int | None, BlockMask] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
