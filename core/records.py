@@ -182,7 +182,7 @@ class Scored:
     judged: Judged
     values: FloatArray  # [C] V(s_t), the state before continuation token t: prompt + prefix + tokens[:t]
     proximal: FloatArray  # [C] log pi_prox(token t), the learner's policy at the start of the update
-    reference: FloatArray | None  # [C] log pi_ref(token t); None without a reference policy
+    reference: FloatArray  # [C] log pi_ref(token t); as `proximal` without a reference policy
     final_value: float | None = (
         None  # V after the last token of a truncated response, if `algorithm.overlong` bootstraps
     )

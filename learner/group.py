@@ -6,7 +6,6 @@ ends all ranks, and `restart` with `restore` brings them back.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +53,7 @@ class TakenStep:
 
     members: list[int]  # trajectories
     plans: list[StepPlan]  # per rank
-    sums: StepSums  # over all ranks
-    tried: bool  # False: left out for a NaN or Inf in its targets
+    sums: StepSums  # over all ranks; NOT_TRIED: left out for a NaN or Inf in its targets
 
 
 class LearnerGroup:
@@ -93,7 +91,6 @@ class LearnerGroup:
         self._seed = seed
         self._longest = longest
         self._total_steps = total_steps
-        self._has_reference = algorithm.kl_coefficient > 0
         self._ranks: Ranks
 
         def _launch() -> None:
@@ -127,9 +124,9 @@ class LearnerGroup:
         rows = [one_longer(row) if more else row for row, more in zip(rows, cut, strict=True)]
         assignment = self._assign(rows)
         untrained = [self._state.policy_steps == 0] * len(assignment)
-        columns = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
+        scores = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
         values, proximal, reference = (
-            results_by_row(assignment, rows, [[scores[number] for scores in rank] for rank in columns])
+            results_by_row(assignment, rows, [[of_batch[number] for of_batch in rank] for rank in scores])
             for number in range(3)
         )
         found = []
@@ -138,8 +135,7 @@ class LearnerGroup:
             own, before, of_reference = (
                 over_continuation(column[i][inside], j.trajectory) for column in (values, proximal, reference)
             )
-            final = float(values[i][-1]) if cut[i] else None
-            found.append(Scored(j, own, before, of_reference if self._has_reference else None, final))
+            found.append(Scored(j, own, before, of_reference, float(values[i][-1]) if cut[i] else None))
         return found
 
     def values(self, judged: Sequence[Judged]) -> list[FloatArray]:
@@ -177,7 +173,7 @@ class LearnerGroup:
                 last = self._pass(batch, taken, minibatches, policy, critic)
                 taken += last
                 policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)
-        tried = [step for step in taken if step.tried]
+        tried = [step for step in taken if step.sums is not NOT_TRIED]
         stats = summarise_update(
             [step.sums for step in taken],
             batch.stats,
@@ -203,22 +199,21 @@ class LearnerGroup:
         policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
         value_step = int(state.steps * share) + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
-        steps: list[tuple[list[int], list[StepPlan]]] = []
+        plans: list[list[StepPlan]] = []  # [minibatch][rank]
         for members in minibatches:
             trains = policy and batch.teaches(members, self._algorithm)
             policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
             value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
             assignment = self._assign([batch.rows[i] for i in members])
             by_rank = train_batches(assignment, batch, members, self._algorithm.aggregation, self._longest)
-            plan = [StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, critic) for batches in by_rank]
-            steps.append((members, plan))
+            plans.append([StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, critic) for batches in by_rank])
             policy_step, value_step = policy_step + trains, value_step + 1
-        finite = [batch.finite(members) for members, _ in steps]
-        of_ranks = list(zip(*(plans for (_, plans), good in zip(steps, finite, strict=True) if good), strict=True))
+        finite = [batch.finite(members) for members in minibatches]
+        of_ranks = list(zip(*(plan for plan, good in zip(plans, finite, strict=True) if good), strict=True))
         per_rank = self._ranks.call(RankWorker.update, of_ranks) if of_ranks else []
         done = (add_ranks(step) for step in zip(*per_rank, strict=True))
         sums = [next(done) if good else NOT_TRIED for good in finite]
-        return [TakenStep(*step, of_step, good) for step, of_step, good in zip(steps, sums, finite, strict=True)]
+        return [TakenStep(*step) for step in zip(minibatches, plans, sums, strict=True)]
 
     def _note(
         self, scored: Sequence[Scored], taken: Sequence[TakenStep], batch: BatchStats, policy_trained: bool
@@ -252,7 +247,6 @@ class LearnerGroup:
         Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities are further from the
         learner's than `max_logprob_gap`; LearnerError when a rank died, even if the engines noticed it first.
         """
-        begin = time.monotonic()
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
         (weights,) = [weights for weights in exported if weights is not None]
@@ -269,7 +263,7 @@ class LearnerGroup:
                     f"version {version} ({digest}); resume from the last checkpoint"
                 )
         gap = self._probe_gap(receiver.sequence_logprobs(probe), self.logprobs(probe)) if probe else 0.0
-        return BroadcastReport(version, digest, gap, time.monotonic() - begin)
+        return BroadcastReport(version, gap)
 
     def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """Log-probabilities [T - 1] of tokens 1..T-1 of each sequence at temperature 1."""

@@ -12,22 +12,16 @@ from learner.objective import PolicySums
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """One optimizer step on one rank. Sums are shares of the global mean; norms and flags are the same on every rank."""
+    """One optimizer step on one rank. Sums are shares of the global mean; norms and the flag are the same on every rank."""
 
     policy: PolicySums
     value_loss: float
     policy_norm: float | None  # gradient norm before clipping; None: the policy was not trained
     value_norm: float | None  # None: the critic was not trained
-    policy_applied: bool  # True also where the policy was not trained
-    value_applied: bool
-
-    @property
-    def skipped(self) -> bool:
-        """Whether either engine skipped the step."""
-        return not (self.policy_applied and self.value_applied)
+    skipped: bool  # for a NaN or Inf, by both models
 
 
-NOT_TRIED = StepSums(PolicySums(), 0.0, None, 0.0, policy_applied=False, value_applied=False)
+NOT_TRIED = StepSums(PolicySums(), 0.0, None, 0.0, skipped=True)
 """The record of a step that was left out because its minibatch has a NaN or Inf."""
 
 
@@ -75,9 +69,7 @@ class BroadcastReport:
     """One broadcast."""
 
     version: int
-    digest: str
     logprob_gap: float  # largest |log pi_learner - log pi_engine| of the probe, over all engines (nats)
-    seconds: float
 
 
 def add_ranks(ranks: Sequence[StepSums]) -> StepSums:

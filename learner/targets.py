@@ -78,12 +78,10 @@ class TargetBatch:
             flat[index] = weights[inside].numpy()
             return flat
 
-        weights = _flat_weights(self.mask, "token-mean" if how == "constant" else how)
-        alike = how != "constant" and bool(self.counted.all())
         return replace(
             self.targets,
-            weights=weights,
-            policy_weights=weights if alike else _flat_weights(self.mask & self.counted, how),
+            weights=_flat_weights(self.mask, "token-mean" if how == "constant" else how),
+            policy_weights=_flat_weights(self.mask & self.counted, how),
             positive=_flat_weights(self.mask & self.positive, "token-mean"),
         )
 
@@ -125,7 +123,7 @@ def compute_targets(
     truncated = np.array([s.trajectory.finish.truncated for s in scored])
     mask = ~truncated if config.overlong == "mask" else np.ones(len(scored), dtype=np.bool_)
     proximal, old_values = _flat(scored, lambda s: s.proximal), _flat(scored, lambda s: s.values)
-    reference = _flat(scored, lambda s: s.proximal if s.reference is None else s.reference)
+    reference = _flat(scored, lambda s: s.reference)
     penalty = None
     if config.kl_placement == "reward":
         penalty = kl_coefficient * kl(proximal, reference, config.chosen_kl).double()
@@ -272,7 +270,7 @@ def judged_reward(reward: float, config: AlgorithmConfig) -> float:
 def non_finite(scored: Scored) -> bool:
     """Whether any number of a trajectory that enters the loss is NaN or Inf."""
     numbers = [scored.values, scored.proximal, scored.trajectory.logprobs, scored.reference]
-    finite = all(bool(np.isfinite(array).all()) for array in numbers if array is not None)
+    finite = all(bool(np.isfinite(array).all()) for array in numbers)
     final = 0.0 if scored.final_value is None else scored.final_value
     return not (finite and math.isfinite(final) and math.isfinite(scored.judged.verdict.reward))
 

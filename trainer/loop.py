@@ -145,7 +145,7 @@ def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastRe
     """Send the new weights to the engines and compare log-probabilities on `probe`.
 
     A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then has no
-    numbers. Raises LearnerError.
+    gap. Raises LearnerError.
     """
     from learner.stats import BroadcastReport
 
@@ -154,4 +154,4 @@ def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastRe
     except LearnerError:
         raise
     except (ActorError, WeightError) as error:
-        return BroadcastReport(parts.learner.version, "", math.nan, 0.0), error
+        return BroadcastReport(parts.learner.version, math.nan), error

@@ -102,7 +102,7 @@ class SeparateModels(ActorCritic):
         """See `ActorCritic`."""
         if not plan.train_policy:
             loss, norm, applied = self._critic_step(plan)
-            return StepSums(PolicySums(), loss, None, norm, True, applied)
+            return StepSums(PolicySums(), loss, None, norm, skipped=not applied)
         sums = PolicySums()
         critic: CriticStep = (0.0, None, False)
         for batch in plan.batches:
@@ -113,9 +113,9 @@ class SeparateModels(ActorCritic):
             critic = self._critic_step(plan)
             return critic[2]
 
-        policy_norm, policy_applied = self.policy.step([plan.policy_lr], _critic_has_stepped)
-        value_loss, value_norm, value_applied = critic
-        return StepSums(sums, value_loss, policy_norm, value_norm, policy_applied, value_applied)
+        policy_norm, applied = self.policy.step([plan.policy_lr], _critic_has_stepped)
+        value_loss, value_norm, _ = critic
+        return StepSums(sums, value_loss, policy_norm, value_norm, skipped=not applied)
 
     def _critic_step(self, plan: StepPlan) -> CriticStep:
         if not plan.train_critic:
@@ -161,7 +161,7 @@ class SharedTrunk(ActorCritic):
             sums, loss = self._pass(batch, plan.kl_coefficient, plan.train_policy)
             policy, value_loss = policy + sums, value_loss + loss
         norm, applied = self.policy.step([plan.policy_lr if plan.train_policy else None, plan.value_lr])
-        return StepSums(policy, value_loss, norm if plan.train_policy else None, norm, applied, applied)
+        return StepSums(policy, value_loss, norm if plan.train_policy else None, norm, skipped=not applied)
 
     def _pass(self, batch: TrainBatch, kl_coefficient: float, train_policy: bool) -> tuple[PolicySums, float]:
         line, targets = line_on(batch.inputs, self._device), self._targets(batch)

@@ -79,21 +79,29 @@ class RankWorker:
     ) -> str:
         """Build the engines from the policy's directory, and the reference policy if `kl_coefficient` is above 0.
 
-        Returns a description of the trained part, which a checkpoint must match.
+        Returns the policy's class and its number of trained parameters, which a checkpoint must match.
         """
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
         find_policy_loss(algorithm.policy_loss)  # raises here if this node lacks a user's module
         self._path, self._temperature = path, temperature
         self._lora = Lora(learner.lora_rank, learner.lora_alpha) if learner.lora_rank else None
-        self._actor_critic = self._build(learner, algorithm, kind)
-        self._engines = self._actor_critic.engines
-        self._engine = self._actor_critic.policy  # of the model that is exported
+        load = load_shared if learner.value_model == "shared" else load_policy
+        self._module: PolicyModel = load(path, kind, self._lora)
+        separate = learner.value_model == "separate"
+        value = load_value(learner.value_path or path, kind, self._lora) if separate else None
+        if learner.gradient_checkpointing:
+            for module in (self._module, value) if value is not None else (self._module,):
+                recompute_activations(module)
+        trained = sum(p.numel() for p in self._module.parameters() if p.requires_grad)  # before ZeRO partitions them
+        self._engines = engines_of(self._module, value, learner, kind)
+        self._engine = self._engines["policy"]  # of the model that is exported
+        self._actor_critic = KINDS[learner.value_model](self._engines, algorithm, learner, temperature)
         self._reference: PolicyModel | None = None
         self._has_reference = algorithm.kl_coefficient > 0
         if self._has_reference and self._lora is None:  # with LoRA the reference is the base without adapters
             self._reference = load_policy(path, kind).to(self._device).requires_grad_(False)
-        return self._trained
+        return f"{type(self._module.model).__name__} with {trained:,} trained parameters"
 
     def open_channel(self, sender: type[Sender] | None, seconds: float) -> None:
         """Let rank 0 also send weights directly; it waits for engines at most `seconds`."""
@@ -107,28 +115,14 @@ class RankWorker:
         if self._sender is not None:
             self._sender.close()
 
-    def _build(self, learner: LearnerConfig, algorithm: AlgorithmConfig, kind: torch.dtype) -> ActorCritic:
-        load = load_shared if learner.value_model == "shared" else load_policy
-        self._module: PolicyModel = load(self._path, kind, self._lora)
-        self._trained = trained_part(self._module)
-        value = None
-        if learner.value_model == "separate":
-            value = load_value(learner.value_path or self._path, kind, self._lora)
-        if learner.gradient_checkpointing:
-            recompute_activations(self._module)
-            if value is not None:
-                recompute_activations(value)
-        engines = engines_of(self._module, value, learner, kind)
-        return KINDS[learner.value_model](engines, algorithm, learner, self._temperature)
-
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch], untrained: bool) -> list[list[FloatArray]]:
-        """Values, proximal and reference log-probabilities (zeros without one) [N] of every micro-batch.
+        """Values, proximal and reference log-probabilities [N] of every micro-batch.
 
-        An `untrained` policy is the reference: one pass serves both.
+        An `untrained` policy is the reference, and any policy stands for a missing one: one pass serves both.
         """
         scores = self._actor_critic.score(batches)
-        one_pass = untrained and self._has_reference
+        one_pass = untrained or not self._has_reference
         references = [proximal for proximal, _ in scores] if one_pass else self._references(batches)
         return [
             [_numpy(values), _numpy(proximal), _numpy(reference)]
@@ -136,9 +130,7 @@ class RankWorker:
         ]
 
     def _references(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """The reference policy's log-probabilities; zeros without one."""
-        if not self._has_reference:
-            return [torch.zeros(len(batch.copies)) for batch in batches]
+        """The reference policy's log-probabilities."""
         if self._reference is None:
             with adapters_off(self._module):
                 return [self._actor_critic.logprobs(batch, self._temperature) for batch in batches]
@@ -234,12 +226,6 @@ def set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> 
     torch.set_rng_state(states["cpu"])
     if device.type in states and device.type != "cpu":
         torch.get_device_module(device).set_rng_state(states[device.type], device)
-
-
-def trained_part(module: PolicyModel) -> str:
-    """The policy's class and its number of trained parameters (before ZeRO partitions them)."""
-    count = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return f"{type(module.model).__name__} with {count:,} trained parameters"
 
 
 def _numpy(tensor: torch.Tensor) -> FloatArray:

@@ -150,7 +150,7 @@ def scored(number: int, *, replayed: bool, correct: bool) -> Scored:
     tokens = ids(68, 69)
     trajectory = Trajectory(start, 0, tokens, np.zeros(2, np.float32), np.zeros(2, np.int32), Finish.STOP)
     judged = Judged(trajectory, Verdict(float(correct), correct, "why"))
-    return Scored(judged, np.array([0.25, 0.75], np.float32), np.zeros(2, np.float32), None)
+    return Scored(judged, np.array([0.25, 0.75], np.float32), np.zeros(2, np.float32), np.zeros(2, np.float32))
 
 
 SAMPLE = ("prompt", "prefix", "continuation", "reward", "detail", "finish", "tokens", "values")

@@ -41,8 +41,7 @@ def with_gap(scored: Scored, at: int, size: int) -> Scored:
         continued=known and Continued(_wide(known.step, 77), _wide(known.values, 88)),
         step_rewards=None if steps is None else _wide(steps, 0),
     )
-    reference = None if scored.reference is None else _wide(scored.reference, -5)
-    return Scored(judged, _wide(scored.values, 44), _wide(scored.proximal, -6), reference)
+    return Scored(judged, _wide(scored.values, 44), _wide(scored.proximal, -6), _wide(scored.reference, -5))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,9 @@ def test_targets_are_those_of_the_trajectory_without_the_gap(
 def test_advantages_over_a_gap_by_hand() -> None:
     """Tokens a b [t t] c, values 0.25 0.5 [..] 0.75, reward 1, lambda 1/2."""
     judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
-    scored = Scored(judged, np.array([0.25, 0.5, 0.75], np.float32), judged.trajectory.logprobs, None)
+    scored = Scored(
+        judged, np.array([0.25, 0.5, 0.75], np.float32), judged.trajectory.logprobs, judged.trajectory.logprobs
+    )
     batch = compute_targets([with_gap(scored, 2, 2)], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
     # deltas 0.5 - 0.25, 0.75 - 0.5 (over the gap), 1 - 0.75: A_2 = 0.25, A_1 = 0.25 + 0.125, A_0 = 0.25 + 0.1875
     np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])

@@ -19,7 +19,8 @@ def scored_from(judged: list[Judged], seed: int = 0) -> list[Scored]:
     for j in judged:
         count = len(j.trajectory.tokens)
         values = rng.uniform(0, 1, count).astype(np.float32)
-        out.append(Scored(j, values, (j.trajectory.logprobs + 0.1).astype(np.float32), None))
+        proximal = (j.trajectory.logprobs + 0.1).astype(np.float32)
+        out.append(Scored(j, values, proximal, proximal))
     return out
 
 
@@ -50,7 +51,7 @@ def test_a_prefix_as_context_is_a_prefix_as_prompt(seed: int, normalise: str) ->
 def test_advantages_and_returns_of_one_trajectory_by_hand() -> None:
     judged = next(j for j in make_judged(3) if len(j.trajectory.tokens) == 3 and j.verdict.reward == 1.0)
     proximal = judged.trajectory.logprobs
-    scored = Scored(judged, np.array([0.25, 0.5, 0.75], dtype=np.float32), proximal, None)
+    scored = Scored(judged, np.array([0.25, 0.5, 0.75], dtype=np.float32), proximal, proximal)
     batch = compute_targets([scored], AlgorithmConfig(normalise="none", policy_lambda=0.5), 0)
     # deltas 0.25, 0.25, 0.25: A_2 = 0.25, A_1 = 0.25 + 0.125 = 0.375, A_0 = 0.25 + 0.1875 = 0.4375
     np.testing.assert_allclose(batch.targets.advantages, [0.4375, 0.375, 0.25])
@@ -74,7 +75,7 @@ def one_of_three(finish: Finish = Finish.STOP, reward: float = 1.0) -> Scored:
     judged = next(j for j in make_judged(3, count=40, prefix=0) if len(j.trajectory.tokens) == 3)
     trajectory = replace(judged.trajectory, finish=finish)
     judged = replace(judged, trajectory=trajectory, verdict=Verdict(reward, reward > 0))
-    return Scored(judged, np.array([0.25, 0.5, 0.75], np.float32), trajectory.logprobs, None)
+    return Scored(judged, np.array([0.25, 0.5, 0.75], np.float32), trajectory.logprobs, trajectory.logprobs)
 
 
 def returns_of(scored: Scored, longest: int = 0, **fields: Any) -> list[float]:
@@ -277,7 +278,7 @@ def test_a_critic_that_knows_the_depth_alone_tells_nothing_within_it() -> None:
     """Read at shares of the final length it would tell success from failure: the length is the outcome."""
     judged = siblings([*range(40, 48), *[200] * 8])
     values = [np.arange(len(j.trajectory.tokens), dtype=np.float32) / np.float32(200) for j in judged]
-    scored = [Scored(j, v, j.trajectory.logprobs, None) for j, v in zip(judged, values, strict=True)]
+    scored = [Scored(j, v, j.trajectory.logprobs, j.trajectory.logprobs) for j, v in zip(judged, values, strict=True)]
 
     def boundaries(response: IntArray) -> IntArray:
         return np.arange(7, len(response), 7, dtype=np.int32)
@@ -294,7 +295,7 @@ def test_a_critic_that_knows_the_depth_alone_tells_nothing_within_it() -> None:
 
 def test_a_short_continuation_counts_once_for_the_calibration() -> None:
     judged = siblings([1, 1])
-    scored = [Scored(j, np.array([0.25], np.float32), j.trajectory.logprobs, None) for j in judged]
+    scored = [Scored(j, np.array([0.25], np.float32), j.trajectory.logprobs, j.trajectory.logprobs) for j in judged]
     stats = compute_targets(scored, AlgorithmConfig(), 0).stats
     assert stats.value_auc == 0.5  # both at the start
     assert np.isnan(stats.value_auc_within)  # no state after it
