@@ -39,15 +39,14 @@ class NextToken:
     def __init__(self, path: str, dtype: torch.dtype) -> None:
         self.module = load_policy(path, dtype)
 
-    def loss(self, forward: Any, batch: TokenBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Weighted sum of -log p, and the log-probabilities; `forward` runs the module in its engine."""
-        logprobs = self.measure(forward, batch, device)
-        return -(logprobs * to_device(batch.weights, device)).sum(), logprobs
-
     def measure(self, forward: Any, batch: TokenBatch, device: torch.device) -> Tensor:
-        """[N] log-probabilities."""
+        """[N] log-probabilities; `forward` runs the module in its engine."""
         logprobs: Tensor = forward(line=line_on(batch.inputs, device), temperature=1.0)[0]
         return logprobs
+
+    def losses(self, logprobs: Tensor) -> Tensor:
+        """[N] -log p."""
+        return -logprobs
 
 
 class Preference:
@@ -56,16 +55,15 @@ class Preference:
     def __init__(self, path: str, dtype: torch.dtype) -> None:
         self.module = load_reward(path, dtype)
 
-    def loss(self, forward: Any, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Weighted sum over the pairs, and the scores; `forward` runs the module in its engine."""
-        scores = self.measure(forward, batch, device)
-        chosen, rejected = scores.chunk(2)
-        return -(F.logsigmoid(chosen - rejected) * to_device(batch.weights, device)).sum(), scores
-
     def measure(self, forward: Any, batch: PairBatch, device: torch.device) -> Tensor:
-        """[2 N] scores: of the chosen dialogues, then of the rejected ones."""
+        """[2 N] scores: of the chosen dialogues, then of the rejected ones; `forward` runs the module in its engine."""
         scores: Tensor = forward(to_device(batch.tokens, device), to_device(batch.lengths, device))
         return scores
+
+    def losses(self, scores: Tensor) -> Tensor:
+        """[N] -log sigmoid(difference) of each pair."""
+        chosen, rejected = scores.chunk(2)
+        return -F.logsigmoid(chosen - rejected)
 
 
 Objective = type[NextToken] | type[Preference]
@@ -91,7 +89,8 @@ class SupervisedRank(RankWorker):
         """Accumulate the micro-batches and take one optimizer step."""
         loss = 0.0
         for batch in batches:
-            part, outputs = self._objective.loss(self._engine, batch, self._device)
+            outputs = self._objective.measure(self._engine, batch, self._device)
+            part = (self._objective.losses(outputs) * to_device(batch.weights, self._device)).sum()
             self._engine.backward(part, outputs)
             loss += float(part)
         return SupervisedSums(loss, *self._engine.step([rate]))
