@@ -125,10 +125,8 @@ class LearnerGroup:
         assignment = self._assign(rows)
         untrained = [self._state.policy_steps == 0] * len(assignment)
         scores = self._ranks.call(RankWorker.score, input_batches(assignment, rows), untrained)
-        values, proximal, reference = (
-            results_by_row(assignment, rows, [[of_batch[number] for of_batch in rank] for rank in scores])
-            for number in range(3)
-        )
+        columns = zip(*scores, strict=True)  # of each: [rank][micro-batch]
+        values, proximal, reference = (results_by_row(assignment, rows, column) for column in columns)
         found = []
         for i, j in enumerate(judged):
             inside = slice(row_of(j.trajectory).scored)

@@ -62,12 +62,12 @@ class ActorCritic(ABC):
         self._device = self.policy.device
 
     @abstractmethod
-    def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
-        """Log-probabilities and values [N] of every micro-batch."""
+    def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
+        """Log-probabilities [N] of every micro-batch, and values [N]."""
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Only the values [N]. With a shared trunk this costs nearly as much as `score`."""
-        return [values for _, values in self.score(batches)]
+        return self.score(batches)[1]
 
     @abstractmethod
     def step(self, plan: StepPlan) -> StepSums:
@@ -89,10 +89,9 @@ class SeparateModels(ActorCritic):
     step. The policy's gradient stays in memory until then, so that both models skip a step or neither does.
     """
 
-    def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
+    def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""
-        logprobs = [self.logprobs(batch, self._temperature) for batch in batches]
-        return list(zip(logprobs, self.values(batches), strict=True))
+        return [self.logprobs(batch, self._temperature) for batch in batches], self.values(batches)
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `ActorCritic`."""
@@ -148,11 +147,11 @@ class PolicyAlone(SeparateModels):
 class SharedTrunk(ActorCritic):
     """One engine: loss = policy's + value_coefficient x critic's, two learning rates, one gradient norm."""
 
-    def score(self, batches: Sequence[MicroBatch]) -> list[tuple[Tensor, Tensor]]:
+    def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""
         temperature, device = self._temperature, self._device
         read = [self.policy(line=line_on(batch, device), temperature=temperature) for batch in batches]
-        return [(logprobs, values) for logprobs, _, values in read]
+        return [logprobs for logprobs, _, _ in read], [values for _, _, values in read]
 
     def step(self, plan: StepPlan) -> StepSums:
         """See `ActorCritic`. Without `train_policy` only the value head learns."""

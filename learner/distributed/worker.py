@@ -121,13 +121,10 @@ class RankWorker:
 
         An `untrained` policy is the reference, and any policy stands for a missing one: one pass serves both.
         """
-        scores = self._actor_critic.score(batches)
+        proximal, values = self._actor_critic.score(batches)
         one_pass = untrained or not self._has_reference
-        references = [proximal for proximal, _ in scores] if one_pass else self._references(batches)
-        return [
-            [_numpy(values), _numpy(proximal), _numpy(reference)]
-            for (proximal, values), reference in zip(scores, references, strict=True)
-        ]
+        reference = proximal if one_pass else self._references(batches)
+        return [[_numpy(tensor) for tensor in column] for column in (values, proximal, reference)]
 
     def _references(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """The reference policy's log-probabilities."""
