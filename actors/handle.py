@@ -69,7 +69,7 @@ class EngineRecipe:
         return actor.start.remote(self.model_path, self.config, self.dtype, self.device, self.seed)
 
 
-Kind = Literal["start", "load", "generate", "ask"]
+Kind = Literal["load", "generate", "ask"]
 
 
 @dataclass(eq=False, slots=True)
@@ -111,8 +111,8 @@ class ActorHandle:
 
         self.process = self.acknowledged = None
         self._actor = self._named_actor()
-        self.ask(lambda actor: actor.process.remote(), START_SECONDS, _placed, "start")
-        self.ask(self._recipe.start, START_SECONDS, ready, "start")
+        self.ask(lambda actor: actor.process.remote(), START_SECONDS, _placed)
+        self.ask(self._recipe.start, START_SECONDS, ready)
 
     def losses_within(self, seconds: float) -> int:
         """Note that the process died, and say how often it did within so many seconds."""

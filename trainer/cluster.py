@@ -224,19 +224,16 @@ def watched(groups: Mapping[str, PlacementGroup]) -> Iterator[None]:
 
     def _watch() -> None:
         placed = dict.fromkeys(groups, True)
-        while not ended.wait(WATCH_SECONDS):
-            for role, group in groups.items():
-                before, placed[role] = placed[role], placement_group_table(group)["state"] == "CREATED"
-                if before and not placed[role]:
-                    message = f"{role}: a node was lost; waiting for one with room for {group.bundle_specs[0]}"
-                    logger.warning(message)
-                    print(message, flush=True)
+        with suppress(Exception):  # the head is lost: the run then ends with a line of its own
+            while not ended.wait(WATCH_SECONDS):
+                for role, group in groups.items():
+                    before, placed[role] = placed[role], placement_group_table(group)["state"] == "CREATED"
+                    if before and not placed[role]:
+                        message = f"{role}: a node was lost; waiting for one with room for {group.bundle_specs[0]}"
+                        logger.warning(message)
+                        print(message, flush=True)
 
-    def _until_the_head_is_lost() -> None:
-        with suppress(Exception):  # the run then ends with a line of its own
-            _watch()
-
-    thread = threading.Thread(target=_until_the_head_is_lost, daemon=True)
+    thread = threading.Thread(target=_watch, daemon=True)
     thread.start()
     try:
         yield

@@ -24,7 +24,6 @@ from trainer.starts import (
     candidates,
     canonical_rollouts,
     fresh_starts,
-    no_boundary,
     outcomes,
     replayed_count,
     replayed_starts,
@@ -83,7 +82,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         replay.add(
             [
                 *offer(judged, [item.values for item in scored]),
-                *offer(dropped, [NO_VALUES] * len(dropped), boundaries=no_boundary),  # their outcomes count
+                *offer(dropped, [NO_VALUES] * len(dropped)),  # their outcomes count
                 *offer(canonical, canonical_values, provenance=lambda _: Provenance.CANONICAL),
             ]
         )

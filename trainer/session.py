@@ -149,7 +149,7 @@ def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again
         parts.learner.restart()
         if checkpoint.saved(session.directory) is None:
             return checkpoint.start_over(cursor, parts)
-        return checkpoint.continue_from(checkpoint.latest(session.directory), parts)
+        resumed = checkpoint.latest(session.directory)
     return RunProgress(0, cursor, 0) if resumed is None else checkpoint.continue_from(resumed, parts)
 
 

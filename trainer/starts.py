@@ -29,6 +29,7 @@ from core.tools import TokenTool
 
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
+"""For rollouts whose outcome counts for their problem, and which give no states."""
 Share = Literal["constant", "annealed", "unsolved"]
 ROOM = 0.25
 """Least share of the response budget that a state of a truncated trajectory leaves: continuations of one with less can only lose."""
@@ -146,11 +147,6 @@ def candidates(
             )
         )
     return found
-
-
-def no_boundary(response: IntArray) -> IntArray:  # noqa: ARG001  one signature for all boundaries
-    """Nowhere: for rollouts whose outcome counts for their problem, and which give no states."""
-    return EMPTY
 
 
 def canonical_rollouts(

@@ -22,7 +22,6 @@ from trainer.starts import (
     canonical_rollouts,
     erroneous_share,
     fresh_starts,
-    no_boundary,
     outcomes,
     replayed_count,
     replayed_starts,
@@ -112,14 +111,15 @@ def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None
     assert [replayed_count(10, "unsolved", 0.0, success) for success in (0.0, 0.3, 1.0, np.nan)] == [10, 7, 0, 10]
 
 
-def test_a_trajectory_without_inner_boundaries_offers_its_outcome_alone() -> None:
-    item = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8), correct=True)
-    found = candidates([item], [NO_VALUES], no_boundary, 1)[0]
+def test_a_trajectory_without_values_offers_its_outcome_alone() -> None:
+    item = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8, 9, 10), correct=True)
+    found = candidates([item], [NO_VALUES], lambda _: ids(1, 2), 1)[0]
     assert found.lengths.size == 0
     assert found.provenance is Provenance.OWN_SUCCESSFUL
     called = judged(item.trajectory.start, ids(8, 9, 10), correct=True)
     answered = replace(called, trajectory=replace(called.trajectory, mask=np.array([True, False, True])))
-    assert candidates([answered], [NO_VALUES], no_boundary, 1)[0].lengths.size == 0  # the end of an answer neither
+    found = candidates([answered], [NO_VALUES], lambda _: ids(1, 2), 1)[0]
+    assert found.lengths.size == 0  # the end of an answer neither
 
 
 def test_canonical_solutions_of_fresh_starts_only() -> None:
