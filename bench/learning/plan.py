@@ -27,12 +27,12 @@ _LEARNABILITY: Fields = {"replay.ranking": "learnability", **MORE}
 _SMALL: Fields = {"rollout.starts": 8}
 _HALF: Fields = {"rollout.starts": 16, "replay.ratio": 0.5}
 """8 fresh problems, and as many replayed states."""
-_ON_TOP: Fields = {**_LEARNABILITY, **_HALF, "replay.fill": False, "algorithm.kl_coefficient": 0.05}
+_ON_TOP: Fields = {**_LEARNABILITY, **_HALF, "replay.fill": False}
 """8 fresh problems, and up to 8 replayed states on top of them."""
 
 ABLATIONS: Mapping[str, Fields] = {
     "on_top_filled": {**_ON_TOP, "replay.fill": True},
-    "on_top_kl_0.2": {**_ON_TOP, "algorithm.kl_coefficient": 0.2},
+    "on_top_kl_0.05": {**_ON_TOP, "algorithm.kl_coefficient": 0.05},
     "on_top_kl_0.02": {**_ON_TOP, "algorithm.kl_coefficient": 0.02},
     "on_top_share_constant": {**_ON_TOP, "replay.share": "constant"},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
