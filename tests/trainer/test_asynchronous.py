@@ -1,5 +1,7 @@
 """Asynchronous mode: which starts make a batch (pure), and the loop on the real engines."""
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,7 +127,7 @@ def check_batches(iterations: list[IterationResult]) -> None:
             assert trained_at - STALENESS <= versions.min() <= versions.max() <= trained_at
 
 
-def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_run_loses_none(
+def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_run_with_a_dead_engine_loses_none(
     parts: Components, tmp_path: Path
 ) -> None:
     run = RunDirectory.create(tmp_path, "run", "test")
@@ -144,8 +146,10 @@ def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_
     lost = run_iterations(parts, range(4, 6))  # what a crash undoes
     check_batches(lost)
     assert checkpoint.continue_from(saved, parts).iteration == 3
+    os.kill(cast(RolloutStream, parts.actors)._pool.pids()[0], signal.SIGKILL)  # while it generates
     rest = run_iterations(parts, range(4, ITERATIONS + 1))
     check_batches(rest)
+    assert parts.actors.restarts == 1
     assert rest[0].broadcast.logprob_gap < 1e-3
     assert rest[0].stats.first_kl < 1e-6
 
