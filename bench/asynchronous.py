@@ -13,27 +13,21 @@ Figures are medians over the iterations, without those in which caches warm up a
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bench.report import Check, check, command_line, median, write
-from core.config import Config, Device
-from core.load import load_config
-from core.run_directory import RunDirectory
+from bench.demo import DEMO, Lap, changed, components, middle, recipe, run_lap
+from bench.report import Check, check, command_line, write
+from core.config import Config
 from trainer import build
-from trainer.build import ModelAndTask, open_model_and_task
+from trainer.build import open_model_and_task
 from trainer.cluster import connect
-from trainer.loop import iterate
-from trainer.metrics import PhaseClock, PhaseSeconds
 from trainer.records import Components
 
 if TYPE_CHECKING:
     from actors.pool import RolloutPool
 
-RECIPE = Path(__file__).parents[1] / "configs" / "demo.yaml"
 GOAL = 1.10
 WARM, FILLING, EMPTYING = 1, 2, 1
 """Number of iterations left out: the first synchronous one, and those in which the pipeline fills and empties."""
@@ -41,88 +35,60 @@ LOADS = {"update-bound": 256, "balanced": 16}
 """Sequences that the engine decodes at once."""
 
 
-class Lap(NamedTuple):
-    """One iteration."""
-
-    seconds: PhaseSeconds
-    busy: float  # seconds in which the engine worked
-
-
-@dataclass(frozen=True, slots=True)
-class Laps:
+class Laps(NamedTuple):
     """The measured iterations of one load."""
 
-    synchronous: list[Lap] = field(default_factory=list)
-    sequential: list[Lap] = field(default_factory=list)  # synchronous, without overlap
-    asynchronous: list[Lap] = field(default_factory=list)
+    synchronous: list[Lap]
+    sequential: list[Lap]  # synchronous, without overlap
+    asynchronous: list[Lap]
 
 
-def recipe(quick: bool, processes: int, max_running: int) -> Config:
+def configuration(quick: bool, processes: int, max_running: int) -> Config:
     """The demo recipe with half of its starts (quick: an eighth), and `processes` engines and ranks of one thread each."""
-    config = load_config(RECIPE)
-    rollout = {
-        "starts": config.rollout.starts // (8 if quick else 2),
-        "actors": processes,
-        "max_running": max_running // processes,
-    }
-    return config.model_copy(
-        update={
-            "starter": config.starter.model_copy(update={"steps": 20}),
-            "rollout": config.rollout.model_copy(update=rollout),
-            "learner": config.learner.model_copy(update={"ranks": processes, "critic_warmup": 0}),
+    return recipe(
+        {
+            "rollout.starts": DEMO.rollout.starts // (8 if quick else 2),
+            "rollout.actors": processes,
+            "rollout.max_running": max_running // processes,
+            "learner.ranks": processes,
         }
     )
 
 
 @dataclass(slots=True)
 class Runner:
-    """The parts of a run, and the number of its last iteration."""
+    """The components of a run, and the number of its last iteration."""
 
-    parts: Components
     config: Config
+    parts: Components
     number: int = 0
 
     def run(self, parts: Components, count: int, overlap: bool = True) -> list[Lap]:
         """The next `count` iterations. `overlap`: the critic refreshes stale values while the engine generates."""
         settings = replace(build.iteration_settings(self.config), refresh_while_generating=overlap)
-        laps = []
-        for _ in range(count):
-            self.number += 1
-            clock, busy = PhaseClock(), parts.actors.queues().busy
-            iterate(parts, settings, self.number, clock)
-            laps.append(Lap(clock.seconds(), parts.actors.queues().busy - busy))
-        return laps
+        first, self.number = self.number + 1, self.number + count
+        return [run_lap(parts, settings, number) for number in range(first, self.number + 1)]
 
-    def run_synchronous(self, count: int, laps: Laps) -> None:
-        """Run `count` synchronous iterations of each form."""
-        laps.synchronous.extend(self.run(self.parts, WARM + count)[WARM:])
-        laps.sequential.extend(self.run(self.parts, count, overlap=False))
+    def run_synchronous(self, count: int) -> tuple[list[Lap], list[Lap]]:
+        """`count` synchronous iterations of each form."""
+        return self.run(self.parts, WARM + count)[WARM:], self.run(self.parts, count, overlap=False)
 
-    def run_asynchronous(self, count: int, laps: Laps) -> None:
-        """Run `count` asynchronous iterations with the same parts."""
+    def run_asynchronous(self, count: int) -> list[Lap]:
+        """`count` asynchronous iterations with the same parts."""
         total = FILLING + count + EMPTYING
-        run = self.config.run.model_copy(update={"iterations": self.number + total})
-        rollout = self.config.rollout.model_copy(update={"max_staleness": 1})
-        config = self.config.model_copy(update={"run": run, "rollout": rollout})
-        with ExitStack() as stack:
-            pool = cast("RolloutPool", self.parts.actors)
-            stream, pipeline = stack.enter_context(build.asynchronous(config, pool))
+        config = changed(self.config, {"run.iterations": self.number + total, "rollout.max_staleness": 1})
+        with build.asynchronous(config, cast("RolloutPool", self.parts.actors)) as (stream, pipeline):
             pipeline.restore(None, self.number, self.parts.learner.version)
-            parts = replace(self.parts, actors=stream, pipeline=pipeline)
-            laps.asynchronous.extend(self.run(parts, total)[FILLING:-EMPTYING])
+            return self.run(replace(self.parts, actors=stream, pipeline=pipeline), total)[FILLING:-EMPTYING]
 
-
-@contextmanager
-def runner(config: Config, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Runner]:
-    """Start a new engine, learner and store."""
-    directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
-    with build.components(config, directory, ready, device) as parts:
-        yield Runner(parts, config)
-
-
-def middle(laps: Iterable[Lap], figure: Callable[[Lap], float]) -> float:
-    """Median of a figure over iterations."""
-    return median([figure(lap) for lap in laps])
+    def run_all(self, synchronous: int, asynchronous: int) -> Laps:
+        """This many iterations of each mode: synchronous ones before and after the asynchronous."""
+        before, overlapped, after = (
+            self.run_synchronous(synchronous),
+            self.run_asynchronous(asynchronous),
+            self.run_synchronous(synchronous),
+        )
+        return Laps(before[0] + after[0], before[1] + after[1], overlapped)
 
 
 def total(lap: Lap) -> float:
@@ -135,9 +101,7 @@ def checks_of(load: str, laps: Laps) -> list[Check]:
     rollout = middle(laps.sequential, lambda lap: lap.seconds.generate)
     rest = middle(laps.sequential, lambda lap: lap.seconds.total - lap.seconds.generate)
     together, wall = middle(laps.synchronous, total), middle(laps.asynchronous, total)
-    whole = sum(map(total, laps.asynchronous))
-    works = sum(lap.busy for lap in laps.asynchronous) / whole
-    waits = sum(lap.seconds.generate for lap in laps.asynchronous) / whole
+    waits = sum(lap.seconds.generate for lap in laps.asynchronous) / sum(map(total, laps.asynchronous))
     slower = max(rollout, rest)
     return [
         check(f"{load}: rollout time, alone", rollout, "s"),
@@ -148,7 +112,6 @@ def checks_of(load: str, laps: Laps) -> list[Check]:
             f"{load}: asynchronous / max(rollout, everything else)", wall / slower, "ratio", "<=", GOAL, baseline=1.0
         ),
         check(f"{load}: speed-up over synchronous", together / wall, "x", baseline=1.0),
-        check(f"{load}: asynchronous, share of time in which the engine works", works, "share"),
         check(f"{load}: asynchronous, share of time in which the learner does not wait for it", 1 - waits, "share"),
     ]
 
@@ -156,22 +119,21 @@ def checks_of(load: str, laps: Laps) -> list[Check]:
 def main(quick: bool) -> None:
     """Measure and write bench/results/asynchronous.json."""
     synchronous, overlapped = (1, 2) if quick else (3, 5)
-    found = {load: Laps() for load in LOADS}
-    wide = recipe(quick, 2, LOADS["balanced"])
+    found: dict[str, Laps] = {}
+    wide = configuration(quick, 2, LOADS["balanced"])
     with tempfile.TemporaryDirectory() as name, connect(wide, "bench") as device, open_model_and_task(wide) as ready:
         for load, max_running in LOADS.items():
-            with runner(recipe(quick, 1, max_running), ready, device, Path(name)) as one:
-                one.run_synchronous(synchronous, found[load])
-                one.run_asynchronous(overlapped, found[load])
-                one.run_synchronous(synchronous, found[load])
-        with runner(wide, ready, device, Path(name)) as two:
-            pairs = two.run(two.parts, WARM + overlapped)[WARM:]
+            config = configuration(quick, 1, max_running)
+            with components(config, ready, device, Path(name)) as parts:
+                found[load] = Runner(config, parts).run_all(synchronous, overlapped)
+        with components(wide, ready, device, Path(name)) as parts:
+            pairs = Runner(wide, parts).run(parts, WARM + overlapped)[WARM:]
     gain = middle(pairs, total) / middle(found["balanced"].asynchronous, total)
     checks = [
         *(item for load, laps in found.items() for item in checks_of(load, laps)),
         check("balanced: speed-up over synchronous, two engines and two ranks", gain, "x", baseline=1.0),
     ]
-    settings: dict[str, str | int | float] = {
+    settings = {
         "starts": wide.rollout.starts,
         "samples": wide.rollout.samples,
         "iterations counted, synchronous": 2 * synchronous,

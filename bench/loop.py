@@ -14,7 +14,6 @@ environment only ours is measured.
 
 import json
 import os
-import resource
 import socket
 import subprocess
 import tempfile
@@ -22,38 +21,31 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-import ray
-
-from bench.rank_times import PARTS, seconds_since_last, watch
-from bench.report import Check, check, command_line, median, write
+from bench.demo import DEMO, Lap, changed, components, middle, recipe, run_lap
+from bench.models import ROOT
+from bench.report import Check, check, command_line, write
 from bench.trl_loop import Job, TrlLap
 from core.config import Config, Device
-from core.load import load_config
-from core.run_directory import RunDirectory
 from core.startup import WAITING
 from tasks.task import Task
 from trainer import build
 from trainer.build import ModelAndTask, open_model_and_task
 from trainer.cluster import connect
-from trainer.loop import iterate
-from trainer.metrics import PHASES, PhaseClock, PhaseSeconds
+from trainer.metrics import PHASES
 
-ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "configs" / "demo.yaml"
 GOAL = 1.5
+FORMS = {
+    "": {},
+    "critic on the policy's trunk: ": {"learner.value_model": "shared"},
+    "GRPO, no critic: ": {"algorithm.estimator": "grpo", "replay.ranking": "uniform"},
+}
+"""Our forms by the first words of their figures: what each changes in the recipe, whose critic is a separate model."""
 
 Trl = Callable[[], TrlLap]
 """Runs one iteration of TRL's trainer."""
-
-
-class Lap(NamedTuple):
-    """One of our iterations."""
-
-    tokens: int  # generated
-    seconds: PhaseSeconds
-    update: dict[str, float]  # seconds of rank 0's update by part
 
 
 class Laps(NamedTuple):
@@ -61,46 +53,20 @@ class Laps(NamedTuple):
 
     ours: list[Lap]
     trl: list[TrlLap]  # none without TRL
-    memory: float  # MiB, the peak of rank 0's process
 
     @property
     def rate(self) -> float:
         """Generated tokens per second of our whole iterations."""
-        return median([lap.tokens / lap.seconds.total for lap in self.ours])
+        return middle(self.ours, lambda lap: lap.tokens / lap.seconds.total)
 
     @property
     def trl_rate(self) -> float:
         """Generated tokens per second of TRL's whole iterations."""
-        return median([lap.tokens / lap.seconds for lap in self.trl])
+        return median(lap.tokens / lap.seconds for lap in self.trl)
 
-
-def recipe(quick: bool) -> Config:
-    """The demo recipe from the root, with a starter of 20 steps; quick: a quarter of its starts."""
-    config = load_config(RECIPE)
-    starts = config.rollout.starts // (4 if quick else 1)
-    return config.model_copy(
-        update={
-            "starter": config.starter.model_copy(update={"steps": 20}),
-            "rollout": config.rollout.model_copy(update={"starts": starts}),
-            "learner": config.learner.model_copy(update={"critic_warmup": 0}),
-            "replay": config.replay.model_copy(update={"ratio": 0.0}),
-        }
-    )
-
-
-def on_one_trunk(config: Config) -> Config:
-    """The configuration with the critic as a head on the policy's trunk."""
-    return config.model_copy(update={"learner": config.learner.model_copy(update={"value_model": "shared"})})
-
-
-def without_critic(config: Config) -> Config:
-    """The configuration with GRPO, which needs no critic."""
-    return config.model_copy(
-        update={
-            "algorithm": config.algorithm.model_copy(update={"estimator": "grpo"}),
-            "replay": config.replay.model_copy(update={"ranking": "uniform"}),
-        }
-    )
+    def seconds(self, phase: str) -> float:
+        """Median seconds of one of our phases."""
+        return middle(self.ours, lambda lap: getattr(lap.seconds, phase))
 
 
 def job_of(config: Config, model: str, task: Task, iterations: int) -> Job:
@@ -164,77 +130,49 @@ def started_trl(python: Path, job: Job, folder: Path) -> Iterator[Trl]:
 
 
 def measure(
-    config: Config, name: str, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
+    config: Config, ready: ModelAndTask, device: Device, folder: Path, trl: Trl | None, iterations: int
 ) -> Laps:
     """Run our iterations and TRL's alternately."""
-    run = RunDirectory.create(folder, name, "bench")
-    settings, ours, theirs = build.iteration_settings(config), [], []
-    with build.components(config, run, ready, device) as parts:
-        rank = ray.get_actor("learner-rank-0")
-        watch(rank)
+    settings, laps = build.iteration_settings(config), Laps([], [])
+    with components(config, ready, device, folder) as parts:
         for number in range(1, iterations + 1):
-            clock = PhaseClock()
-            iteration = iterate(parts, settings, number, clock)
-            tokens = sum(item.trajectory.tokens.size for item in iteration.scored)
-            ours.append(Lap(tokens, clock.seconds(), seconds_since_last(rank)))
+            laps.ours.append(run_lap(parts, settings, number))
             if trl:
-                theirs.append(trl())
-        memory = ray.get(rank.__ray_call__.remote(lambda _: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
-    return Laps(ours[1:], theirs[1:], memory)
+                laps.trl.append(trl())
+    return Laps(laps.ours[1:], laps.trl[1:])
 
 
-def middle(laps: Laps, phase: str) -> float:
-    """Median seconds of one of our phases."""
-    return median([getattr(lap.seconds, phase) for lap in laps.ours])
+def compared(forms: Mapping[str, Laps]) -> list[Check]:
+    """The checks of all our forms against TRL; the recipe's has the goal."""
+    checks = []
+    for form, laps in forms.items():
+        name, ratio = f"{form}whole iteration / TRL's GRPO trainer", laps.rate / laps.trl_rate
+        checks.append(check(f"{form}generated tokens/s", laps.rate, "tokens/s", baseline=laps.trl_rate))
+        checks.append(check(name, ratio, "ratio", None if form else ">=", GOAL, baseline=1.0))
+    return checks
 
 
-def compared(separate: Laps, others: Mapping[str, Laps]) -> list[Check]:
-    """The checks of all our forms against TRL; `others` than the separate critic by name."""
-    checks = [
-        check("generated tokens/s, whole iteration", separate.rate, "tokens/s", baseline=separate.trl_rate),
-        check(
-            "whole iteration / TRL's GRPO trainer", separate.rate / separate.trl_rate, "ratio", ">=", GOAL, baseline=1.0
-        ),
-    ]
-    for name, laps in others.items():
-        checks += [
-            check(f"{name}: generated tokens/s", laps.rate, "tokens/s", baseline=laps.trl_rate),
-            check(f"{name}: whole iteration / TRL's", laps.rate / laps.trl_rate, "ratio", baseline=1.0),
-        ]
+def profile(forms: Mapping[str, Laps]) -> list[Check]:
+    """The seconds of our iterations by phase."""
+    separate = forms[""]
+    total = separate.seconds("total")
+    generation = middle(separate.ours, lambda lap: lap.tokens / lap.seconds.generate)
     return [
-        *checks,
-        check("TRL: generation", median([lap.generation for lap in separate.trl]), "s"),
-        check("TRL: all optimizer steps", median([lap.training for lap in separate.trl]), "s"),
-    ]
-
-
-def profile(separate: Laps, others: Mapping[str, Laps]) -> list[Check]:
-    """The seconds of our iterations by phase, and the memory of a rank."""
-    total = middle(separate, "total")
-    generation = median([lap.tokens / lap.seconds.generate for lap in separate.ours])
-    outside = median([lap.seconds.update - sum(lap.update.values()) for lap in separate.ours])
-    checks = [
-        check("generated tokens per iteration", median([lap.tokens for lap in separate.ours]), "tokens"),
+        check("generated tokens per iteration", middle(separate.ours, lambda lap: lap.tokens), "tokens"),
         check("generated tokens/s, generation alone", generation, "tokens/s"),
         check("seconds per iteration", total, "s"),
-        *(check(f"share of {phase}", middle(separate, phase) / total, "share") for phase in (*PHASES, "other")),
-        check("update, policy and critic", middle(separate, "update"), "s"),
-        *(check(f"of which {part}", median([lap.update[part] for lap in separate.ours]), "s") for part in PARTS),
-        check("of which driver and transport", outside, "s"),
-        check("peak memory of a rank's process", separate.memory, "MiB"),
+        *(check(f"share of {phase}", separate.seconds(phase) / total, "share") for phase in (*PHASES, "other")),
+        *(
+            check(f"{form}{phase}", laps.seconds(phase), "s", baseline=separate.seconds(phase) if form else None)
+            for form, laps in forms.items()
+            for phase in ("score", "update")
+        ),
     ]
-    for name, laps in others.items():
-        checks += [
-            check(f"{name}: score", middle(laps, "score"), "s", baseline=middle(separate, "score")),
-            check(f"{name}: update", middle(laps, "update"), "s", baseline=middle(separate, "update")),
-            check(f"{name}: peak memory of a rank's process", laps.memory, "MiB", baseline=separate.memory),
-        ]
-    return checks
 
 
 def main(quick: bool) -> None:
     """Measure and write bench/results/loop.json."""
-    config = recipe(quick)
+    config = recipe({"rollout.starts": DEMO.rollout.starts // (4 if quick else 1), "replay.ratio": 0.0})
     iterations = 3 if quick else 6
     python = Path(os.environ.get("BENCH_PYTHON", ROOT / ".venv-bench" / "bin" / "python"))
     with ExitStack() as stack:
@@ -243,19 +181,16 @@ def main(quick: bool) -> None:
         ready = stack.enter_context(open_model_and_task(config))
         trl = None
         if python.exists():
-            job = job_of(config, ready.model, ready.task, 3 * iterations)  # alternates with each of our forms
+            job = job_of(config, ready.model, ready.task, len(FORMS) * iterations)  # alternates with each of our forms
             trl = stack.enter_context(started_trl(python, job, folder / "trl"))
-        separate = measure(config, "separate", ready, device, folder, trl, iterations)
-        others = {
-            "critic on the policy's trunk": measure(
-                on_one_trunk(config), "trunk", ready, device, folder, trl, iterations
-            ),
-            "GRPO, no critic": measure(without_critic(config), "none", ready, device, folder, trl, iterations),
+        forms = {
+            form: measure(changed(config, fields), ready, device, folder, trl, iterations)
+            for form, fields in FORMS.items()
         }
     if not python.exists():
         print(f"TRL is left out: no {python} (`make bench` prepares it)")
-    checks = [*(compared(separate, others) if trl else []), *profile(separate, others)]
-    settings: dict[str, str | int | float] = {
+    checks = [*(compared(forms) if trl else []), *profile(forms)]
+    settings = {
         "iterations": iterations,
         "starts": config.rollout.starts,
         "samples": config.rollout.samples,

@@ -1,12 +1,35 @@
-"""The random Qwen2 models of the benchmarks."""
+"""What several benchmarks use: a local Ray, real data, and random Qwen2 models."""
 
+import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.startup import set_environment
+
 if TYPE_CHECKING:
     import torch
     from transformers import Qwen2ForCausalLM
+
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+DATA = Path(os.environ.get("RETROSPECT_DATA", SHARED if SHARED.is_dir() else ROOT / "tests" / "data"))
+"""The folder of the data sets (CONTRIBUTING.md)."""
+END = 0
+"""The token that ends a text."""
+
+
+def local_ray() -> AbstractContextManager[object]:
+    """A local Ray for this process, stopped at the end of the block."""
+    set_environment()
+    import ray
+
+    context: AbstractContextManager[object] = ray.init(
+        address="local", num_cpus=2, namespace="retrospect", include_dashboard=False, log_to_driver=False
+    )
+    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +45,7 @@ class Shape:
 
 
 def build_model(path: Path, shape: Shape, dtype: "torch.dtype | None" = None) -> "Qwen2ForCausalLM":
-    """Save a random model of this shape (`dtype`: float32 if none is given) and return it. Token 0 ends a text."""
+    """Save a random model of this shape (`dtype`: float32 if none is given) and return it."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -36,7 +59,7 @@ def build_model(path: Path, shape: Shape, dtype: "torch.dtype | None" = None) ->
         num_key_value_heads=shape.key_value_heads,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        eos_token_id=0,
+        eos_token_id=END,
         bos_token_id=None,
     )
     model = Qwen2ForCausalLM(config).to(dtype or torch.float32)

@@ -53,7 +53,7 @@ def median(values: Sequence[float]) -> float:
 def write(
     name: str,
     checks: Sequence[Check],
-    settings: dict[str, str | int | float],
+    settings: Mapping[str, object],
     *,
     quick: bool,
     page: str | None = None,
@@ -114,7 +114,7 @@ def overview() -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(name: str, checks: Sequence[Check], settings: dict[str, str | int | float]) -> str:
+def table(name: str, checks: Sequence[Check], settings: Mapping[str, object]) -> str:
     """The checks as a Markdown table."""
     head = [f"# {name}", "", ", ".join(f"{key} {value}" for key, value in settings.items()), ""]
     rows = ["| check | value | unit | baseline | goal | met |", "|---|---|---|---|---|---|"]

@@ -26,12 +26,6 @@ class TrlLap(NamedTuple):
 
     tokens: int  # generated, by all processes
     seconds: float
-    generation: float  # seconds until the reward is computed
-
-    @property
-    def training(self) -> float:
-        """Seconds from the reward to the end of the last optimizer step."""
-        return self.seconds - self.generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +77,12 @@ class Pace(TrainerCallback):  # type: ignore[misc]
     def __init__(self, job: Job, answers: Any) -> None:
         self._minibatches, self._answers = job.minibatches, answers
         self._rank, self._processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._tokens, self._begun, self._rewarded = 0, 0.0, 0.0
+        self._tokens, self._begun = 0, 0.0
 
     def reward(
         self, completions: list[str], completion_ids: list[list[int]], reference: list[str], **_: Any
     ) -> list[float]:
-        """Judge the responses of one process, and note the end of its generation."""
-        self._rewarded = time.perf_counter()
+        """Judge the responses of one process, and count their tokens."""
         self._tokens += sum(map(len, completion_ids))
         return [verify_arithmetic(gold, text).reward for gold, text in zip(reference, completions, strict=True)]
 
@@ -111,8 +104,7 @@ class Pace(TrainerCallback):  # type: ignore[misc]
         if self._processes > 1:
             torch.distributed.all_reduce(count)
         if self._rank == 0:
-            lap = TrlLap(int(count), seconds, self._rewarded - self._begun)
-            self._answers.write(json.dumps(lap) + "\n")
+            self._answers.write(json.dumps(TrlLap(int(count), seconds)) + "\n")
             self._answers.flush()
 
 

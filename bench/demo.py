@@ -1,0 +1,59 @@
+"""The demo recipe, timed iteration by iteration. Used by `bench.loop` and `bench.asynchronous`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from bench.models import ROOT
+from core.config import Config, Device
+from core.load import load_config, override
+from core.run_directory import RunDirectory
+from trainer import build
+from trainer.build import ModelAndTask
+from trainer.loop import iterate
+from trainer.metrics import PhaseClock, PhaseSeconds
+from trainer.records import Components, IterationSettings
+
+DEMO = load_config(ROOT / "configs" / "demo.yaml")
+
+
+class Lap(NamedTuple):
+    """One iteration."""
+
+    tokens: int  # generated
+    seconds: PhaseSeconds
+
+
+def changed(config: Config, fields: Mapping[str, object]) -> Config:
+    """The configuration with other values of 'section.field'."""
+    return override(config, [text for name, value in fields.items() for text in (f"--{name}", str(value))])
+
+
+def recipe(fields: Mapping[str, object]) -> Config:
+    """The demo recipe with these fields, a starter that has hardly been trained, and no warm-up of the critic.
+
+    Responses of such a starter use up their budget.
+    """
+    return changed(DEMO, {"starter.steps": 20, "learner.critic_warmup": 0, **fields})
+
+
+@contextmanager
+def components(config: Config, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Components]:
+    """Start new engines, ranks and a store; their run is in a new folder inside `folder`."""
+    directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
+    with build.components(config, directory, ready, device) as parts:
+        yield parts
+
+
+def run_lap(parts: Components, settings: IterationSettings, number: int) -> Lap:
+    """Run and time iteration `number`."""
+    clock = PhaseClock()
+    iteration = iterate(parts, settings, number, clock)
+    return Lap(sum(item.trajectory.tokens.size for item in iteration.scored), clock.seconds())
+
+
+def middle(laps: Iterable[Lap], figure: Callable[[Lap], float]) -> float:
+    """Median of a figure over iterations."""
+    return median(map(figure, laps))
