@@ -41,10 +41,14 @@ HALF, FREE = 0.5, 1.05
 
 Setting = tuple[str, str]
 """Task and hardness."""
+Arms = Mapping[str, Mapping[int, Result]]
+"""Arm -> seed -> result, of one setting."""
+Panel = tuple[Arms, str, str]
+"""One diagram of a plot: what it shows, its cost (`COSTS`) and its title; without a title it has no legend."""
 
 
 def read_results(folder: Path) -> dict[Setting, dict[str, dict[int, Result]]]:
-    """Setting -> arm -> seed -> result, of all complete result files."""
+    """The arms of each setting, of all complete result files."""
     found: dict[Setting, dict[str, dict[int, Result]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -91,7 +95,7 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
     return found | {name: median_over_seeds(values, rng) for name, values in times.items()}
 
 
-def best_baseline(arms: Mapping[str, Mapping[int, Result]]) -> str | None:
+def best_baseline(arms: Arms) -> str | None:
     """The baseline with the largest area under its curves, of those with the most seeds; None without a baseline."""
     most = max((len(arms[name]) for name in BASELINES if name in arms), default=0)
     known = [name for name in BASELINES if name in arms and len(arms[name]) == most]
@@ -99,9 +103,7 @@ def best_baseline(arms: Mapping[str, Mapping[int, Result]]) -> str | None:
     return max(known, key=lambda name: areas[name], default=None)
 
 
-def ratio_to(
-    arms: Mapping[str, Mapping[int, Result]], arm: str, baseline: str, level: float | None = None
-) -> Interval | None:
+def ratio_to(arms: Arms, arm: str, baseline: str, level: float | None = None) -> Interval | None:
     """The token ratio of two arms on the seeds that both have (`token_ratio`); None without such a seed."""
     seeds = sorted(arms[arm].keys() & arms[baseline].keys())
     if not seeds:
@@ -138,60 +140,58 @@ COLUMNS: Sequence[tuple[str, str, float, int]] = (
 """Measure, heading, factor, digits."""
 
 
-def section(setting: Setting, arms: Mapping[str, Mapping[int, Result]], plot: str) -> list[str]:
+def success_before(arms: Arms) -> list[float]:
+    """Held-out success of every run before training."""
+    return [one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()]
+
+
+def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
     """The table of one setting, arms with canonical solutions last."""
     baseline = best_baseline(arms)
-    some = next(iter(next(iter(arms.values())).values()))
-    name = baseline or "baseline"
-    ratios = [f"tokens to {LEVEL} / {name}", f"tokens to its final success / {name}"]
+    results = [one for seeds in arms.values() for one in seeds.values()]
+    start = mean_over_seeds(success_before(arms), generator(0, "bench.learning"))
+    ratios = [f"{what} / {baseline or 'baseline'}" for what in (f"tokens to {LEVEL}", "tokens to its final success")]
     heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), "pass@k, k = samples", *ratios]
-    start = mean_over_seeds(
-        [one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()],
-        generator(0, "bench.learning"),
-    )
-    commits = sorted({one["commit"] for seeds in arms.values() for one in seeds.values()})
     lines = [
-        f"## {setting[0]}, {setting[1]}",
+        f"## {', '.join(setting)}",
         "",
-        f"Root success before training {text_of(start, digits=4)}, budget {some['budget']:,} generated tokens, commits "
-        f"{', '.join(commits)}. ![curves]({plot})",
+        f"Root success before training {text_of(start, digits=4)}, budget {results[0]['budget']:,} generated tokens, commits "
+        f"{', '.join(sorted({one['commit'] for one in results}))}. ![curves]({plot})",
         "",
         f"| {' | '.join(heading)} |",
         f"|{'---|' * len(heading)}",
     ]
-    order = [arm for arm in ARMS if arm in arms]
-    for arm in sorted(order, key=with_solutions):
+    for arm in sorted((arm for arm in ARMS if arm in arms), key=with_solutions):
         found = measures([arms[arm][seed] for seed in sorted(arms[arm])])
-        last = next(name for name in found if name.startswith("pass@"))
-        cells = [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
-        compared = [
+        cells = [f"{arm} (given solutions)" if with_solutions(arm) else arm, str(len(arms[arm]))]
+        cells += [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
+        cells += [text_of(value) for name, value in found.items() if name.startswith("pass@")]
+        cells += [
             text_of(ratio_to(arms, arm, baseline, level)) if baseline not in (None, arm) else "-"
             for level in (LEVEL, None)
         ]
-        name = f"{arm} (given solutions)" if with_solutions(arm) else arm
-        lines.append(f"| {' | '.join([name, str(len(arms[arm])), *cells, text_of(found[last]), *compared])} |")
+        lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
-def goals(setting: Setting, arms: Mapping[str, Mapping[int, Result]]) -> list[Check]:
+def goals(setting: Setting, arms: Arms) -> list[Check]:
     """The checks of one setting. A goal is judged from `ENOUGH` seeds on. A ratio is 0 where the other arm never gets there."""
     baseline = best_baseline(arms)
     if OURS not in arms or baseline is None:
         return []
     checks: list[Check] = []
-    goal = FREE if setting[1] == HARDNESSES[0] else HALF
+    goal, upper = (FREE, FREE) if setting[1] == HARDNESSES[0] else (HALF, 1.0)
     for other in (baseline, *(name for name in OTHERS if name in arms)):
         ratio = ratio_to(arms, OURS, other, LEVEL)
         if ratio is None or ratio.seeds < ENOUGH:
             continue
-        name = f"{setting[0]}, {setting[1]}: tokens to {LEVEL} of {OURS} / {other}"
+        name = f"{', '.join(setting)}: tokens to {LEVEL} of {OURS} / {other}"
         if other == baseline:
             checks.append(check(name, ratio.value, "ratio", "<=", goal, baseline=1.0))
-        upper = FREE if setting[1] == HARDNESSES[0] else 1.0
         checks.append(check(f"{name}, upper end of its interval", ratio.high, "ratio", "<=", upper, baseline=1.0))
     if min(len(arms.get("value", {})), len(arms[OURS])) >= ENOUGH:
         wrong = [measures(list(arms[arm].values()))["erroneous"].value for arm in (OURS, "value")]
-        name = f"{setting[0]}, {setting[1]}: erroneous replayed states of {OURS} / value"
+        name = f"{', '.join(setting)}: erroneous replayed states of {OURS} / value"
         checks.append(check(name, wrong[0] / wrong[1], "ratio", "<=", HALF, baseline=1.0))
     return checks
 
@@ -204,44 +204,41 @@ COSTS = {
 """What a run costs: axis of a plot and its unit."""
 
 
-def draw(setting: Setting, arms: Mapping[str, Mapping[int, Result]], path: Path) -> None:
-    """The mean curves of one setting with their intervals over seeds, against each cost."""
-    figure, axes = panels(len(COSTS))
-    for panel, cost in zip(axes, COSTS, strict=True):
-        _curves(panel, arms, cost)
-    axes[0].set(ylabel="held-out success", title=", ".join(setting))
-    axes[0].legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
-    figure.savefig(path, dpi=80)
+def panels_of(setting: Setting, arms: Arms) -> list[Panel]:
+    """One setting against each cost."""
+    return [(arms, cost, "" if at else ", ".join(setting)) for at, cost in enumerate(COSTS)]
 
 
-def draw_overview(found: Mapping[Setting, Mapping[str, Mapping[int, Result]]], path: Path) -> None:
-    """One panel per setting, against generated tokens; only arms without solutions that have `ENOUGH` seeds."""
-    chosen = {
-        setting: {arm: seeds for arm, seeds in arms.items() if len(seeds) >= ENOUGH and not with_solutions(arm)}
-        for setting, arms in found.items()
-    }
-    chosen = {setting: arms for setting, arms in chosen.items() if arms}
-    if not chosen:
+def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
+    """Every setting against generated tokens; only arms without solutions that have `ENOUGH` seeds."""
+    panels: list[Panel] = []
+    for setting, arms in found.items():
+        chosen = {arm: seeds for arm, seeds in arms.items() if len(seeds) >= ENOUGH and not with_solutions(arm)}
+        if chosen:
+            start = np.mean(success_before(chosen))
+            title = f"{', '.join(setting)} (root success {start:.1g} at the start)"
+            panels.append((chosen, "generated", title))
+    return panels
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """The mean curves with their intervals over seeds, panels side by side; no file without a panel."""
+    from matplotlib.figure import Figure
+
+    if not panels:
         return
-    figure, axes = panels(len(chosen))
-    for panel, (setting, arms) in zip(axes, chosen.items(), strict=True):
-        _curves(panel, arms, "generated")
-        start = np.mean([one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()])
-        panel.set(title=f"{', '.join(setting)} (root success {start:.1g} at the start)")
-        panel.legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
+    figure = Figure(figsize=(5.0 * len(panels), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for panel, (arms, cost, title) in zip(axes, panels, strict=True):
+        _curves(panel, arms, cost)
+        if title:
+            panel.set(title=title)
+            panel.legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
     axes[0].set(ylabel="held-out success")
     figure.savefig(path, dpi=80)
 
 
-def panels(count: int) -> tuple[Any, Any]:
-    """A figure with `count` panels in a row, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0 * count, 4.2), layout="constrained")
-    return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
-
-
-def _curves(panel: Any, arms: Mapping[str, Mapping[int, Result]], cost: str) -> None:
+def _curves(panel: Any, arms: Arms, cost: str) -> None:
     title, unit = COSTS[cost]
     for arm in (one for one in ARMS if one in arms):
         curves = [curve(one, cost) for one in arms[arm].values()]
@@ -259,20 +256,19 @@ def _curves(panel: Any, arms: Mapping[str, Mapping[int, Result]], cost: str) -> 
 
 def write_page(folder: Path, *, quick: bool) -> None:
     """Write the page, its JSON and its plots from the result files in `folder`."""
-    found = read_results(folder)
-    order = sorted(found, key=lambda setting: (setting[0], HARDNESSES.index(setting[1])))
+    found = dict(sorted(read_results(folder).items(), key=lambda item: (item[0][0], HARDNESSES.index(item[0][1]))))
     lines, checks, numbers = [HEAD], [], {}
-    for setting in order:
+    for setting, arms in found.items():
         plot = folder / f"{'-'.join(setting)}.png"
-        draw(setting, found[setting], plot)
-        lines += section(setting, found[setting], f"{folder.name}/{plot.name}")
-        checks += goals(setting, found[setting])
+        draw(panels_of(setting, arms), plot)
+        lines += section(setting, arms, f"{folder.name}/{plot.name}")
+        checks += goals(setting, arms)
         numbers[", ".join(setting)] = {
             arm: {name: plain(asdict(one)) for name, one in measures([seeds[at] for at in sorted(seeds)]).items()}
-            for arm, seeds in found[setting].items()
+            for arm, seeds in arms.items()
         }
-    draw_overview({setting: found[setting] for setting in order}, folder.parent / "learning.png")
-    settings: dict[str, str | int | float] = {
+    draw(overview(found), folder.parent / "learning.png")
+    settings = {
         "runs": sum(len(seeds) for arms in found.values() for seeds in arms.values()),
         "tasks": ", ".join(sorted({task for task, _ in found})),
     }

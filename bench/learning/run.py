@@ -85,8 +85,8 @@ class Progress:
         for name in self._recent[0] if self._recent else ():
             known = [row[name] for row in self._recent if not math.isnan(row[name])]
             means[name] = sum(known) / len(known) if known else None
-        if self._recent:
-            means["largest_kl"] = max((row["kl"] for row in self._recent if not math.isnan(row["kl"])), default=None)
+            if name == "kl":
+                means["largest_kl"] = max(known, default=None)
         self._recent = []
         first = asdict(evaluation.overall.passes[1])
         levels = {level: asdict(scores.passes[1]) for level, scores in evaluation.levels.items()}
@@ -122,20 +122,11 @@ def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, 
         if progress.generated * POINTS // budget > before * POINTS // budget:
             rows.append(progress.row(evaluate_policy(parts.actors, parts.task, plan)))
             mastered = mastered + 1 if rows[-1]["pass@1"]["mean"] >= MASTERED else 0
-            _say(rows[-1])
+            print(json.dumps(plain(rows[-1])), flush=True)
     last = replace(plan, samples=LAST_SAMPLES * plan.samples)
     evaluation = evaluate_policy(parts.actors, parts.task, last)
     passes = {f"pass@{k}": asdict(estimate) for k, estimate in evaluation.overall.passes.items()}
     return {"rows": rows, "first_success": progress.first, "final": {**progress.row(evaluation), **passes}}
-
-
-def _say(row: Row) -> None:
-    names = ("root_success", "replay_success", "erroneous_share", "kl", "largest_kl", "entropy", "policy_grad_norm")
-    shown = " ".join(f"{name} {row[name]:.3g}" for name in names if row.get(name) is not None)
-    print(
-        f"{row['iterations']} {row['generated']} tokens {row['seconds']:.0f} s: held-out {row['pass@1']['mean']:.3f}, {shown}",
-        flush=True,
-    )
 
 
 def perform(run: Run, changes: Fields, tokens: int | None = None) -> Row:

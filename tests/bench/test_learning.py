@@ -144,10 +144,10 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     checks = page.goals(("rule", "hard"), arms)
     # half of PPO's tokens, in every draw; `value` never gets to 0.8; a third of its erroneous states
     assert [(check.value, check.ok) for check in checks] == [(0.5, True), (0.5, True), (0.0, True), (1 / 3, True)]
-    page.draw(("rule", "hard"), arms, tmp_path / "x.png")
+    page.draw(page.panels_of(("rule", "hard"), arms), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert page.curve(arms["ppo"][1], "trained").tokens == [0, 200, 400]
-    page.draw_overview({("rule", "hard"): arms}, tmp_path / "all.png")
+    page.draw(page.overview({("rule", "hard"): arms}), tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     del arms["learnability"][5]
     assert page.goals(("rule", "hard"), arms) == []  # four seeds are too few
