@@ -9,13 +9,14 @@ import io
 import json
 import re
 import tokenize
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from core.errors import ModelError
 from core.records import Boundaries, IntArray
@@ -36,13 +37,6 @@ class TokenTable:
     """The bytes of each token of a vocabulary; special tokens have none."""
 
     pieces: tuple[bytes, ...]
-    sizes: npt.NDArray[np.int64] = field(
-        init=False
-    )  # [V + 1] bytes of each token, and 0 for ids outside the vocabulary
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", np.array([*map(len, self.pieces), 0], np.int64))
-        object.__setattr__(self, "pieces", (*self.pieces, b""))
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> "TokenTable":
@@ -60,11 +54,6 @@ class TokenTable:
                 pieces.append(name.encode() if index in added else decode(name))
         return cls(tuple(pieces))
 
-    @property
-    def size(self) -> int:
-        """Number of tokens."""
-        return len(self.pieces) - 1
-
 
 def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
     """Lengths [S] of the states of a response, increasing, each strictly inside it.
@@ -76,13 +65,12 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
     >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()
     [2]
     """
-    known = np.minimum(token_ids, table.size)
-    pieces = table.pieces
-    text = b"".join([pieces[token] for token in known.tolist()])
-    ends = table.sizes[known].cumsum()
+    known, size = table.pieces, len(table.pieces)
+    pieces = [known[token] if token < size else b"" for token in token_ids.tolist()]
+    text, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
     lengths = _stride_lengths(text, ends, stride) if rule == "stride" else _cut_lengths(text, ends, _RULES[rule](text))
     content = len(text.rstrip())
-    return np.array([k for k in lengths if k < len(known) and 0 < ends[k - 1] < content], np.int32)
+    return np.array([k for k in lengths if k < len(ends) and 0 < ends[k - 1] < content], np.int32)
 
 
 def remembered(find: Boundaries) -> Boundaries:
@@ -97,19 +85,17 @@ def remembered(find: Boundaries) -> Boundaries:
     return lambda response: _of(response.astype(np.int32).tobytes())
 
 
-def _cut_lengths(text: bytes, ends: npt.NDArray[np.int64], cuts: Ends) -> list[int]:
+def _cut_lengths(text: bytes, ends: Ends, cuts: Ends) -> list[int]:
     """Number of tokens up to each byte offset in `cuts`. The last token may also contain blanks after the cut, nothing else."""
-    places = zip(cuts, ends.searchsorted(cuts).tolist(), strict=True)
-    found = (at + 1 for cut, at in places if at < len(ends) and not text[cut : ends[at]].strip(_BLANKS))
-    return list(dict.fromkeys(found))
+    places = [(cut, bisect_left(ends, cut)) for cut in cuts]
+    return list(dict.fromkeys(k + 1 for cut, k in places if k < len(ends) and not text[cut : ends[k]].strip(_BLANKS)))
 
 
-def _stride_lengths(text: bytes, ends: npt.NDArray[np.int64], stride: int) -> list[int]:
-    codes = np.frombuffer(text + b"\0", np.uint8)
-    whole = np.flatnonzero((codes[ends] & 0xC0) != 0x80) + 1  # lengths at which no character is cut
-    index = np.searchsorted(whole, np.arange(stride, len(ends), stride))
-    lengths: list[int] = np.unique(whole[index[index < len(whole)]]).tolist()
-    return lengths
+def _stride_lengths(text: bytes, ends: Ends, stride: int) -> list[int]:
+    """Every `stride` tokens, or the next length at which no character is cut."""
+    whole = [k for k, end in enumerate(ends, 1) if end == len(text) or text[end] & 0xC0 != 0x80]
+    places = [bisect_left(whole, length) for length in range(stride, len(ends), stride)]
+    return list(dict.fromkeys(whole[at] for at in places if at < len(whole)))
 
 
 def line_ends(text: bytes) -> Ends:
