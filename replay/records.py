@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from core.records import FloatArray, IntArray, Provenance, ReplayedState
+from core.records import FloatArray, Provenance, ReplayedState
 from replay.keys import Keys, Reals, Rows
 
-_PROVENANCE = {int(p): p for p in Provenance}
+Objects = npt.NDArray[np.object_]
 
 
 @dataclass(slots=True)
@@ -32,8 +31,8 @@ class Counters:
 class Drawn:
     """The m states that a shard returns, highest score first."""
 
-    problem_ids: list[str]  # [m]
-    prefixes: list[IntArray]  # [m]
+    problem_ids: Objects  # [m] str
+    prefixes: Objects  # [m] `bytes` of int32 tokens: hundreds of small arrays take much longer to send
     keys: Keys  # [m]
     values: FloatArray
     provenance: npt.NDArray[np.uint8]
@@ -46,21 +45,23 @@ class Drawn:
 
     def take(self, index: Rows) -> "Drawn":
         """Some of them, in the order of `index`."""
-        chosen = index.tolist()
-        lists = [self.problem_ids[i] for i in chosen], [self.prefixes[i] for i in chosen]
-        return Drawn(*lists, *(getattr(self, field.name)[index] for field in fields(Drawn)[2:]))
+        return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def states(self) -> list[ReplayedState]:
         """A record of each."""
-        columns = (column.tolist() for column in (self.keys, self.values, self.provenance, self.version))
-        found = zip(self.problem_ids, self.prefixes, *columns, strict=True)
-        return [ReplayedState(key, p, prefix, v, _PROVENANCE[origin], n) for p, prefix, key, v, origin, n in found]
+        prefixes = [np.frombuffer(prefix, np.int32) for prefix in self.prefixes]
+        columns = (
+            self.keys.tolist(),
+            self.problem_ids,
+            prefixes,
+            self.values.tolist(),
+            self.provenance,
+            self.version.tolist(),
+        )
+        return [ReplayedState(k, p, ids, v, Provenance(int(o)), n) for k, p, ids, v, o, n in zip(*columns, strict=True)]
 
 
 def joined(parts: Sequence[Drawn], count: int) -> Drawn:
     """The `count` highest-scoring states of all shards, best first. Of ties the larger key comes first."""
-    lists = [[item for part in parts for item in getattr(part, name)] for name in ("problem_ids", "prefixes")]
-    arrays = [np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)[2:]]
-    columns: list[Any] = [*lists, *arrays]
-    found = Drawn(*columns)
+    found = Drawn(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)))
     return found.take(np.lexsort((found.keys, found.scores))[::-1][:count])

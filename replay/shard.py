@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from core.config import ReplayConfig
-from core.errors import StoreError
 from core.records import IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
@@ -56,24 +55,18 @@ class Shard:
 
     # -- writes
 
-    def check(self, write: pa.RecordBatch) -> None:
-        """Raise StoreError for a write that names a problem which was never added."""
-        if writes.kind_of(write) in (writes.RECORD, writes.REVALUE):
-            for name in write.column("problem").to_pylist():
-                if name not in self._numbers:
-                    raise StoreError(f"problem '{name}' is unknown: no trajectory of it was ever added")
-
-    def apply(self, write: pa.RecordBatch) -> None:
-        """Apply a write that `check` accepts."""
-        match writes.kind_of(write):
+    def apply(self, write: bytes) -> None:
+        """Apply a write (`replay/writes.py`)."""
+        rows = writes.unpack(write)
+        match writes.kind_of(rows):
             case writes.ADD:
-                self._add(write)
+                self._add(rows)
             case writes.RECORD:
-                self._record(write)
+                self._record(rows)
             case writes.REVALUE:
-                self._revalue(write)
+                self._revalue(rows)
             case writes.EVICT:
-                self._evict(int(writes.column(write, "order")[0]), int(writes.column(write, "key")[0]))
+                self._evict(*writes.column(rows, "order"), *writes.column(rows, "key"))
 
     def _add(self, write: pa.RecordBatch) -> None:
         """Store the states of T trajectories: merge equal prefixes, rank the touched problems, keep the quota."""
@@ -127,11 +120,10 @@ class Shard:
         self.states["version"][rows[newer]] = version[newer]
         self._rank(np.unique(problems[newer]))
 
-    def _evict(self, order: int, key: int) -> None:
+    def _evict(self, order: np.uint64, key: np.uint64) -> None:
         """Remove all states up to this (eviction order, key), and rank the remaining states of their problems again."""
         orders, keys = self._eviction_order(), self.states["key"]
-        chosen = (orders < np.uint64(order)) | ((orders == np.uint64(order)) & (keys <= np.uint64(key)))
-        rows = np.flatnonzero(chosen)
+        rows = np.flatnonzero((orders < order) | ((orders == order) & (keys <= key)))
         touched = np.unique(self.states["problem"][rows])
         self._remove(rows, evicted=len(rows))
         self._rank(touched)
@@ -199,11 +191,10 @@ class Shard:
             rows, scores = rows[best], scores[best]
         order = np.lexsort((self.states["key"][rows], scores))[::-1][:count]
         rows = rows[order]
-        names = [self.names[i] for i in self.states["problem"][rows].tolist()]
-        key, value, provenance, version, wins, losses = (self.states[name][rows] for name in _HANDED_OUT)
-        prefixes = [self.prefix(row) for row in rows.tolist()]
-        known = self._known(rows)
-        return Drawn(names, prefixes, key, value, provenance, version, wins, losses, *known, scores[order])
+        names = np.array([self.names[i] for i in self.states["problem"][rows].tolist()], np.object_)
+        prefixes = np.array([self.prefix(row).tobytes() for row in rows.tolist()], np.object_)
+        columns = (self.states[name][rows] for name in _HANDED_OUT)
+        return Drawn(names, prefixes, *columns, *self._known(rows), scores[order])  # type: ignore[call-arg]
 
     def _known(self, rows: Rows) -> tuple[Reals, Reals]:
         """What the success model knows of some states: chances [m] before their own outcomes, and features [m, 7].
@@ -274,12 +265,11 @@ class Shard:
 
     def _store_trajectories(self, write: pa.RecordBatch) -> int:
         """Append the trajectories of a write; the number of the first."""
-        tokens, sizes = writes.ragged_column(write, "tokens")
-        columns = {"reward": writes.column(write, "reward"), "size": sizes, "stored": sizes}
-        content, ends = tokens.tobytes(), np.cumsum(sizes) * tokens.itemsize
-        parts = [content[a:b] for a, b in pairwise([0, *ends.tolist()])]
-        columns["tokens"] = np.fromiter(parts, np.object_, len(parts))
-        return self.trajectories.append(len(sizes), columns)
+        tokens, stored = writes.ragged_column(write, "tokens")
+        content, ends = tokens.tobytes(), np.cumsum(stored) * tokens.itemsize
+        parts = np.array([content[a:b] for a, b in pairwise([0, *ends.tolist()])], np.object_)
+        columns = {name: writes.column(write, name) for name in ("reward", "size")}
+        return self.trajectories.append(len(stored), columns | {"stored": stored, "tokens": parts})
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
         """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state. Returns which rows are new.
@@ -292,15 +282,16 @@ class Shard:
         owner = np.repeat(np.arange(len(counts)), counts)
         old = self._rows_of(np.unique(problems))
         keys = state_keys(self.problems["hash"][problems], tokens, sizes, counts, lengths)
-        column = {
-            "key": np.concatenate([self.states["key"][old], keys]),
-            "problem": np.concatenate([self.states["problem"][old], problems[owner]]),
-            "length": np.concatenate([self.states["length"][old], lengths]),
-            "value": np.concatenate([self.states["value"][old], writes.ragged_column(write, "values")[0]]),
-            "version": np.concatenate([self.states["version"][old], writes.column(write, "version")[owner]]),
-            "trajectory": np.concatenate([self.states["trajectory"][old], first + owner]),
-            "provenance": np.concatenate([self.states["provenance"][old], writes.column(write, "provenance")[owner]]),
+        given = {
+            "key": keys,
+            "problem": problems[owner],
+            "length": lengths,
+            "value": writes.ragged_column(write, "values")[0],
+            "version": writes.column(write, "version")[owner],
+            "trajectory": first + owner,
+            "provenance": writes.column(write, "provenance")[owner],
         }
+        column = {name: np.concatenate([self.states[name][old], of_new]) for name, of_new in given.items()}
         _, leader, group = np.unique(column["key"], return_index=True, return_inverse=True)
         newest, proven = np.empty(len(leader), np.int64), np.empty(len(leader), np.int64)
         order = np.argsort(column["version"], kind="stable")

@@ -30,18 +30,16 @@ MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
 FORMAT = 4
 PART = 4096
-"""Number of problems per write to the file."""
+"""Problems per row group: Arrow cannot read nested columns of more than 2 GiB from one."""
 
 
 def write_snapshot(shard: Shard, path: Path) -> None:
     """Write a shard to `path`. Raises StoreError when the disk is full or cannot be written."""
     about = {"counters": json.dumps(asdict(shard.counters)), "version": str(shard.version)}
-    schema = _part(shard, 0, 0).schema.with_metadata(about | {"model": to_text(shard.settings.model)})
+    table = _table(shard).replace_schema_metadata(about | {"model": to_text(shard.settings.model)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(path, schema, use_dictionary=False) as writer:
-            for first in range(0, len(shard.names), PART):
-                writer.write_table(_part(shard, first, first + PART).replace_schema_metadata(schema.metadata))
+        pq.write_table(table, path, row_group_size=PART, use_dictionary=False)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -78,25 +76,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _part(shard: Shard, begin: int, end: int) -> pa.Table:
-    """The problems from number `begin` to before `end` as rows. Their trajectories are in the order in which states first refer to them."""
-    names = shard.names[begin:end]
-    rows = slice(*np.searchsorted(shard.states["problem"], (begin, end)))
-    owner = shard.states["problem"][rows] - begin
-    numbers, first, chain = np.unique(shard.states["trajectory"][rows], return_index=True, return_inverse=True)
+def _table(shard: Shard) -> pa.Table:
+    """The problems as rows. The trajectories of each are in the order in which its states first refer to them."""
+    owner, chain = shard.states["problem"], shard.states["trajectory"]
+    first = np.unique(chain, return_index=True)[1]  # every trajectory has a state
     used = np.argsort(first)  # by first reference, which groups them by problem
     chain_owner = owner[first[used]]
     local = np.argsort(used)[chain] - np.searchsorted(chain_owner, owner)
-    trajectories = {name: pa.array(shard.trajectories[name][numbers[used]], _TYPES.get(name)) for name in TRAJECTORY}
-    states = {name: pa.array(shard.states[name][rows]) for name in _OF_STATE} | {"trajectory": pa.array(local)}
-    return pa.table(
-        {"id": pa.array(names, pa.string())}
-        | {name: pa.array(shard.problems[name][begin:end]) for name in _OF_PROBLEM}
-        | {
-            "trajectories": _nested(trajectories, np.bincount(chain_owner, minlength=len(names))),
-            "states": _nested(states, np.bincount(owner, minlength=len(names))),
-        }
-    )
+    trajectories = {name: pa.array(shard.trajectories[name][used], _TYPES.get(name)) for name in TRAJECTORY}
+    states = {name: pa.array(shard.states[name]) for name in _OF_STATE} | {"trajectory": pa.array(local)}
+    problems = {name: pa.array(shard.problems[name]) for name in _OF_PROBLEM}
+    nested = {
+        "trajectories": _nested(trajectories, np.bincount(chain_owner, minlength=len(shard.names))),
+        "states": _nested(states, np.bincount(owner, minlength=len(shard.names))),
+    }
+    return pa.table({"id": pa.array(shard.names, pa.string())} | problems | nested)
 
 
 def _load(shard: Shard, table: pa.Table) -> None:

@@ -1,7 +1,7 @@
 """Statistics of the store: sizes, ages of values, evictions, and outcomes of replayed and fresh starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def shard_stats(shard: Shard) -> StoreStats:
     """Count a shard (one pass over its states)."""
     states = shard.states
     return StoreStats(
-        **{field.name: getattr(shard.counters, field.name) for field in fields(Counters)},
+        **asdict(shard.counters),
         states=len(states),
         replayable=shard.replayable(),
         trajectories=len(shard.trajectories),
@@ -74,9 +74,8 @@ def shard_stats(shard: Shard) -> StoreStats:
 
 def combine(shards: Sequence[StoreStats], requested: int = 0, sampled: int = 0) -> StoreStats:
     """Add up the shards."""
-    sums = {field.name: sum(getattr(shard, field.name) for shard in shards) for field in fields(StoreStats)}
-    ends = {
-        "newest": max((shard.newest for shard in shards), default=0),
-        "oldest": min((shard.oldest for shard in shards if shard.states), default=0),
-    }
-    return StoreStats(**sums | ends | {"requested": requested, "sampled": sampled})
+    whole = StoreStats(*map(sum, zip(*map(astuple, shards), strict=True)))
+    whole.newest = max((shard.newest for shard in shards), default=0)
+    whole.oldest = min((shard.oldest for shard in shards if shard.states), default=0)
+    whole.requested, whole.sampled = requested, sampled
+    return whole

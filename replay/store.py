@@ -5,41 +5,35 @@ the number of shards changes nothing but placement. An iteration makes at most o
 a deadline, and an error names the shard. A call to a dead shard is repeated until the deadline, and applied once.
 """
 
-import itertools
 import json
-import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
-from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
+from core.records import Candidate, FloatArray, Outcome, ReplayedState
 from core.seeds import derive
 from replay import writes
-from replay.keys import Keys, Reals, shard_of
+from replay.evidence import Evidence
+from replay.keys import Keys, shard_of
 from replay.rankings.base import SuccessModel
 from replay.rankings.registry import RANKINGS
-from replay.records import Drawn, joined
+from replay.records import joined
 from replay.server import ShardServer, ShardSize
 from replay.shard import Shard
 from replay.snapshot import FORMAT, MANIFEST, read_manifest
 from replay.stats import StoreStats, combine, shard_stats
-from replay.success import NOTHING, Evidence, fit, from_text, to_text
+from replay.success import from_text, to_text
 
-REMEMBERED = 8192
-"""Number of drawn states whose features are kept until their outcomes arrive: more than are ever in flight."""
-LEAST_SPREAD = 1e-6
-"""Deviation of values below which they count as equal: an untrained critic gives one number for all states."""
 R = TypeVar("R")
 
 
@@ -48,10 +42,6 @@ class ReplayStore:
 
     _model: SuccessModel
     _evidence: Evidence
-    _roots: list[int]  # wins and losses of rollouts from the root since the last fit
-    _root_record: list[float]  # decayed wins and number of rollouts from the root
-    _values: Reals  # decayed count, sum, and sum of squares of the critic's values
-    _drawn: dict[int, list[float]]  # key of a drawn state -> its chance and features then
 
     def __init__(
         self, config: ReplayConfig, *, vocabulary: int, directory: Path, fingerprint: str, local: bool = False
@@ -81,8 +71,7 @@ class ReplayStore:
     @property
     def root_success(self) -> float:
         """Share of correct rollouts from the root, decayed per iteration; NaN before there are any."""
-        wins, tried = self._root_record
-        return wins / tried if tried else math.nan
+        return self._evidence.root_success
 
     def __len__(self) -> int:
         """States in the store."""
@@ -92,25 +81,16 @@ class ReplayStore:
         """Store the states of trajectories, then evict down to the bounds on count and bytes."""
         parts = self._split(candidates, [c.problem_id for c in candidates])
         self._write({shard: writes.pack_candidates(part, self._vocabulary) for shard, part in parts.items()})
-        roots = [c.provenance for c in candidates if c.parent is None and c.provenance != Provenance.CANONICAL]
-        self._roots[0] += roots.count(Provenance.OWN_SUCCESSFUL)
-        self._roots[1] += roots.count(Provenance.OWN_FAILED)
-        values = np.concatenate([np.zeros(0), *(c.values for c in candidates)])
-        self._values += [len(values), values.sum(), (values * values).sum()]
+        self._evidence.add(candidates)
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Record the outcomes of continuations of replayed states, and refit the success model."""
-        wins, losses = self._roots
-        won, tried = (self._decay * number for number in self._root_record)
-        self._root_record = [won + wins, tried + wins + losses]
-        ranking = self._ranking
-        model = self._refitted(outcomes) if ranking.uses_model or ranking.uses_spread else self._model
+        model = self._evidence.refit(outcomes, self._decay, self._ranking)
         parts = self._split(outcomes, [o.problem_id for o in outcomes])
         if model != self._model:
             parts = {shard: parts.get(shard, []) for shard in range(self._shards)}
         self._model = model
-        self._roots = [0, 0]
         self._write({shard: writes.pack_outcomes(part, model) for shard, part in parts.items()})
 
     def sample(self, n: int, seed: int) -> list[ReplayedState]:
@@ -126,7 +106,7 @@ class ReplayStore:
             drawn = drawn.take(ranking.choose(drawn.keys, drawn.wins, drawn.losses, seed)[:n])
         self._sampled += len(drawn.keys)
         if ranking.uses_model:
-            self._remember(drawn)
+            self._evidence.remember(drawn)
         return drawn.states()
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
@@ -137,16 +117,10 @@ class ReplayStore:
         return joined(self._all(Shard.top, n, older_than), n).states()
 
     def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
-        """Store new values [S] of states, from a critic of this weight version. Raises StoreError unless all are finite."""
-        if len(values) != len(states) or not np.isfinite(values).all():
-            raise StoreError(f"revalue: {len(states)} states need as many finite values, got {len(values)}")
-        numbered = list(zip(states, np.asarray(values).tolist(), strict=True))
-        parts = self._split(numbered, [state.problem_id for state in states])
-        packed = {
-            shard: writes.pack_values([s for s, _ in part], np.array([v for _, v in part], np.float32), version)
-            for shard, part in parts.items()
-        }
-        self._write(packed)
+        """Store new values [S] of states, all finite, from a critic of this weight version."""
+        valued = list(zip(states, np.asarray(values, np.float32).tolist(), strict=True))
+        parts = self._split(valued, [state.problem_id for state in states])
+        self._write({shard: writes.pack_values(part, version) for shard, part in parts.items()})
 
     def stats(self) -> StoreStats:
         """Counts over all shards."""
@@ -157,7 +131,7 @@ class ReplayStore:
         names = [f"shard-{index}.parquet" for index in range(self._shards)]
         folder = Path(os.path.abspath(folder))
         folder.mkdir(parents=True, exist_ok=True)
-        self._call(ShardServer.save, {i: (self._sequence[i], folder / name) for i, name in enumerate(names)})
+        dict(self._call(ShardServer.save, {shard: (folder / name,) for shard, name in enumerate(names)}))
         manifest = {
             "format": FORMAT,
             "snapshots": names,
@@ -166,13 +140,8 @@ class ReplayStore:
             "requested": self._requested,
             "sampled": self._sampled,
             "model": to_text(self._model),
-            "evidence": [self._evidence.rows.tolist(), self._evidence.expected, self._evidence.differing],
-            "roots": self._roots,
-            "root_record": self._root_record,
-            "values": self._values.tolist(),
-            "drawn": list(self._drawn.items()),
         }
-        (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        (folder / MANIFEST).write_text(json.dumps(manifest | self._evidence.to_json()), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
         """Replace the content by what `save` wrote, from any number of shards. Raises StoreError for another task or tokenizer."""
@@ -184,10 +153,7 @@ class ReplayStore:
                     " for the tokenizer and task that made them"
                 )
         self._requested, self._sampled = manifest["requested"], manifest["sampled"]
-        self._model, self._roots, self._drawn = from_text(manifest["model"]), manifest["roots"], dict(manifest["drawn"])
-        self._values, self._root_record = np.array(manifest["values"]), manifest["root_record"]
-        rows, expected, differing = manifest["evidence"]
-        self._evidence = Evidence(np.array(rows).reshape(-1, NOTHING.rows.shape[1]), expected, differing)
+        self._model, self._evidence = from_text(manifest["model"]), Evidence.from_json(manifest)
         self._load([Path(os.path.abspath(folder)) / name for name in manifest["snapshots"]])
 
     def clear(self) -> None:
@@ -211,8 +177,7 @@ class ReplayStore:
     def _forget(self) -> None:
         """Set what the driver knows to what a new store knows."""
         self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
-        self._model, self._evidence = SuccessModel(), NOTHING
-        self._roots, self._root_record, self._values, self._drawn = [0, 0], [0.0, 0.0], np.zeros(3), {}
+        self._model, self._evidence = SuccessModel(), Evidence()
 
     def _split(self, items: Sequence[Any], problem_ids: list[str]) -> dict[int, list[Any]]:
         parts: dict[int, list[Any]] = {}
@@ -221,22 +186,16 @@ class ReplayStore:
             parts.setdefault(owners[problem_id], []).append(item)
         return parts
 
-    def _write(self, parts: Mapping[int, pa.RecordBatch]) -> None:
-        """Send each shard its write. A shard ignores a repeated sequence number."""
-        calls = {shard: (self._sequence[shard] + 1, write) for shard, write in parts.items()}
-        failed: list[StoreError] = []
-        for shard, answer in self._ask(ShardServer.write, calls).items():
-            try:
-                self._sizes[shard] = answer()
-                self._sequence[shard] += 1
-            except StoreError as error:  # the other shards have applied their writes
-                failed.append(error)
-        if failed:
-            raise failed[0]
+    def _write(self, parts: Mapping[int, bytes]) -> None:
+        """Send each shard its write."""
+        calls = {shard: (write,) for shard, write in parts.items()}
+        for shard, size in self._call(ShardServer.write, calls):
+            self._sizes[shard] = size
+            self._sequence[shard] += 1
 
     def _load(self, paths: list[Path]) -> None:
-        calls = {shard: (self._sequence[shard], paths, self._shards) for shard in range(self._shards)}
-        self._sizes = list(self._call(ShardServer.restore, calls).values())
+        calls = dict.fromkeys(range(self._shards), (paths, self._shards))
+        self._sizes = list(dict(self._call(ShardServer.restore, calls)).values())
 
     def _keep_bounds(self) -> None:
         """Evict down to the bounds on count and bytes, and 1/64 further so that evictions stay rare."""
@@ -257,54 +216,36 @@ class ReplayStore:
         last = writes.pack_eviction(int(orders[chosen[-1]]), int(keys[chosen[-1]]))
         self._write(dict.fromkeys(np.unique(shard[chosen]).tolist(), last))
 
-    def _remember(self, drawn: Drawn) -> None:
-        """Keep what the model knew of drawn states. It outlives the first outcome: a state may be drawn again before it arrives."""
-        for key, row in zip(
-            drawn.keys.tolist(), np.column_stack([drawn.chances, drawn.features]).tolist(), strict=True
-        ):
-            self._drawn.pop(key, None)  # a state that is drawn again becomes the newest
-            self._drawn[key] = row
-        for key in list(itertools.islice(self._drawn, max(0, len(self._drawn) - REMEMBERED))):
-            del self._drawn[key]
-
-    def _refitted(self, outcomes: Sequence[Outcome]) -> SuccessModel:
-        """The success model with the outcomes since the last fit: of replayed states, and of rollouts from the root."""
-        number, total, squares = self._values.tolist()
-        centre = total / number if number else 0.0
-        spread = max(squares / number - centre**2, 0.0) ** 0.5 if number else 0.0
-        spread = spread if spread > LEAST_SPREAD else 1.0
-        self._values = self._decay * self._values
-        if not self._ranking.uses_model:
-            return SuccessModel(centre=centre, spread=spread)
-        counts: dict[int, list[int]] = {}
-        for outcome in outcomes:
-            if outcome.state_key in self._drawn:
-                counts.setdefault(outcome.state_key, [0, 0])[not outcome.correct] += 1
-        width = 1 + NOTHING.rows.shape[1]
-        rows = np.array([[*self._drawn[key], *count] for key, count in counts.items()]).reshape(-1, width)
-        self._evidence = self._evidence.joined(rows[:, 0], rows[:, 1:], self._decay).with_roots(*self._roots)
-        return fit(self._evidence, centre, spread)
-
     def _all(self, method: Callable[..., R], *arguments: Any) -> list[R]:
         """Call a function of every shard concurrently. Answers by shard."""
-        calls = {shard: (self._sequence[shard], method, *arguments) for shard in range(self._shards)}
-        return list(self._call(ShardServer.read, calls).values())
+        calls = dict.fromkeys(range(self._shards), (method, *arguments))
+        return list(dict(self._call(ShardServer.read, calls)).values())
 
-    def _call(self, method: Callable[..., R], arguments: dict[int, tuple[Any, ...]]) -> dict[int, R]:
-        return {shard: answer() for shard, answer in self._ask(method, arguments).items()}
-
-    def _ask(self, method: Callable[..., R], arguments: dict[int, tuple[Any, ...]]) -> dict[int, Callable[[], R]]:
-        """Start calls to several shards concurrently. Returns for each shard a function that waits for its answer."""
-        if self._local:
-            return {shard: partial(method, self._actors[shard], *given) for shard, given in arguments.items()}
+    def _call(self, method: Callable[..., R], calls: Mapping[int, tuple[Any, ...]]) -> Iterator[tuple[int, R]]:
+        """Call a method of several shards concurrently. Yields (shard, answer); raises the first error when all have ended."""
         end = time.monotonic() + self._deadline
-        begin = {shard: partial(self._actors[shard].call.remote, method, given) for shard, given in arguments.items()}
-        asked = {shard: begin[shard]() for shard in arguments}
-        name = method.__name__
-        return {shard: partial(self._answer, shard, name, begin[shard], call, end) for shard, call in asked.items()}
+        waits = {shard: self._begin(shard, end, method, *given) for shard, given in calls.items()}
+        failed: list[StoreError] = []
+        for shard, wait in waits.items():
+            try:
+                answer = wait()
+            except StoreError as error:
+                failed.append(error)
+            else:
+                yield shard, answer
+        if failed:
+            raise failed[0]
+
+    def _begin(self, shard: int, end: float, method: Callable[..., R], *given: Any) -> Callable[[], R]:
+        """Start a call. Returns a function that waits for the answer, until `end`."""
+        actor, sequence = self._actors[shard], self._sequence[shard]
+        if self._local:
+            return partial(method, actor, sequence, *given)
+        begin = partial(actor.call.remote, method, sequence, *given)
+        return partial(self._answer, shard, method.__name__, begin, begin(), end)
 
     def _answer(self, shard: int, method: str, begin: Callable[[], Any], reference: Any, end: float) -> Any:
-        """Wait for an answer. If the actor died, call the restarted one. Raises StoreError after the deadline `end`."""
+        """Wait for an answer. If the actor died, call the restarted one. Raises StoreError after `end`."""
         name = f"replay-shard-{shard}"
         while True:
             try:
@@ -328,13 +269,16 @@ class ReplayStore:
 
 
 class ShardActor:
-    """A shard in its own Ray actor."""
+    """A shard in its own Ray actor. It opens its files at the first call, because Ray hides what a constructor raises."""
 
     def __init__(self, *arguments: Any) -> None:
-        self._server = ShardServer(*arguments)
+        self._arguments = arguments
+        self._server: ShardServer | None = None
 
-    def call(self, method: Callable[..., R], arguments: tuple[Any, ...]) -> R:
+    def call(self, method: Callable[..., R], *arguments: Any) -> R:
         """Call a method of `ShardServer`."""
+        if self._server is None:
+            self._server = ShardServer(*self._arguments)
         return method(self._server, *arguments)
 
 

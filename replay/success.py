@@ -2,7 +2,7 @@
 
 A data set's problems are visited a handful of times, so the records of single states and problems say little. This model is a
 logistic regression on all outcomes, of replayed states and of rollouts from the root. The store refits it with every `record`;
-the rankings read it. Invariants: a fit depends only on its evidence, which the driver collects, so the number of shards changes
+the rankings read it. Invariants: a fit depends only on its evidence (`replay/evidence.py`), so the number of shards changes
 nothing. Chances of a problem's states depend only on that problem's columns and the model.
 
 Formula. A state with the share x of its trajectory still to come (1 at the root) has
@@ -24,7 +24,7 @@ slows the way back to the root.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 
@@ -40,53 +40,23 @@ SAME, PAIRS = 16.0, 20.0
 """Evidence for n = SAME / (PAIRS - SAME) = 4 before there is any, worth 20 pairs of continuations that differ."""
 LEAST_N, MOST_N = 0.25, 20.0
 """Bounds of n: below, one outcome decides almost alone; above, a state that has become wrong is replayed for too long."""
-NEWEST = 2048
-"""Rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Decayed outcomes of replayed states and of roots."""
+def fit(rows: Reals, expected: float, differing: float, centre: float, spread: float) -> SuccessModel:
+    """The most probable model of the evidence (`replay/evidence.py`); `centre` and `spread` of the critic's values.
 
-    rows: Reals  # [N, 9] the seven features, wins, losses
-    expected: float = 0.0  # pairs of continuations of one state that would differ if states of equal chance were alike
-    differing: float = 0.0  # pairs that differ
-
-    def joined(self, chances: Reals, rows: Reals, decay: float) -> "Evidence":
-        """With new rows [M, 9] of states that had the `chances` [M]; earlier ones are decayed."""
-        old = self.rows * np.array([1.0] * 7 + [decay] * 2)
-        wins, losses = rows[:, 7], rows[:, 8]
-        pairs = (wins + losses) * (wins + losses - 1.0) / 2.0
-        return Evidence(
-            np.concatenate([old, rows])[-NEWEST:],
-            decay * self.expected + float((2.0 * chances * (1.0 - chances) * pairs).sum()),
-            decay * self.differing + float((wins * losses).sum()),
-        )
-
-    def with_roots(self, wins: int, losses: int) -> "Evidence":
-        """With rollouts from roots as one row: all is still to come, and the critic is taken at its mean."""
-        if not wins + losses:
-            return self
-        row = [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, wins, losses]]
-        return Evidence(np.concatenate([self.rows, row])[-NEWEST:], self.expected, self.differing)
-
-
-NOTHING = Evidence(np.zeros((0, 9)))
-
-
-def fit(evidence: Evidence, centre: float, spread: float) -> SuccessModel:
-    """The most probable model; `centre` and `spread` of the critic's values. Newton's method, each step at most 1 long."""
-    prior = SuccessModel()
-    mean = np.array(prior.weights)
-    weights, features = mean.copy(), evidence.rows[:, :7]
-    wins, tried = evidence.rows[:, 7], evidence.rows[:, 7] + evidence.rows[:, 8]
+    Newton's method, each step at most 1 long.
+    """
+    mean = np.array(SuccessModel().weights)
+    weights, features = mean.copy(), rows[:, :7]
+    wins, tried = rows[:, 7], rows[:, 7] + rows[:, 8]
     for _ in range(40):
         chance = sigmoid(features @ weights)
         slope = features.T @ (wins - tried * chance) - PRECISION * (weights - mean)
         curvature = (features * (tried * chance * (1.0 - chance))[:, None]).T @ features + np.diag(PRECISION)
         step = np.linalg.solve(curvature, slope)
         weights = weights + step / max(1.0, float(np.abs(step).max()))
-    alike = min((evidence.differing + SAME) / (evidence.expected + PAIRS), MOST_N / (MOST_N + 1.0))
+    alike = min((differing + SAME) / (expected + PAIRS), MOST_N / (MOST_N + 1.0))
     strength = max(alike / (1.0 - alike), LEAST_N)
     return SuccessModel(tuple(weights.tolist()), strength, centre, spread)
 

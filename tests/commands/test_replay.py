@@ -36,13 +36,13 @@ def run(tmp_path: Path) -> Path:
         ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
         states = np.array([length], np.int32), np.array([0.5], np.float32)
         candidate = Candidate("1+1", ids, *states, provenance, 0.0, 1, parent=parent)
-        shard.write(number, pack_candidates([candidate], len(tokenizer)))
+        shard.write(number - 1, pack_candidates([candidate], len(tokenizer)))
 
     add(1, "a=2\nb=4\n", 4, Provenance.OWN_FAILED, 0)
     first = int(shard.read(1, Shard.top, 1, 9).keys[0])
     add(2, "a=2\nb=3\nc=5\n", 8, Provenance.OWN_SUCCESSFUL, first)
     add(3, "c=7\nd=8\n", 4, Provenance.CANONICAL, 0)
-    shard.write(4, pack_outcomes([Outcome(first, "1+1", correct, 1) for correct in (True, False)], SuccessModel()))
+    shard.write(3, pack_outcomes([Outcome(first, "1+1", correct, 1) for correct in (True, False)], SuccessModel()))
     return made.path
 
 

@@ -42,9 +42,9 @@ class Made:
         self.server = ShardServer(0, ReplayConfig(ranking="value"), len(self.tokenizer), self.run.replay, "id")
         self.writes = 0
 
-    def write(self, write: pa.RecordBatch) -> None:
-        self.writes += 1
+    def write(self, write: bytes) -> None:
         self.server.write(self.writes, write)
+        self.writes += 1
 
     def ids(self, text: str) -> IntArray:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)

@@ -157,10 +157,10 @@ def test_empty_journals_of_a_run_that_starts_again_do_not_hide_its_checkpoint(
 def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server = ShardServer(0, CONFIG, 26, tmp_path / "live", "id")
     made = [Candidate(p, np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1) for p in "pq"]
-    server.write(1, pack_candidates(made[:1], 26))
+    server.write(0, pack_candidates(made[:1], 26))
     server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
-    server.write(2, pack_candidates(made[1:], 26))
+    server.write(1, pack_candidates(made[1:], 26))
     best = server.read(2, Shard.top, 1, NEWEST).states()[0]
-    server.write(3, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
+    server.write(2, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]
     assert sum(whole(tmp_path)["tried"].to_pylist()) == 1

@@ -133,9 +133,9 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
         store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
     assert len(store._evidence.rows) == 6
     assert np.isnan(store.root_success)  # a canonical solution is no rollout
-    monkeypatch.setattr("replay.store.REMEMBERED", 2)
+    monkeypatch.setattr("replay.evidence.REMEMBERED", 2)
     found = [store.sample(3, seed=turn) for turn in range(2, 4)]
-    assert list(store._drawn) == [state.key for state in found[1][1:]]
+    assert list(store._evidence.drawn) == [state.key for state in found[1][1:]]
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
@@ -160,7 +160,7 @@ def test_a_store_goes_on_from_a_checkpoint_exactly(tmp_path: Path, ranking: str)
     second.restore(tmp_path / "saved")
     assert [iteration(second, number) for number in range(5, 12)] == expected
     assert any(expected)
-    assert (second._model, second._drawn) == (first._model, first._drawn)
+    assert (second._model, second._evidence.drawn) == (first._model, first._evidence.drawn)
     assert asdict(second.stats()) == pytest.approx(asdict(first.stats()))
 
 
@@ -237,11 +237,6 @@ def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int)
         stale = store.top(3, older_than=version)
         store.revalue(stale, np.full(len(stale), 0.5, np.float32), version)
     assert (store.stats().max_age, store.stats().newest) == (8, 9)
-
-
-def test_an_outcome_of_an_unknown_problem_names_it(store: ReplayStore) -> None:
-    with pytest.raises(StoreError, match="problem 'nowhere' is unknown"):
-        store.record([Outcome(1, "nowhere", True, 1)])
 
 
 def test_root_success_is_decayed_and_continues_from_a_checkpoint(tmp_path: Path) -> None:
@@ -343,7 +338,7 @@ def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path, mon
     def refuse(_: object) -> None:
         raise StoreError("no room")
 
-    monkeypatch.setattr(store._actors[1]._shard, "check", refuse)
+    monkeypatch.setattr(store._actors[1]._shard, "apply", refuse)
     with pytest.raises(StoreError, match="no room"):
         store.add(candidates(20, seed=1))
     monkeypatch.undo()

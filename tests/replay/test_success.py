@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replay.evidence import Evidence
 from replay.rankings.base import StateColumns, SuccessModel
 from replay.success import (
-    NOTHING,
     PRECISION,
-    Evidence,
     chances,
     features_of,
     fit,
@@ -27,8 +26,12 @@ def known(given: StateColumns, model: SuccessModel = MODEL) -> list[float]:
     return found
 
 
+def fitted(evidence: Evidence) -> SuccessModel:
+    return fit(evidence.rows, evidence.expected, evidence.differing, 0.0, 1.0)
+
+
 def test_without_outcomes_the_model_is_its_prior() -> None:
-    found = fit(NOTHING, 0.0, 1.0)
+    found = fitted(Evidence())
     assert found.weights == pytest.approx(MODEL.weights)
     assert found.strength == pytest.approx(4.0)  # (16 / 20) / (1 - 16 / 20)
 
@@ -52,31 +55,32 @@ def test_features_by_hand() -> None:
 def test_the_fit_is_the_most_probable_one(rows: list[tuple[float, ...]]) -> None:
     """There the slope of log likelihood + log prior is 0: sum of (w - n p) f = precision (b - prior)."""
     evidence = np.array(rows).reshape(-1, 9)
-    weights = np.array(fit(Evidence(evidence), 0.0, 1.0).weights)
+    weights = np.array(fitted(Evidence(evidence)).weights)
     wins, tried = evidence[:, 7], evidence[:, 7] + evidence[:, 8]
     slope = evidence[:, :7].T @ (wins - tried * sigmoid(evidence[:, :7] @ weights))
     np.testing.assert_allclose(slope, PRECISION * (weights - np.array(MODEL.weights)), atol=1e-6)
 
 
 def test_roots_say_how_a_chain_begins_and_continuations_how_it_ends() -> None:
-    evidence = NOTHING.with_roots(10, 990)
-    half = [[1.0, 0.25, 0, 0, 0, 0, 0, 300.0, 300.0]]
-    model = fit(evidence.joined(np.array([0.5]), np.array(half), 1.0), 0.0, 1.0)
-    start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), model)
+    evidence = Evidence()
+    evidence.join_roots(10, 990)
+    evidence.join(np.array([0.5]), np.array([[1.0, 0.25, 0, 0, 0, 0, 0, 300.0, 300.0]]), 1.0)
+    start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), fitted(evidence))
     assert start == pytest.approx(0.01, abs=0.004)
     assert end == pytest.approx(0.5, abs=0.04)
 
 
 def test_old_outcomes_decay_and_what_a_states_continuations_share_is_counted() -> None:
-    first = NOTHING.joined(np.array([0.5]), np.array([[1.0, 0.5, 0, 0, 0, 0, 0, 2, 2]]), 0.5)
+    evidence = Evidence()
+    evidence.join(np.array([0.5]), np.array([[1.0, 0.5, 0, 0, 0, 0, 0, 2, 2]]), 0.5)
     # 6 pairs of 4 continuations, 2 * 2 of them differ; 2 * 0.5 * 0.5 * 6 = 3 would
-    assert (first.expected, first.differing) == (3.0, 4.0)
-    assert fit(first, 0.0, 1.0).strength == pytest.approx((20 / 23) / (3 / 23))
-    second = first.joined(np.array([0.2]), np.array([[1.0, 0.5, 0, 0, 0, 0, 0, 4, 0]]), 0.5)
-    assert second.rows[:, 7:].tolist() == [[1, 1], [4, 0]]
+    assert (evidence.expected, evidence.differing) == (3.0, 4.0)
+    assert fitted(evidence).strength == pytest.approx((20 / 23) / (3 / 23))
+    evidence.join(np.array([0.2]), np.array([[1.0, 0.5, 0, 0, 0, 0, 0, 4, 0]]), 0.5)
+    assert evidence.rows[:, 7:].tolist() == [[1, 1], [4, 0]]
     # 1.5 + 2 * 0.2 * 0.8 * 6 = 3.42; 2 + 4 * 0
-    assert second.expected == pytest.approx(3.42)
-    assert second.differing == 2.0
+    assert evidence.expected == pytest.approx(3.42)
+    assert evidence.differing == 2.0
 
 
 def test_the_offset_of_a_problem_comes_from_its_root_and_its_proven_states() -> None:
