@@ -22,7 +22,7 @@ def show_states(options: Namespace) -> int:
         inspection.export(inspection.with_prefixes(found, shards, view.decode), options.export)
         print(f"{found.num_rows} states written to {options.export}")
         return 0
-    best = inspection.first_problems(inspection.select(found, per_problem=options.top), options.problems)
+    best = inspection.first_states(found, options.problems, options.top)
     prompts = {name: prompt for name, (prompt, _) in view.problems.items()}
     print(inspection.states_text(inspection.with_prefixes(best, shards, view.decode), table, prompts))
     print(inspection.store_summary(combine([shard_stats(shard) for shard in shards])))

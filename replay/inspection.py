@@ -6,6 +6,8 @@ table is plain columns (no nesting), so that pandas and DuckDB read the exported
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -50,14 +52,11 @@ def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> li
 
 
 def _read_live(journal: Path, config: ReplayConfig) -> Shard:
-    for attempt in range(ATTEMPTS):
-        try:
+    for _ in range(ATTEMPTS - 1):
+        with suppress(StoreError, OSError):
             return recover(journal, config).shard
-        except (StoreError, OSError):
-            if attempt == ATTEMPTS - 1:
-                raise
-            time.sleep(0.1)
-    raise AssertionError
+        time.sleep(0.1)
+    return recover(journal, config).shard
 
 
 def states_table(shards: Sequence[Shard], config: ReplayConfig) -> pa.Table:
@@ -65,13 +64,11 @@ def states_table(shards: Sequence[Shard], config: ReplayConfig) -> pa.Table:
     newest = max((shard.version for shard in shards), default=0)
     table = pa.concat_tables([_shard_table(shard, newest, config) for shard in shards])
     temperature = config.temperature or RANKINGS[config.ranking].temperature
-    chance = draw_chance(table["priority"].to_numpy(), temperature)
-    table = table.append_column("chance", pa.array(chance))
+    table = table.append_column("chance", pa.array(draw_chance(table["priority"].to_numpy(), temperature)))
     best = table.group_by("problem").aggregate([("priority", "max")])
-    highest = dict(zip(best["problem"].to_pylist(), best["priority_max"].to_pylist(), strict=True))
-    table = table.append_column("best", pa.array(map(highest.get, table["problem"].to_pylist()), pa.float32()))
-    order = [("best", "descending"), ("problem", "ascending"), ("priority", "descending"), ("depth", "ascending")]
-    return table.sort_by([*order, ("key", "ascending")]).drop_columns(["best"])
+    order = [("priority_max", "descending"), ("problem", "ascending"), ("priority", "descending")]
+    ordered = table.join(best, "problem").sort_by([*order, ("depth", "ascending"), ("key", "ascending")])
+    return ordered.drop_columns(["priority_max"])
 
 
 def draw_chance(priority: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
@@ -92,19 +89,15 @@ def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
     """[S] why a state is not drawn now, by the rules of its ranking; empty where it may be drawn."""
     states, ranking = shard.states, RANKINGS[config.ranking]
     problem, failed = states["problem"], states["provenance"] == Provenance.OWN_FAILED
-    wins, losses = shard.problems["wins"], shard.problems["losses"]
-    if ranking is learnability.RANKING:
-        solved = ((wins + 1) / (wins + losses + 2) > learnability.SOLVED)[problem]
-        why = np.where(solved, "its problem is solved from the root", f"its chance of success is below {HOPELESS:.0%}")
-        return np.where(np.isneginf(states["priority"]), why, "")
-    root = mastered(wins, losses)[problem]
-    known = mastered(states["wins"], states["losses"])
+    by_chance = np.full(len(states), ranking is learnability.RANKING)
+    solved = learnability.solved if ranking is learnability.RANKING else mastered
     proven = (np.bincount(problem, ~failed, minlength=len(shard.problems)) > 0)[problem]
     reasons = (
         (~np.isneginf(states["priority"]), ""),
         (ranking.needs_canonical & (states["provenance"] != Provenance.CANONICAL), "no canonical solution"),
-        (root, "its problem is solved from the root"),
-        (known, "mastered: its continuations succeed"),
+        (solved(shard.problems["wins"], shard.problems["losses"])[problem], "its problem is solved from the root"),
+        (by_chance, f"its chance of success is below {HOPELESS:.0%}"),
+        (mastered(states["wins"], states["losses"]), "mastered: its continuations succeed"),
         (failed & proven, "an own failure of a problem that has a success"),
         (failed & ranking.chains, "an own failure: this ranking follows successes"),
         (np.full(len(states), ranking.chains), "another state of its chain is replayed"),
@@ -158,10 +151,9 @@ def select(
     problem: str | None = None,
     provenance: str | None = None,
     depth: tuple[int, int] | None = None,
-    per_problem: int | None = None,
 ) -> pa.Table:
     """Rows of a problem, a provenance (own_failed, own_successful, canonical), and a depth range in tokens (both ends
-    included); at most the first `per_problem` of each problem. Raises StoreError for an unknown problem or provenance."""
+    included). Raises StoreError for an unknown problem or provenance."""
     if problem is not None:
         table = table.filter(pc.equal(table["problem"], problem))
         if not table.num_rows:
@@ -173,20 +165,15 @@ def select(
         table = table.filter(pc.equal(table["provenance"], provenance))
     if depth is not None:
         table = table.filter((pc.field("depth") >= depth[0]) & (pc.field("depth") <= depth[1]))
-    if per_problem is not None:
-        seen: dict[str, int] = {}
-        keep = []
-        for name in table["problem"].to_pylist():
-            seen[name] = seen.get(name, 0) + 1
-            keep.append(seen[name] <= per_problem)
-        table = table.filter(pa.array(keep, pa.bool_()))
     return table
 
 
-def first_problems(table: pa.Table, count: int) -> pa.Table:
-    """Rows of the first `count` problems of the table."""
-    names = list(dict.fromkeys(table["problem"].to_pylist()))[:count]
-    return table.filter(pc.is_in(table["problem"], value_set=pa.array(names, pa.string())))
+def first_states(table: pa.Table, problems: int, per_problem: int) -> pa.Table:
+    """The first `per_problem` states of each of the first `problems` problems."""
+    names = table["problem"].to_pylist()
+    rows_of_each = (rows for _, rows in groupby(range(len(names)), names.__getitem__))  # rows of a problem are adjacent
+    chosen = [row for rows in islice(rows_of_each, problems) for row in islice(rows, per_problem)]
+    return table.take(pa.array(chosen, pa.int64()))
 
 
 def parents_of(table: pa.Table) -> dict[int, int]:

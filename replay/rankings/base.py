@@ -96,6 +96,11 @@ class Ranking:
     """Whether an iteration replays at most one state of each problem. So few known problems take few starts from the fresh ones."""
 
 
+def success_rate(wins: FloatArray, losses: FloatArray) -> FloatArray:
+    """[S] Laplace's estimate of success, (w + 1) / (w + l + 2): 1/2 without outcomes."""
+    return (wins + 1) / (wins + losses + 2)
+
+
 def only(chosen: Flags) -> FloatArray:
     """Priority 0 for the chosen states [S], -inf for the others."""
     return np.where(chosen, np.float32(0.0), np.float32(-np.inf))

@@ -4,7 +4,7 @@ import numpy as np
 
 from core.records import FloatArray, Provenance
 from replay.rankings.base import Ranking, RankSettings, StateColumns, only
-from replay.rankings.chains import chains_of, retention_order
+from replay.rankings.chains import chains_of, kept_longest
 
 VISITS = 8
 """Continuations after which the curriculum moves one state back: two starts of 4. It moves by count, whatever they achieve."""
@@ -25,10 +25,10 @@ def canonical(columns: StateColumns, settings: RankSettings) -> FloatArray:  # n
 
 
 def canonical_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: 1 / (1 + order) of the canonical states (`replay/rankings/chains.py`), -inf of all others."""
+    """Retention [S]: `kept_longest` of the canonical states, -inf of all others."""
     found = chains_of(columns, columns.provenance == Provenance.CANONICAL)
     retention = np.full(len(columns.value), -np.inf, np.float32)
-    retention[found.order] = 1.0 / (1.0 + retention_order(columns, found, ~np.isneginf(priority)))
+    retention[found.order] = kept_longest(columns, found, ~np.isneginf(priority))
     return retention
 
 

@@ -13,7 +13,7 @@ from replay.keys import Reals
 from replay.rankings.base import Flags, Index, StateColumns
 
 KEPT_FIRST = 1 << 10
-"""Step of the shallowest and the tried states in `retention_order`: they are evicted last."""
+"""Step of the shallowest and the tried states in `kept_longest`: they are evicted last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def chains_of(columns: StateColumns, members: Flags) -> Chains:
     return Chains(order, np.flatnonzero(begins), np.cumsum(begins) - 1)
 
 
-def retention_order(columns: StateColumns, found: Chains, chosen: Flags) -> Reals:
-    """[K] the order in which a problem keeps the states of its chains, lowest first: r + w in its r-th chain, 0 <= w < 1.
+def kept_longest(columns: StateColumns, found: Chains, chosen: Flags) -> Reals:
+    """[K] 1 / (1 + order), highest for what a problem keeps longest. The order is r + w in its r-th chain, 0 <= w < 1.
 
     Tried chains come first, then chains that begin nearest to the root, then older ones. So all states of one chain come before
     those of the next. Within a chain, w is 0 for the `chosen` state [S], and 1 / (1 + 1024) for the tried states and the shallowest.
@@ -65,4 +65,4 @@ def retention_order(columns: StateColumns, found: Chains, chosen: Flags) -> Real
     rank[ranked] = np.arange(len(first)) - np.searchsorted(problem, problem)
     step = np.where((place == 0) | (columns.tried[order] > 0), KEPT_FIRST, place & -place)
     within: Reals = np.where(chosen[order], 0.0, 1.0 / (1.0 + step))
-    return rank[found.run] + within
+    return 1.0 / (1.0 + (rank[found.run] + within))

@@ -36,12 +36,11 @@ Worked example, target 0.3, one canonical chain with states at depths 0.25, 0.5,
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from core.records import FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import HOPELESS, Flags, Index, Ranking, RankSettings, StateColumns
-from replay.rankings.chains import Chains, chains_of, retention_order
+from replay.rankings.base import HOPELESS, Flags, Index, Ranking, RankSettings, StateColumns, success_rate
+from replay.rankings.chains import Chains, chains_of, kept_longest
 
 LOST = 0.4
 """Share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
@@ -58,7 +57,7 @@ MASTERED = 0.9
 def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
     """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, -inf elsewhere."""
     priority = np.full(len(columns.value), -np.inf, np.float32)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~resting(columns))
+    found = working_chains(columns)
     curve = success_curve(columns, found)
     known = mastered(columns.wins, columns.losses)[found.order]
     at = frontiers(found, curve, known, settings.target)
@@ -68,18 +67,18 @@ def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
 
 
 def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: class + 1 / (1 + order). So a problem keeps whole chains, and the store keeps what can still teach.
+    """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store keeps what can still teach.
 
     Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
     3 untried chains; 2 the other states of resting chains; 0 all others.
     """
     retention = np.zeros(len(columns.value), np.float32)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & ~resting(columns))
+    found = working_chains(columns)
     order, first, run = found.order, found.first, found.run
     rests = mastered(columns.wins, columns.losses)[order[first]][run]
     tried = (found.sums(columns.tried[order]) > 0)[run]
     classes = np.where(rests & (found.place > 0), 2.0, np.where(tried, 4.0, 3.0))
-    retention[order] = classes + 1.0 / (1.0 + retention_order(columns, found, ~np.isneginf(priority)))
+    retention[order] = classes + kept_longest(columns, found, ~np.isneginf(priority))
     return retention
 
 
@@ -129,18 +128,20 @@ def frontiers(found: Chains, curve: Reals, known: Flags, target: float) -> Index
     return up
 
 
-def mastered(wins: npt.NDArray[np.floating], losses: npt.NDArray[np.floating]) -> Flags:
+def mastered(wins: FloatArray, losses: FloatArray) -> Flags:
     """Whether the success estimate (w + 1) / (w + l + 2) is above 0.9: nine wins without a loss are enough.
 
     >>> mastered(np.array([9.0, 8.0, 20.0]), np.array([0.0, 0.0, 2.0])).tolist()
     [True, False, False]
     """
-    return np.asarray((wins + 1) / (wins + losses + 2) > MASTERED)
+    return np.asarray(success_rate(wins, losses) > MASTERED)
 
 
-def resting(columns: StateColumns) -> Flags:
-    """[S] whether the state's problem is mastered from its root."""
-    return mastered(columns.root_wins, columns.root_losses)
+def working_chains(columns: StateColumns) -> Chains:
+    """The proven chains of problems that are not mastered from their root."""
+    return chains_of(
+        columns, (columns.provenance != Provenance.OWN_FAILED) & ~mastered(columns.root_wins, columns.root_losses)
+    )
 
 
 RANKING = Ranking(frontier, chain_retention, chains=True)

@@ -33,8 +33,8 @@ import numpy as np
 
 from core.records import FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import HOPELESS, Flags, Ranking, RankSettings, StateColumns
-from replay.rankings.chains import chains_of, retention_order
+from replay.rankings.base import HOPELESS, Flags, Ranking, RankSettings, StateColumns, success_rate
+from replay.rankings.chains import chains_of, kept_longest
 from replay.success import chances, features_of
 
 SOLVED = 0.5
@@ -46,7 +46,8 @@ def learnability(columns: StateColumns, settings: RankSettings) -> FloatArray:
     if not len(columns.value):
         return columns.value
     success = state_chances(columns, settings)
-    worth = np.where(replayable(columns, success), 4.0 * success * (1.0 - success), 0.0)
+    replayed = ~solved(columns.root_wins, columns.root_losses) & (success >= HOPELESS)
+    worth = np.where(replayed, 4.0 * success * (1.0 - success), 0.0)
     whole = np.bincount(columns.problem, worth)[columns.problem]
     best = np.zeros(int(columns.problem[-1]) + 1)
     np.maximum.at(best, columns.problem, worth)
@@ -63,23 +64,22 @@ def state_chances(columns: StateColumns, settings: RankSettings) -> Reals:
     return (model.strength * before + columns.wins) / (model.strength + tried)
 
 
-def replayable(columns: StateColumns, success: Reals) -> Flags:
-    """[S] whether a state is neither hopeless nor of a solved problem; `success` [S]."""
-    root = (columns.root_wins + 1.0) / (columns.root_wins + columns.root_losses + 2.0)
-    return np.asarray((root <= SOLVED) & (success >= HOPELESS))
+def solved(root_wins: FloatArray, root_losses: FloatArray) -> Flags:
+    """Whether a problem is solved from its root."""
+    return np.asarray(success_rate(root_wins, root_losses) > SOLVED)
 
 
 def proven_first(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: 1 + 1 / (1 + order) of proven states by chain (`replay/rankings/chains.py`), 1 / (1 + e^-priority) of failures.
+    """Retention [S]: 1 + `kept_longest` of proven states, 1 / (1 + e^-priority) of failures.
 
     So the shallow states of a chain stay until the start has moved back to them. A solved problem keeps nothing before others.
     """
     retention = np.zeros(len(priority), np.float32)
     open_ = ~np.isneginf(priority)
     retention[open_] = 1.0 / (1.0 + np.exp(-priority[open_]))
-    root = (columns.root_wins + 1.0) / (columns.root_wins + columns.root_losses + 2.0)
-    found = chains_of(columns, (columns.provenance != Provenance.OWN_FAILED) & (root <= SOLVED))
-    retention[found.order] = 1.0 + 1.0 / (1.0 + retention_order(columns, found, open_))
+    proven = columns.provenance != Provenance.OWN_FAILED
+    found = chains_of(columns, proven & ~solved(columns.root_wins, columns.root_losses))
+    retention[found.order] = 1.0 + kept_longest(columns, found, open_)
     return retention
 
 

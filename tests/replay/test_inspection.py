@@ -11,7 +11,17 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay.inspection import export, lineage, parents_of, read_shards, select, states_table, states_text, with_prefixes
+from replay.inspection import (
+    export,
+    first_states,
+    lineage,
+    parents_of,
+    read_shards,
+    select,
+    states_table,
+    states_text,
+    with_prefixes,
+)
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
@@ -64,7 +74,7 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
     deep = rows["p", "abc"]
     assert (deep["tried"], deep["solved"], deep["solve_rate"], deep["posterior"], deep["age"]) == (2, 1, 0.5, 0.5, 2)
     assert lineage(parents_of(table), rows["p", "abcjj"]["key"]) == [rows["p", "abcjj"]["key"], deep["key"]]
-    text = states_text(select(table, problem="p", per_problem=1), table, {"p": "1+1=?"})
+    text = states_text(first_states(select(table, problem="p"), 1, 1), table, {"p": "1+1=?"})
     # the first candidate is from the root and failed; the child is a continuation of a state
     assert text.splitlines()[:2] == ["problem p: solved from the root 0/1", "    1+1=?"]
     assert "3/5 tokens  value 0.750  priority 3.354  posterior 0.50" in text
@@ -125,7 +135,7 @@ def test_filters(store: ReplayStore, tmp_path: Path) -> None:
     table = whole(tmp_path)
     assert select(table, provenance="canonical")["prefix"].to_pylist() == ["abc", "a"]
     assert select(table, depth=(2, 4))["depth"].to_pylist() == [3, 3]
-    assert select(table, per_problem=1).num_rows == 2
+    assert [first_states(table, *few).num_rows for few in ((9, 1), (1, 2), (9, 9))] == [2, 2, 5]
     with pytest.raises(StoreError, match="no state of problem 'x'"):
         select(table, problem="x")
     with pytest.raises(StoreError, match="provenance 'mine' is unknown; one of own_failed, own_successful, canonical"):
