@@ -44,7 +44,7 @@ class Journal:
         os.lseek(self._file, 0, os.SEEK_END)
 
     def append(self, write: bytes) -> None:
-        """Put a write on disk. Raises StoreError when the disk is full or cannot be written; then the file is unchanged."""
+        """Append a write. Raises StoreError when the disk is full or cannot be written; then the file is unchanged."""
         size = os.lseek(self._file, 0, os.SEEK_CUR)
         rest = memoryview(_entry(write))
         try:
