@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -43,11 +42,6 @@ def command_line(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true", help="a shorter measurement; writes bench/results/NAME.quick.*")
     return parser
-
-
-def median(values: Sequence[float]) -> float:
-    """The median of several repeats."""
-    return statistics.median(values)
 
 
 def write(

@@ -15,21 +15,20 @@ The launch is measured as a user sees it: from `python launch.py train` (demo re
 the first responses, to one held-out problem. Its figure is the median of three launches.
 """
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.connection import Connection
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -37,16 +36,14 @@ import ray
 
 from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
-from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
-from bench.models import Shape, build_model
-from bench.report import Check, check, command_line, median, write
+from actors.vllm_setup import CPU_BLOCK, environment
+from bench.models import END, ROOT, Shape, build_model, local_ray
+from bench.report import Check, check, command_line, write
 from core.config import RolloutConfig
 from core.records import Sampling, Start
 from core.seeds import derive
-from core.startup import set_environment
 from core.weights import pack
 
-ROOT = Path(__file__).parents[1]
 SHAPE = Shape(2048, hidden=128, intermediate=256, layers=4, heads=4, key_value_heads=2)
 """0.8 M parameters."""
 GENERATED = 64  # tokens per sample
@@ -60,19 +57,18 @@ GOAL = 0.97
 WORKER_NICENESS = 15
 """Ray's default for its workers. Bare vLLM gets the same, so that other load on the machine slows both sides alike."""
 
-Request = tuple[list[int], int, int]
-"""One request to bare vLLM: context, seed, budget in tokens."""
 Answer = tuple[float, list[list[int]]]
 """Seconds of a round, and the tokens of each sample."""
+Bare = Callable[[Sequence[Start], Sampling], Answer]
+"""One round through bare vLLM."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The figures of one load, one per pair of processes."""
+class Comparison(NamedTuple):
+    """The figures of one load, for one pair of processes."""
 
-    ours: list[float] = field(default_factory=list)  # tokens/s
-    bare: list[float] = field(default_factory=list)  # tokens/s
-    same: list[float] = field(default_factory=list)  # share of samples with the same tokens
+    ours: float  # tokens/s
+    bare: float  # tokens/s
+    same: float  # share of samples with the same tokens
 
 
 def starts_of(count: int, prefix: int, round_number: int = 0) -> list[Start]:
@@ -85,21 +81,13 @@ def starts_of(count: int, prefix: int, round_number: int = 0) -> list[Start]:
     ]
 
 
-def requests_of(starts: Sequence[Start], sampling: Sampling) -> list[Request]:
-    """The same samples for bare vLLM."""
-    return [
-        (start.context_ids.tolist(), derive(start.seed, sample), sampling.max_response_tokens - len(start.prefix_ids))
-        for start in starts
-        for sample in range(start.samples)
-    ]
+@cache
+def bare_engine(model: str) -> Any:
+    """vLLM, loaded once in the bare process."""
+    from vllm import LLM
 
-
-def serve_bare(model: str, connection: Connection) -> None:
-    """The bare process: load vLLM, then send an `Answer` to each list of requests; an empty list ends it."""
     os.nice(WORKER_NICENESS)
-    from vllm import LLM, SamplingParams, TokensPrompt
-
-    engine = LLM(
+    return LLM(
         model=model,
         dtype="float32",
         max_model_len=CONFIG.max_prompt_tokens + CONFIG.max_response_tokens,
@@ -112,16 +100,24 @@ def serve_bare(model: str, connection: Connection) -> None:
         block_size=CPU_BLOCK,
         enable_chunked_prefill=False,  # with it a seeded request may crash, see actors/vllm_setup.py
     )
-    settings: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True, "detokenize": False}
-    settings["stop_token_ids"] = stop_tokens(model)
-    connection.send("ready")
-    while requests := connection.recv():
-        begun = time.perf_counter()
-        prompts = [TokensPrompt(prompt_token_ids=context) for context, _, _ in requests]
-        params = [SamplingParams(seed=seed, max_tokens=budget, **settings) for _, seed, budget in requests]
-        outputs = engine.generate(prompts, params, use_tqdm=False)
-        seconds = time.perf_counter() - begun
-        connection.send((seconds, [list(output.outputs[0].token_ids) for output in outputs]))
+
+
+def answer_bare(model: str, starts: Sequence[Start], sampling: Sampling) -> Answer:
+    """One round in the bare process, with the seeds and budgets of our engine."""
+    from vllm import SamplingParams, TokensPrompt
+
+    common: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True, "detokenize": False, "stop_token_ids": [END]}
+    samples = [(start, derive(start.seed, sample)) for start in starts for sample in range(start.samples)]
+    contexts = [start.context_ids.tolist() for start, _ in samples]
+    engine, begun = bare_engine(model), time.perf_counter()
+    prompts = [TokensPrompt(prompt_token_ids=context) for context in contexts]
+    params = [
+        SamplingParams(seed=seed, max_tokens=sampling.max_response_tokens - len(start.prefix_ids), **common)
+        for start, seed in samples
+    ]
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begun
+    return seconds, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def ask_pool(pool: RolloutPool, starts: Sequence[Start], sampling: Sampling) -> Answer:
@@ -131,18 +127,12 @@ def ask_pool(pool: RolloutPool, starts: Sequence[Start], sampling: Sampling) -> 
     return time.perf_counter() - begun, [one.tokens.tolist() for one in trajectories]
 
 
-def ask_bare(bare: Connection, starts: Sequence[Start], sampling: Sampling) -> Answer:
-    """One round through bare vLLM."""
-    bare.send(requests_of(starts, sampling))
-    answer: Answer = bare.recv()
-    return answer
-
-
-def compare(pool: RolloutPool, bare: Connection, prefix: int, count: int, rounds: int, found: Comparison) -> None:
+def compare(pool: RolloutPool, bare: Bare, prefix: int, count: int, rounds: int) -> Comparison:
     """Run one load alternately on both sides. The first round only warms up and compares the tokens."""
     sampling = Sampling(1.0, 1.0, prefix + GENERATED)
-    sides = (partial(ask_pool, pool), partial(ask_bare, bare))
+    sides = (partial(ask_pool, pool), bare)
     rates: tuple[list[float], list[float]] = ([], [])
+    same = 0.0
     for number in range(rounds + 1):
         starts, tokens = starts_of(count, prefix, number), {}
         for side in (0, 1) if number % 2 else (1, 0):
@@ -150,18 +140,18 @@ def compare(pool: RolloutPool, bare: Connection, prefix: int, count: int, rounds
             if number:
                 rates[side].append(sum(map(len, tokens[side])) / seconds)
         if not number:
-            found.same.append(fmean(a == b for a, b in zip(tokens[0], tokens[1], strict=True)))
-    found.ours.append(median(rates[0]))
-    found.bare.append(median(rates[1]))
+            same = fmean(a == b for a, b in zip(tokens[0], tokens[1], strict=True))
+    return Comparison(median(rates[0]), median(rates[1]), same)
 
 
-def compared(name: str, samples: int, found: Comparison) -> list[Check]:
+def compared(name: str, samples: int, found: Sequence[Comparison]) -> list[Check]:
     """The checks of one load."""
-    ours, bare = fmean(found.ours), fmean(found.bare)
+    ours, bare = fmean(one.ours for one in found), fmean(one.bare for one in found)
+    same = min(one.same for one in found)
     return [
         check(f"{name}: pool, {samples} samples", ours, "tokens/s", baseline=bare),
         check(f"{name}: pool / bare vllm.LLM.generate", ours / bare, "ratio", ">=", GOAL, baseline=1.0),
-        check(f"{name}: share of samples with the same tokens as bare vLLM", min(found.same), "share", ">=", 1.0),
+        check(f"{name}: share of samples with the same tokens as bare vLLM", same, "share", ">=", 1.0),
     ]
 
 
@@ -201,18 +191,12 @@ def launch() -> float:
 
 
 @contextmanager
-def bare_process(model: str) -> Iterator[Connection]:
+def bare_process(model: str) -> Iterator[Bare]:
     """Start bare vLLM in its own process, and wait until it is ready."""
-    context = multiprocessing.get_context("spawn")
-    connection, end = context.Pipe()
-    server = context.Process(target=serve_bare, args=(model, end), daemon=True)
-    with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as our engine's process has it
-        server.start()
-    end.close()  # so that `recv` fails when the process dies
-    connection.recv()
-    yield connection
-    connection.send([])
-    server.join()
+    with ProcessPoolExecutor(1, get_context("spawn"), bare_engine, (model,)) as process:
+        with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as our engine's process has it
+            process.submit(int).result()
+        yield lambda starts, sampling: process.submit(answer_bare, model, starts, sampling).result()
 
 
 @contextmanager
@@ -225,7 +209,7 @@ def rollout_pool(model: str) -> Iterator[tuple[RolloutPool, float]]:
 
 
 @contextmanager
-def both_sides(model: str, bare_first: bool) -> Iterator[tuple[RolloutPool, Connection, float]]:
+def both_sides(model: str, bare_first: bool) -> Iterator[tuple[RolloutPool, Bare, float]]:
     """Pool, bare process, and the seconds that the pool took to its first token."""
     with ExitStack() as stack:
         if bare_first:
@@ -238,21 +222,17 @@ def both_sides(model: str, bare_first: bool) -> Iterator[tuple[RolloutPool, Conn
 
 def main(quick: bool) -> None:
     """Measure and write bench/results/rollout.json."""
-    set_environment()
     pairs, rounds, count = (2, 3, 32) if quick else (6, 3, 64)
-    found = {name: Comparison() for name in LOADS}
+    found: dict[str, list[Comparison]] = {name: [] for name in LOADS}
     firsts, restarts = [], []
     launched = [launch() for _ in range(1 if quick else 3)]
-    with (
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False),
-        tempfile.TemporaryDirectory() as model,
-    ):
+    with local_ray(), tempfile.TemporaryDirectory() as model:
         build_model(Path(model), SHAPE)
         for number in range(pairs):
             with both_sides(model, bare_first=number % 2 == 1) as (pool, bare, first):
                 firsts.append(first)
                 for name, prefix in LOADS.items():
-                    compare(pool, bare, prefix, count, rounds, found[name])
+                    found[name].append(compare(pool, bare, prefix, count, rounds))
                 restarts.append(restart(pool, model))
     checks = [
         *(item for name in LOADS for item in compared(name, count * SAMPLES, found[name])),
@@ -260,12 +240,8 @@ def main(quick: bool) -> None:
         check("launch of an engine to its first token", median(firsts), "s", "<=", 30.0),
         check("death of an engine to its successor's first token", median(restarts), "s", "<=", 30.0),
     ]
-    settings: dict[str, str | int | float] = {
-        "model": "Qwen2, 0.8 M",
-        "threads": CONFIG.threads,
-        "processes of each side": pairs,
-        "rounds": rounds,
-    }
+    threads = CONFIG.threads
+    settings = {"model": "Qwen2, 0.8 M", "threads": threads, "processes of each side": pairs, "rounds": rounds}
     write("rollout", checks, settings, quick=quick)
 
 

@@ -7,41 +7,43 @@ confinement (`task.sandbox: unsafe-subprocess`). A program that sleeps shows wha
 
 import json
 import time
-from pathlib import Path
+from contextlib import ExitStack, closing
+from itertools import cycle, islice
+from statistics import median
 
-from bench.report import Check, check, command_line, median, write
+from bench.models import DATA, ROOT
+from bench.report import Check, check, command_line, write
 from core.config import Columns, SandboxMode, TaskConfig
 from tasks.code.formats import read_apps, read_mbpp
-from tasks.code.programs import limits_of, verifier
-from tasks.code.sandbox import Program, Sandbox
+from tasks.code.programs import verifier
 from tasks.judging import JudgePool
 
 Pair = tuple[str, str]
 GOALS = {"mbpp": 50.0, "apps": 25.0}
 NAMES = {"mbpp": "canonical solutions of MBPP", "apps": "APPS programs with 10 tests"}
 REPEATS = 3
+WORKERS = 2  # judging processes
 COLUMNS = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
 TESTS = 10
 
 
-def mbpp_pairs(file: Path, limit: int) -> list[Pair]:
-    """References and canonical solutions."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:limit]]
+def mbpp_pairs(limit: int) -> list[Pair]:
+    """References and canonical solutions; again from the first where there are fewer."""
+    rows = map(json.loads, (DATA / "mbpp" / "mbpp.jsonl").read_text(encoding="utf-8").splitlines())
     items = [read_mbpp(row, COLUMNS, "mbpp") for row in rows]
-    return [(item.reference, item.solution or "") for item in items]
+    return [(item.reference, item.solution or "") for item in islice(cycle(items), limit)]
 
 
-def apps_pairs(file: Path, limit: int) -> list[Pair]:
+def apps_pairs(limit: int) -> list[Pair]:
     """References with ten tests each (the problem's own, repeated) and canonical solutions."""
-    pairs = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    items = []
+    columns = Columns(prompt="question", tests="input_output", solution="solutions", checker="checker")
+    for line in (ROOT / "tests" / "data" / "apps" / "stdin.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         told = json.loads(row["input_output"])
-        ten = {side: [told[side][i % len(told[side])] for i in range(TESTS)] for side in ("inputs", "outputs")}
-        columns = Columns(prompt="question", tests="input_output", solution="solutions", checker="checker")
-        item = read_apps({**row, "input_output": {**told, **ten}}, columns, "apps")
-        pairs.append((item.reference, item.solution or ""))
-    return [pairs[i % len(pairs)] for i in range(limit)]
+        ten = {side: list(islice(cycle(told[side]), TESTS)) for side in ("inputs", "outputs")}
+        items.append(read_apps({**row, "input_output": {**told, **ten}}, columns, "apps"))
+    return [(item.reference, item.solution or "") for item in islice(cycle(items), limit)]
 
 
 def configuration(name: str, mode: SandboxMode) -> TaskConfig:
@@ -49,12 +51,11 @@ def configuration(name: str, mode: SandboxMode) -> TaskConfig:
     return TaskConfig.model_validate({"name": name, "columns": COLUMNS, "sandbox": mode})
 
 
-def pool(name: str, mode: SandboxMode, workers: int) -> JudgePool:
+def pool(config: TaskConfig) -> JudgePool:
     """Start judging processes and wait until they are ready."""
-    config = configuration(name, mode)
     judges = JudgePool(
         "tasks.code.programs:verifier",
-        workers=workers,
+        workers=WORKERS,
         limit=60.0,
         memory_gib=8.0,
         failed_reward=config.code.worst,
@@ -64,45 +65,23 @@ def pool(name: str, mode: SandboxMode, workers: int) -> JudgePool:
     return judges
 
 
-def throughput(name: str, given: list[Pair], workers: int) -> list[Check]:
+def throughput(name: str, given: list[Pair]) -> list[Check]:
     """Alternate confined and unconfined judging."""
     modes: tuple[SandboxMode, ...] = ("bubblewrap", "unsafe-subprocess")
-    pools = {mode: pool(name, mode, workers) for mode in modes}
     rates: dict[str, list[float]] = {mode: [] for mode in modes}
     passed: list[bool] = []
-    for _ in range(REPEATS):
-        for mode in modes:
+    with ExitStack() as stack:
+        pools = {mode: stack.enter_context(closing(pool(configuration(name, mode)))) for mode in modes}
+        for mode in modes * REPEATS:
             begun = time.perf_counter()
             verdicts = pools[mode].judge(given)
             rates[mode].append(len(given) / (time.perf_counter() - begun))
             passed += [verdict.correct for verdict in verdicts]
-    for judges in pools.values():
-        judges.close()
     confined, unconfined = (median(rates[mode]) for mode in modes)
     return [
         check(NAMES[name], confined, "programs/s", ">=", GOALS[name], baseline=unconfined),
         check(f"{NAMES[name]}: judged correct", sum(passed) / len(passed), "share", ">=", 1.0),
     ]
-
-
-def latency(given: list[Pair]) -> list[Check]:
-    """Latency of single verdicts in this process, with a spare sandbox and with a newly started one."""
-    config = configuration("mbpp", "bubblewrap")
-    judge = verifier(config.model_dump_json())
-    judge(*given[0])
-    verdicts, starts = [], []
-    for pair in given[:50]:
-        time.sleep(0.05)  # the spare sandbox starts
-        begun = time.perf_counter()
-        judge(*pair)
-        verdicts.append(time.perf_counter() - begun)
-        fresh = Sandbox("bubblewrap", limits_of(config))
-        begun = time.perf_counter()
-        with fresh.session(Program("")) as session:
-            session.evaluate(["1"])
-        starts.append(time.perf_counter() - begun)
-        fresh.close()
-    return [check("verdict, one at a time", 1e3 * median(verdicts), "ms", baseline=1e3 * median(starts))]
 
 
 def idling(reference: str) -> Check:
@@ -114,23 +93,13 @@ def idling(reference: str) -> Check:
     return check("a program that sleeps", (time.perf_counter() - begun) / config.judge_timeout, "limits", "<=", 2.0)
 
 
-def main() -> None:
-    """Command line."""
-    parser = command_line(__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with mbpp/")
-    parser.add_argument("--workers", type=int, default=2, help="judging processes")
-    given = parser.parse_args()
-    programs = mbpp_pairs(given.data / "mbpp" / "mbpp.jsonl", 120 if given.quick else 974)
-    scripts = apps_pairs(Path("tests/data/apps/stdin.jsonl"), 50 if given.quick else 300)
-    checks = [
-        *throughput("mbpp", programs, given.workers),
-        *throughput("apps", scripts, given.workers),
-        *latency(programs),
-        idling(scripts[0][0]),
-    ]
-    settings = {"workers": given.workers, "programs": len(programs), "scripts": len(scripts), "repeats": REPEATS}
-    write("sandbox", checks, settings, quick=given.quick)
+def main(quick: bool) -> None:
+    """Measure and write bench/results/sandbox.json."""
+    programs, scripts = mbpp_pairs(120 if quick else 974), apps_pairs(50 if quick else 300)
+    checks = [*throughput("mbpp", programs), *throughput("apps", scripts), idling(scripts[0][0])]
+    settings = {"workers": WORKERS, "programs": len(programs), "scripts": len(scripts), "repeats": REPEATS}
+    write("sandbox", checks, settings, quick=quick)
 
 
 if __name__ == "__main__":
-    main()
+    main(command_line(__doc__).parse_args().quick)

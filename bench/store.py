@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
-import ray
 
-from bench.report import RESULTS, Check, check, command_line, median, write
+from bench.models import local_ray
+from bench.report import RESULTS, Check, check, command_line, write
 from core.config import ReplayConfig
 from core.records import Candidate, IntArray, Outcome, Provenance
 from replay.boundaries import TokenTable, boundaries
@@ -26,7 +27,6 @@ from replay.store import ReplayStore
 VOCABULARY = 32_000
 NEWLINE = 1
 TABLE = TokenTable((b"ab", b"\n", *[b" c"] * (VOCABULARY - 2)))
-KINDS = ("draw", "stale states", "boundaries", "record", "revalue", "add")
 CONTINUATIONS = 4  # per replayed state
 REPEATS = 10
 Seconds = dict[str, list[float]]
@@ -87,11 +87,6 @@ def iteration(store: ReplayStore, size: Size, number: int, seconds: Seconds) -> 
     _timed("add", partial(store.add, candidates(size, made, lengths, number, number)))
 
 
-def totals(seconds: Seconds) -> list[float]:
-    """Seconds of each iteration."""
-    return [sum(parts) for parts in zip(*(seconds[kind] for kind in KINDS), strict=True)]
-
-
 def measure(size: Size, ranking: str) -> list[Check]:
     """Fill a store, then time iterations on the full store, and a checkpoint."""
     config = ReplayConfig.model_validate({"ranking": ranking, "capacity": size.states, "max_gib": 1000})
@@ -103,14 +98,11 @@ def measure(size: Size, ranking: str) -> list[Check]:
         while number < REPEATS or len(store) < size.states * 63 // 64:
             number += 1
             iteration(store, size, number, filling)
-        for _ in range(REPEATS):
-            number += 1
-            iteration(store, size, number, seconds)
-        checks = [check(f"{name}: {kind}", median(seconds[kind]) * 1e3, "ms") for kind in KINDS]
-        work = [
-            sum(pair) for pair in zip(filling["boundaries"], filling["add"], strict=True)
-        ]  # the first draws nothing
-        checks += summary(name, size, work, median(totals(seconds)))
+        for later in range(number + 1, number + 1 + REPEATS):
+            iteration(store, size, later, seconds)
+        checks = [check(f"{name}: {kind}", median(spent) * 1e3, "ms") for kind, spent in seconds.items()]
+        work = list(map(sum, zip(filling["boundaries"], filling["add"], strict=True)))  # the first draws nothing
+        checks += summary(name, size, work, median(map(sum, zip(*seconds.values(), strict=True))))
         stats = store.stats()
         checks.append(check(f"{name}: memory per state", stats.memory_bytes / stats.states, "bytes", "<=", 200))
         checks.append(check(f"{name}: of which tokens", stats.token_bytes / stats.states, "bytes"))
@@ -138,17 +130,10 @@ def summary(name: str, size: Size, filling: list[float], spent: float) -> list[C
 
 def main(quick: bool) -> None:
     """Run and write the results; `quick`: only the demo's sizes."""
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2, namespace="bench")
-    checks = [item for ranking in ("value", "frontier") for item in measure(DEMO, ranking)]
-    if not quick:
-        checks += [item for ranking in ("value", "frontier") for item in measure(LARGE, ranking)]
-    ray.shutdown()
-    settings: dict[str, str | int | float] = {
-        "repeats": REPEATS,
-        "vocabulary": VOCABULARY,
-        "continuations": CONTINUATIONS,
-        "shards": 1,
-    }
+    sizes = (DEMO,) if quick else (DEMO, LARGE)
+    with local_ray():
+        checks = [item for size in sizes for ranking in ("value", "frontier") for item in measure(size, ranking)]
+    settings = {"repeats": REPEATS, "vocabulary": VOCABULARY, "continuations": CONTINUATIONS, "shards": 1}
     write("store", checks, settings, quick=quick)
 
 

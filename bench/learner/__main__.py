@@ -9,24 +9,19 @@ memory are measured for a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 
 
 import os
 import sys
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from statistics import median
 from unittest.mock import patch
 
-import ray
 import torch
 
 from bench.learner.broadcast import broadcast_checks
 from bench.learner.memory import EXACT, memory_now, peak_memory
 from bench.learner.rows import demo_rows, forked_rows, gsm8k_rows
-from bench.learner.sides import Sides, Work, started
-from bench.models import Shape
-from bench.report import Check, check, command_line, median, write
+from bench.learner.sides import Side, Work, started
+from bench.models import Shape, local_ray
+from bench.report import Check, check, command_line, write
 from core.errors import ClusterError, RetrospectError
-from core.startup import set_environment
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
 """The default starter's shape."""
@@ -38,124 +33,79 @@ WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value
 """A very small model with Qwen2's vocabulary."""
 HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)
 """Qwen2 0.5 B."""
-PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
-"""GPU -> dense bf16 FLOP/s by NVIDIA's data sheets. For other GPUs no MFU is reported."""
+FORKED = "512 shared, 8 x 128"
 
 
-def local_ray() -> AbstractContextManager[object]:
-    """A local Ray for this process, stopped at the end of the block."""
-    set_environment()
-    context: AbstractContextManager[object] = ray.init(
-        address="local", namespace="retrospect", include_dashboard=False, log_to_driver=False
-    )
-    return context
-
-
-def cpu_seconds(actor: Any) -> float:
-    """CPU time of an actor's process so far."""
-    seconds: float = ray.get(actor.__ray_call__.remote(lambda _: time.process_time()))
-    return seconds
-
-
-def speed_checks(name: str, sides: Sides, repeats: int, goal: float) -> list[Check]:
+def speed_checks(name: str, work: Work, repeats: int, goal: float) -> list[Check]:
     """Score and update with both sides alternately and compare their times; `goal` for their ratio."""
-    ours, theirs, phases = [], [], []
-    before = cpu_seconds(sides.rank), cpu_seconds(sides.bare)
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        scored = sides.group.score(sides.judged)
-        middle = time.perf_counter()
-        stats = sides.group.update(scored)
-        ours.append(time.perf_counter() - begun)
-        bare = sides.score_bare(), sides.update_bare()
-        theirs.append(sum(bare))
-        phases.append((bare[0] / (middle - begun), bare[1] / (begun + ours[-1] - middle)))
-    used = cpu_seconds(sides.rank) - before[0], cpu_seconds(sides.bare) - before[1]
-    count = len(sides.judged)
-    ratio = median([bare / learner for bare, learner in zip(theirs, ours, strict=True)])
+    with started(work) as sides:
+        laps = [[(side.score(), side.update()) for side in sides] for _ in range(repeats)]
+    ours, bare = (len(work.judged) / median(sum(pair[side]) for pair in laps) for side in (0, 1))
+    ratio = median(sum(bare) / sum(ours) for ours, bare in laps)
     return [
-        check(f"{name}: score and update", count / median(ours), "sequences/s", baseline=count / median(theirs)),
+        check(f"{name}: score and update", ours, "sequences/s", baseline=bare),
         check(f"{name}: score and update against the bare loop", ratio, "x", ">=", goal),
-        check(f"{name}: score alone", median([score for score, _ in phases]), "x"),
-        check(f"{name}: update alone", median([update for _, update in phases]), "x"),
-        check(f"{name}: the same in CPU time of the two processes", used[1] / used[0], "x"),
-        check(f"{name}: tokens that need not be read again", stats.shared_share, "share"),
+        check(f"{name}: score alone", median(bare[0] / ours[0] for ours, bare in laps), "x"),
+        check(f"{name}: update alone", median(bare[1] / ours[1] for ours, bare in laps), "x"),
     ]
 
 
-def peaks(actor: Any, idle: float, score: Callable[[], object], update: Callable[[], object]) -> tuple[float, float]:
-    """Peak MiB of one side: in scoring above the memory before, in updates above `idle` (with optimizer states)."""
-    before = memory_now(actor)
-    return peak_memory(actor, score) - before, peak_memory(actor, update) - idle
+def peaks(side: Side) -> tuple[float, float]:
+    """Peak MiB: in scoring above the memory before, in updates above that without optimizer states."""
+    before = memory_now(side.actor)
+    return peak_memory(side.actor, side.score) - before, peak_memory(side.actor, side.update) - side.idle
 
 
-def memory_checks(name: str, sides: Sides, goal: float) -> list[Check]:
+def memory_checks(name: str, work: Work, goal: float) -> list[Check]:
     """Peak memory of both sides, beyond their models and libraries; `goal` for their ratio."""
-    group = sides.group
-    ours = peaks(sides.rank, sides.idle[0], lambda: group.score(sides.judged), lambda: group.update(sides.scored))
-    theirs = peaks(sides.bare, sides.idle[1], sides.score_bare, sides.update_bare)
+    with started(work) as (learner, loop):
+        ours, bare = peaks(learner), peaks(loop)
     checks = []
-    for what, learner, baseline in zip(("scoring", "updates"), ours, theirs, strict=True):
+    for what, own, baseline in zip(("scoring", "updates"), ours, bare, strict=True):
         title = f"{name}: peak memory of {what}"
-        checks.append(check(title, learner, "MiB", baseline=baseline))
-        checks.append(check(f"{title} against the bare loop", learner / baseline, "x", "<=", goal))
+        checks.append(check(title, own, "MiB", baseline=baseline))
+        checks.append(check(f"{title} against the bare loop", own / baseline, "x", "<=", goal))
     return checks
-
-
-FORKED = "512 shared, 8 x 128"
 
 
 def measure_on_cpu(quick: bool) -> list[Check]:
     """Speed and broadcasts; then memory, in processes with another memory allocator."""
     threads, repeats = os.cpu_count() or 1, 3 if quick else 7
-    plain = Work(STARTER, gsm8k_rows(64 if quick else 192, STARTER.vocabulary), 8192, threads, 2048)
-    demo = Work(DEMO, demo_rows(32 if quick else 128, 4), 8192, threads, 2048)
-    forked = Work(MIDDLE, forked_rows(2 if quick else 4, 8, 512, 128, MIDDLE.vocabulary), 8192, threads, 2048)
-    checks = []
-    with local_ray():
-        for name, work, goal in (
-            ("nothing shared", plain, 0.95),
-            ("the demo's rows", demo, 1.6),
-            (FORKED, forked, 3.0),
-        ):
-            with started(work) as sides:
-                checks += speed_checks(name, sides, repeats, goal)
-        checks += broadcast_checks(quick, threads)
+    plain = Work(STARTER, gsm8k_rows(64 if quick else 192, STARTER.vocabulary), threads)
+    demo = Work(DEMO, demo_rows(32 if quick else 128, 4), threads)
+    forked = Work(MIDDLE, forked_rows(2 if quick else 4, 8, 512, 128, MIDDLE.vocabulary), threads)
+    words = Work(WORDS, forked_rows(32, 1, 64, 192, WORDS.vocabulary), threads, budget=2048)
     whole = 2**16  # all rows of a step in one pass on both sides
+    with local_ray():
+        checks = [
+            *speed_checks("nothing shared", plain, repeats, 0.95),
+            *speed_checks("the demo's rows", demo, repeats, 1.6),
+            *speed_checks(FORKED, forked, repeats, 3.0),
+            *broadcast_checks(quick, threads),
+        ]
     with patch.dict(os.environ, EXACT), local_ray():
-        with started(replace(forked, budget=whole, bare_budget=whole)) as sides:
-            checks += memory_checks(FORKED, sides, 0.6)
-        rows = forked_rows(32, 1, 64, 192, WORDS.vocabulary)
-        with started(Work(WORDS, rows, 2048, threads, 2048)) as sides:
-            checks += memory_checks(f"{WORDS.vocabulary // 1000} k words", sides, 1.1)
-    return checks
+        return [
+            *checks,
+            *memory_checks(FORKED, replace(forked, budget=whole, bare_budget=whole), 0.6),
+            *memory_checks("151 k words", words, 1.1),
+        ]
 
 
-def measure_on_gpu(quick: bool, gpu: str) -> list[Check]:
+def measure_on_gpu(quick: bool) -> list[Check]:
     """Speed and memory under ZeRO 2 and 3."""
     checks = []
-    peak = next((peak for name, peak in PEAKS.items() if name in gpu), None)
     rows = forked_rows(4 if quick else 32, 8, 512, 128, HALF_B.vocabulary)
     with local_ray():
         for stage in (2, 3):
-            name = f"0.5 B, ZeRO {stage}, {FORKED}"
-            with started(Work(HALF_B, rows, 16_384, 1, 16_384, device="cuda", zero_stage=stage)) as sides:
-                checks += speed_checks(name, sides, 3, 3.0)
-                if (
-                    peak is not None
-                ):  # of the plain rows: 6 FLOP per parameter and token, for policy and critic, and 2 to score
-                    flops = 2 * 8 * sides.parameters * sides.tokens / len(sides.judged) * checks[-6].value
-                    checks.append(
-                        check(f"{name}: FLOP of plain rows / peak, attention not counted", flops / peak, "share")
-                    )
-                checks += memory_checks(name, sides, 0.6)
+            name, work = f"0.5 B, ZeRO {stage}, {FORKED}", Work(HALF_B, rows, 1, 16_384, 16_384, "cuda", stage)
+            checks += [*speed_checks(name, work, 3, 3.0), *memory_checks(name, work, 0.6)]
     return checks
 
 
 def main(quick: bool, device: str) -> None:
     """Measure and write bench/results/learner.json (learner-cuda.json on a GPU). Raises ClusterError without that GPU."""
     if device == "cpu":
-        settings: dict[str, str | int | float] = {
+        settings: dict[str, object] = {
             "device": "cpu",
             "models": "Qwen2 128 x 4 (nothing shared), 128 x 3 (demo), 512 x 2 (512 shared)",
             "threads": os.cpu_count() or 1,
@@ -165,9 +115,8 @@ def main(quick: bool, device: str) -> None:
         return
     if not torch.cuda.is_available():
         raise ClusterError("bench.learner --device cuda: torch sees no GPU; leave out --device to measure on CPU")
-    gpu = torch.cuda.get_device_name()
-    settings = {"device": gpu, "model": "random Qwen2 of 0.5 B, bf16, ZeRO 2 and 3, one rank"}
-    write("learner-cuda", measure_on_gpu(quick, gpu), settings, quick=quick)
+    settings = {"device": torch.cuda.get_device_name(), "model": "random Qwen2 of 0.5 B, bf16, ZeRO 2 and 3, one rank"}
+    write("learner-cuda", measure_on_gpu(quick), settings, quick=quick)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ length together. Its losses are a log-likelihood and a squared error. It runs as
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,29 +15,21 @@ from torch import Tensor, nn
 
 from learner.packing.assign import assign_padded
 from learner.packing.batch import Row, right_padded
-from learner.packing.trees import IndexArray
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Rows one below the other: tokens [B, T]; positions [N], the index into B * T of the state before each scored token; targets [N]."""
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedBatch:
-    """Rows one below the other, and which of their tokens are scored."""
-
-    tokens: IndexArray  # [B, T]
-    positions: IndexArray  # [N] index into B * T of the state before each scored token
-    targets: IndexArray  # [N]
-
-
-def padded_batches(rows: Sequence[Row], budget: int) -> list[PaddedBatch]:
+def padded_batches(rows: Sequence[Row], budget: int) -> list[Batch]:
     """The micro-batches of some rows; `budget`: tokens of one, padding included."""
     batches = []
     for group in assign_padded([len(row.tokens) for row in rows], budget, 1)[0]:
         members = [rows[i] for i in group]
         tokens = right_padded([row.tokens for row in members])
-        places = [
-            np.arange(row.context - 1, len(row.tokens) - 1) + b * tokens.shape[1] for b, row in enumerate(members)
-        ]
+        width = tokens.shape[1]
+        places = [np.arange(row.context - 1, len(row.tokens) - 1) + b * width for b, row in enumerate(members)]
         targets = np.concatenate([row.tokens[row.context :] for row in members]).astype(np.int64)
-        batches.append(PaddedBatch(tokens, np.concatenate(places), targets))
+        batches.append((torch.from_numpy(tokens), torch.from_numpy(np.concatenate(places)), torch.from_numpy(targets)))
     return batches
 
 
@@ -106,40 +97,36 @@ class BareLoop:
             for model in (Policy(language), Critic(trunk))
         )
 
-    def update(self, steps: Sequence[Sequence[PaddedBatch]]) -> float:
+    def update(self, steps: Sequence[Sequence[Batch]]) -> float:
         """Take an optimizer step of policy and critic over each list of micro-batches. Returns the seconds."""
         begun = time.perf_counter()
         for batches in steps:
             for batch in batches:
-                tokens, positions, targets = self._inputs(batch)
+                tokens, positions, targets = self._on_device(batch)
                 logits = self._policy(tokens, positions)
                 self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
             self._policy.step()
             for batch in batches:
-                tokens, positions, _ = self._inputs(batch)
+                tokens, positions, _ = self._on_device(batch)
                 self._value.backward(self._value(tokens, positions).float().square().mean())
             self._value.step()
         return self._since(begun)
 
     @torch.no_grad()
-    def score(self, batches: Sequence[PaddedBatch]) -> float:
+    def score(self, batches: Sequence[Batch]) -> float:
         """Compute log-probabilities and values of all micro-batches. Returns the seconds."""
         begun = time.perf_counter()
         for batch in batches:
-            tokens, positions, targets = self._inputs(batch)
+            tokens, positions, targets = self._on_device(batch)
             logits = self._policy(tokens, positions)
             torch.log_softmax(logits.float(), -1).gather(1, targets[:, None]).cpu()
             self._value(tokens, positions).cpu()
         return self._since(begun)
 
+    def _on_device(self, batch: Batch) -> list[Tensor]:
+        return [tensor.to(self._device) for tensor in batch]
+
     def _since(self, begun: float) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - begun
-
-    def _inputs(self, batch: PaddedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, positions, targets = (
-            torch.from_numpy(np.array(array)).to(self._device)
-            for array in (batch.tokens, batch.positions, batch.targets)
-        )
-        return tokens, positions, targets

@@ -3,16 +3,18 @@
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
+from bench.learner.sides import one_rank
 from bench.models import Shape, build_model
-from bench.report import Check, check, median
-from core.config import AlgorithmConfig, LearnerConfig, RolloutConfig
-from learner.group import LearnerGroup
+from bench.report import Check, check
+from core.config import LearnerConfig, RolloutConfig
 
 LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)
 """254 M parameters: 1 GB in fp32."""
@@ -28,35 +30,24 @@ ENGINES = RolloutConfig(
 def broadcast_checks(quick: bool, threads: int) -> list[Check]:
     """Alternate broadcasts from one rank with two copies by the driver. Ray must be connected."""
     took, copied = [], []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as starter:
         size = int(build_model(Path(folder), SMALL if quick else LARGE).num_parameters())
-        with ThreadPoolExecutor(1) as starter:  # both spend most of their time importing
-            starting = starter.submit(RolloutPool, EngineRecipe(folder, ENGINES, "float32", "cpu", seed=0, cpus=0.0))
-            group = LearnerGroup(
-                folder,
-                LearnerConfig(value_model="shared", threads=threads),
-                AlgorithmConfig(),
-                dtype="float32",
-                device="cpu",
-                temperature=1.0,
-                longest=1,
-                total_steps=1,
-                seed=0,
-                cpus=0.0,
-            )
-            pool = starting.result()
-        source, target = torch.ones(size), torch.zeros(size)
-        for _ in range(WARM + (3 if quick else 5)):
-            begun = time.perf_counter()
-            group.broadcast(pool, [])
-            took.append(time.perf_counter() - begun)
-            begun = time.perf_counter()
-            for _ in range(ENGINES.actors):
-                target.copy_(source)
-            copied.append(time.perf_counter() - begun)
-        group.close()
-        pool.close()
-    share = median([copy / whole for copy, whole in zip(copied[WARM:], took[WARM:], strict=True)])
+        # both spend most of their time importing
+        starting = starter.submit(RolloutPool, EngineRecipe(folder, ENGINES, "float32", "cpu", seed=0, cpus=0.0))
+        with (
+            closing(one_rank(folder, LearnerConfig(value_model="shared", threads=threads))) as group,
+            closing(starting.result()) as pool,
+        ):
+            source, target = torch.ones(size), torch.zeros(size)
+            for _ in range(WARM + (3 if quick else 5)):
+                begun = time.perf_counter()
+                group.broadcast(pool, [])
+                took.append(time.perf_counter() - begun)
+                begun = time.perf_counter()
+                for _ in range(ENGINES.actors):
+                    target.copy_(source)
+                copied.append(time.perf_counter() - begun)
+    share = median(copy / whole for copy, whole in zip(copied[WARM:], took[WARM:], strict=True))
     name = f"broadcast of {4 * size / 2**20:.0f} MiB to two engines"
     return [
         check(name, median(took[WARM:]), "s", baseline=median(copied[WARM:])),

@@ -1,8 +1,9 @@
 """The two sides that `bench.learner` compares: the learner with one rank, and the bare loop over the same rows."""
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import ray
 import torch
 
-from bench.learner.bare_loop import BareLoop, PaddedBatch, padded_batches
+from bench.learner.bare_loop import BareLoop, padded_batches
 from bench.learner.memory import memory_now
 from bench.models import Shape, build_model
 from core.config import AlgorithmConfig, Device, LearnerConfig
-from core.records import Judged, Scored
+from core.records import Judged
 from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup
 from learner.packing.batch import row_of
@@ -28,85 +29,87 @@ class Work:
 
     shape: Shape
     judged: list[Judged]
-    budget: int  # tokens of a micro-batch
     threads: int
-    bare_budget: int  # of the bare loop, padding included
+    budget: int = 8192  # tokens of a micro-batch
+    bare_budget: int = 2048  # of the bare loop, padding included
     device: Device = "cpu"
     zero_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
-    """Both sides after one pass of each kind, so that threads, kernels and optimizer states exist."""
+class Side:
+    """The learner or the bare loop after one pass of each kind, so that threads, kernels and optimizer states exist."""
 
-    group: LearnerGroup
-    rank: Any  # the Ray actor of the group's one rank
-    bare: Any  # the Ray actor of the `BareLoop`
-    parameters: int  # of the policy
-    idle: tuple[float, float]  # MiB of rank and bare loop before their first update
-    judged: list[Judged]
-    scored: list[Scored]
-    batches: list[PaddedBatch]  # that the bare loop scores
-    steps: list[list[PaddedBatch]]  # that it trains on, per optimizer step
+    actor: Any  # its Ray actor
+    idle: float  # MiB before its first update
+    score: Callable[[], float]  # scores all rows and returns the seconds
+    update: Callable[[], float]  # takes all optimizer steps and returns the seconds
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all sequences, context included."""
-        return sum(len(item.trajectory.sequence_ids) for item in self.judged)
 
-    def score_bare(self) -> float:
-        """Score all rows with the bare loop. Returns its seconds."""
-        seconds: float = ray.get(self.bare.score.remote(self.batches))
-        return seconds
+def warm(actor: Any, score: Callable[[], float], update: Callable[[], float]) -> Side:
+    """A side after its first passes."""
+    score()
+    idle = memory_now(actor)
+    update()
+    return Side(actor, idle, score, update)
 
-    def update_bare(self) -> float:
-        """Take all optimizer steps of the bare loop. Returns its seconds."""
-        seconds: float = ray.get(self.bare.update.remote(self.steps))
-        return seconds
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of some work."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: Device = "cpu") -> LearnerGroup:
+    """A learner with one rank. Ray must be connected."""
+    return LearnerGroup(
+        model,
+        config,
+        AlgorithmConfig(),
+        dtype=dtype,
+        device=device,
+        temperature=1.0,
+        longest=1,
+        total_steps=100,
+        seed=0,
+        cpus=0.0,
+        gpus=0.5,
+    )
 
 
 @contextmanager
-def started(work: Work) -> Iterator[Sides]:
-    """Start and warm up both sides. Ray must be connected. Each side takes half of a GPU."""
+def started(work: Work) -> Iterator[tuple[Side, Side]]:
+    """Start and warm up the learner and the bare loop. Ray must be connected. Each side takes half of a GPU."""
     cuda = work.device == "cuda"
     dtype = "bfloat16" if cuda else "float32"
+    config = LearnerConfig(
+        micro_batch_tokens=work.budget,
+        minibatches=MINIBATCHES,
+        threads=work.threads,
+        policy_lr=1e-6,
+        zero_stage=work.zero_stage,
+        gradient_checkpointing=cuda,
+    )
     rows = [row_of(item.trajectory) for item in work.judged]
+    size = -(-len(rows) // MINIBATCHES)
+    batches = padded_batches(rows, work.bare_budget)
+    steps = [padded_batches(rows[i : i + size], work.bare_budget) for i in range(0, len(rows), size)]
+    environment = {"env_vars": rank_environment(work.device, work.threads)}
+    actor = ray.remote(BareLoop).options(runtime_env=environment, num_cpus=0, num_gpus=0.5 * cuda)
     with tempfile.TemporaryDirectory() as folder:
-        model = build_model(Path(folder), work.shape, getattr(torch, dtype))
-        group = LearnerGroup(
-            folder,
-            LearnerConfig(
-                micro_batch_tokens=work.budget,
-                minibatches=MINIBATCHES,
-                threads=work.threads,
-                policy_lr=1e-6,
-                zero_stage=work.zero_stage,
-                gradient_checkpointing=cuda,
-            ),
-            AlgorithmConfig(),
-            dtype=dtype,
-            device=work.device,
-            temperature=1.0,
-            longest=1,
-            total_steps=100,
-            seed=0,
-            gpus=0.5,
-        )
-        environment = {"env_vars": rank_environment(work.device, work.threads)}
-        actor = ray.remote(BareLoop).options(runtime_env=environment, num_cpus=0, num_gpus=0.5 * cuda)
-        bare = actor.remote(folder, work.device, dtype, recompute=cuda, zero_stage=work.zero_stage)
-        try:
-            rank = ray.get_actor("learner-rank-0")
-            batches = padded_batches(rows, work.bare_budget)
-            size = -(-len(rows) // MINIBATCHES)
-            steps = [padded_batches(rows[i : i + size], work.bare_budget) for i in range(0, len(rows), size)]
+        build_model(Path(folder), work.shape, getattr(torch, dtype))
+        with closing(one_rank(folder, config, dtype, work.device)) as group:
+            loop = actor.remote(folder, work.device, dtype, recompute=cuda, zero_stage=work.zero_stage)
             scored = group.score(work.judged)
-            ray.get(bare.score.remote(batches))
-            idle = memory_now(rank), memory_now(bare)
-            group.update(scored)
-            ray.get(bare.update.remote(steps))
-            parameters = int(model.num_parameters())
-            yield Sides(group, rank, bare, parameters, idle, work.judged, scored, batches, steps)
-        finally:
-            group.close()
-            ray.kill(bare)
+            try:
+                yield (
+                    warm(
+                        ray.get_actor("learner-rank-0"),
+                        lambda: timed(lambda: group.score(work.judged)),
+                        lambda: timed(lambda: group.update(scored)),
+                    ),
+                    warm(loop, lambda: ray.get(loop.score.remote(batches)), lambda: ray.get(loop.update.remote(steps))),
+                )
+            finally:
+                ray.kill(loop)
