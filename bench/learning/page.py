@@ -186,7 +186,7 @@ def goals(setting: Setting, arms: Arms) -> list[Check]:
     others = [name for name in OTHERS if name in arms]
     for other, level in [(baseline, None), *((name, LEVEL) for name in (baseline, *others))]:
         ratio = ratio_to(arms, OURS, other, level)
-        if ratio is None or ratio.seeds < ENOUGH:
+        if ratio is None or ratio.seeds < ENOUGH or math.isnan(ratio.value):  # NaN: neither arm gets there
             continue
         what = f"to {LEVEL} of {OURS} / {other}" if level else f"of {OURS} to the final success of {other} / its tokens"
         name = f"{', '.join(setting)}: tokens {what}"
