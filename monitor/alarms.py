@@ -13,14 +13,16 @@ NEAR = 0.02
 """Distance of replayed success from 0 or 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
 RARE = 0.05
 """Root success below which rewards are rare: with 8 samples, two starts in three have none."""
+MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1
+"""Replayed and root success of lost roots (bench/README.md, "Tuning"). Runs that learn are hardly ever on the wrong side of both."""
 LEARNT, HARDLY = 0.2, 0.002
 """Replayed success above which chains are being learnt, and root success below which a run finds a success in 512 rollouts or none."""
 HOLDS = 0.2
-"""Weight of the KL to the reference at which `bench.learning` lost no root, with 0.8 of the starts replayed."""
-MOST_KL = 0.02
-"""KL of an update in nats per token. Probes with rare rewards lost the form of all answers at this size, some at half of it."""
-SPIKE = 0.05
-"""KL of an update that is too much at any success."""
+"""Weight of the KL to the reference that held the root in `bench.learning` while it hardly succeeded."""
+MOST_KL = 0.01
+"""KL of an update in nats per token that may be damage, if the root succeeds less than before. Runs that learn have larger ones, too."""
+SPIKE, SPIKES = 0.05, 3
+"""KL of an update that is too much at any success, if so many in a row have it: small batches have single ones and learn."""
 GONE = 0.02
 """Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
 
@@ -47,26 +49,27 @@ def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether replayed starts succeeded in all of the last iterations, the root hardly ever, and a larger KL to the reference may hold it.
+    """Whether replayed starts succeeded in all of the last iterations, and the root hardly ever (docs/method.md, "Holding the root").
 
-    Runs of `bench.learning` lost the root with a small KL, and none did with `HOLDS` (docs/method.md, "Holding the root").
+    With a KL to the reference near `HOLDS` (it may fade), runs of `bench.learning` came back from a root that hardly ever succeeds for a while.
     """
     recent = shown[-SPELL:]
-    return (
-        len(recent) == SPELL
-        and all(one.replay_success > LEARNT and one.root_success < HARDLY for one in recent)
-        and recent[-1].kl_coefficient < HOLDS
-    )
+    lost = all(one.replay_success > MOST_REPLAYED and one.root_success < LEAST_ROOT for one in recent)
+    losing = all(one.replay_success > LEARNT and one.root_success < HARDLY for one in recent)
+    return len(recent) == SPELL and (lost or (losing and recent[-1].kl_coefficient < HOLDS / 2))
 
 
 def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the last update moved the policy far while rollouts from the root hardly ever succeed."""
-    return bool(shown) and shown[-1].kl > MOST_KL and shown[-1].root_success < RARE
+    """Whether the last update moved the policy far, where rewards are rare and have become half as frequent as before."""
+    before, recent = (sum(one.root_success for one in part) for part in (shown[-2 * SPELL : -SPELL], shown[-SPELL:]))
+    rare = len(shown) >= 2 * SPELL and recent < RARE * SPELL and recent < before / 2
+    return rare and shown[-1].kl > MOST_KL
 
 
 def kl_spike(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the last update moved the policy too far, and `step_too_large` does not say so."""
-    return bool(shown) and shown[-1].kl > SPIKE and not step_too_large(shown)
+    """Whether the last updates moved the policy too far, and `step_too_large` does not say so."""
+    recent = shown[-SPIKES:]
+    return len(recent) == SPIKES and all(one.kl > SPIKE for one in recent) and not step_too_large(shown)
 
 
 def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
@@ -79,8 +82,8 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
     f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first (launch.py sft), reward parts of an answer, or set replay.canonical": no_reward,
     f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio": replay_fails,
     f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set replay.ranking learnability or replay.share unsolved, or lower replay.ratio": replay_mastered,
-    f"warning: a KL above {MOST_KL} while under {RARE:.0%} of the rollouts from the root succeed: the policy may lose what it can; lower learner.policy_lr, set learner.kl_stop or algorithm.kl_coefficient, or raise learner.adam_epsilon": step_too_large,
-    f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root hardly ever: a few chains are learnt and the rest may be lost; raise algorithm.kl_coefficient (at most {HOLDS}), or lower learner.policy_lr": root_lost,
-    f"warning: a KL above {SPIKE}: the update was too large; lower learner.policy_lr, set learner.kl_stop, or lower learner.epochs": kl_spike,
+    f"warning: rollouts from the root succeed half as often as {SPELL} iterations ago, and the last update had a KL above {MOST_KL}: the policy may lose what it can; lower learner.policy_lr, set algorithm.kl_coefficient, or raise learner.adam_epsilon": step_too_large,
+    f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root in under {LEAST_ROOT:.0%}: a few chains are learnt and the rest may be lost; set algorithm.kl_coefficient (up to {HOLDS}) and replay.fill false, lower replay.ratio to 0.5, or lower learner.policy_lr": root_lost,
+    f"warning: a KL above {SPIKE} in {SPIKES} updates in a row: they are too large; lower learner.policy_lr or learner.epochs": kl_spike,
     "warning: the policy's entropy is gone: it no longer explores; lower learner.policy_lr, or set algorithm.entropy_coefficient": entropy_gone,
 }
