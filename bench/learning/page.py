@@ -7,7 +7,7 @@ without saying so.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.learning.measures import Curve, area, plain, tokens_to
-from bench.learning.plan import ARMS, HARDNESSES, with_solutions
+from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, with_solutions
 from bench.learning.statistics import (
     Interval,
     mean_over_seeds,
@@ -28,14 +28,14 @@ from bench.report import Check, check, write
 from core.seeds import generator
 
 Result = dict[str, Any]
-BASELINES = ("ppo", "ppo_small", "grpo", "oversampling", "oversampling_small")
+BASELINES = ("ppo", "ppo_small", "ppo_growing", "grpo", "oversampling", "oversampling_small")
 OURS = "learnability_small"
-OTHERS = ("value", "value_small", "uniform", "uniform_small")
+OTHERS = ("value", "value_small", "uniform", "uniform_small", "success_prefix_small")
 """Rankings that ours must beat."""
-SHOWN = ("ppo", "ppo_small", "value", "value_small", "learnability", OURS)
+SHOWN = ("ppo", "ppo_small", "ppo_growing", "value_small", OURS)
 """Arms of the plot that shows all settings."""
-LEVEL = 0.8
-"""Held-out success that counts as mastery."""
+LEVEL, HALFWAY = 0.8, 0.5
+"""Held-out success that counts as mastery, and one for settings that no arm masters."""
 ENOUGH = 5
 """Seeds from which a goal is judged."""
 HALF, FREE = 0.5, 1.05
@@ -71,15 +71,21 @@ def average(result: Result, name: str) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
+def passes(result: Result) -> float:
+    """pass@k after training, with the largest k."""
+    final = result["final"]
+    return float(
+        final[max((name for name in final if name.startswith("pass@")), key=lambda name: int(name[5:]))]["mean"]
+    )
+
+
 def measures(results: Sequence[Result]) -> dict[str, Interval]:
     """All measures of one arm over its seeds."""
     rng = generator(0, "bench.learning")
-    curves, budget = [curve(one) for one in results], results[0]["budget"]
-    last = max(results[0]["final"], key=lambda name: int(name[5:]) if name.startswith("pass@") else 0)
+    curves = [curve(one) for one in results]
     per_seed = {
-        "final success": [one["final"]["pass@1"]["mean"] for one in results],
-        "area": [area(one, budget) for one in curves],
-        last: [one["final"][last]["mean"] for one in results],
+        **{name: [of(one) for one in results] for name, of in MEASURE.items()},
+        "pass@k": [passes(one) for one in results],
         "replayed success": [average(one, "replay_success") for one in results],
         "erroneous": [average(one, "erroneous_share") for one in results],
         "learnability": [average(one, "learnability") for one in results],
@@ -97,12 +103,19 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
     return found | {name: median_over_seeds(values, rng) for name, values in times.items()}
 
 
-def best_baseline(arms: Arms) -> str | None:
-    """The baseline with the largest area under its curves, of those with the most seeds; None without a baseline."""
+def best_baseline(arms: Arms, measure: str) -> str | None:
+    """The baseline with the largest mean `MEASURE`, of those with the most seeds; None without a baseline."""
     most = max((len(arms[name]) for name in BASELINES if name in arms), default=0)
     known = [name for name in BASELINES if name in arms and len(arms[name]) == most]
-    areas = {name: np.mean([area(curve(one), one["budget"]) for one in arms[name].values()]) for name in known}
-    return max(known, key=lambda name: areas[name], default=None)
+    return max(
+        known, key=lambda name: float(np.mean([MEASURE[measure](one) for one in arms[name].values()])), default=None
+    )
+
+
+MEASURE: Mapping[str, Callable[[Result], float]] = {
+    "final success": lambda one: one["final"]["pass@1"]["mean"],
+    "area": lambda one: area(curve(one), one["budget"]),
+}
 
 
 def ratio_to(arms: Arms, arm: str, baseline: str, level: float | None = None) -> Interval | None:
@@ -114,15 +127,18 @@ def ratio_to(arms: Arms, arm: str, baseline: str, level: float | None = None) ->
     return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], level, generator(0, "bench.learning", arm))
 
 
-def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2) -> str:
-    """The value with its interval, of one seed without; '-' where there is no value.
+def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2, zero: str = "") -> str:
+    """The value with its interval, of one seed without; '-' where there is no value. `zero`: the word for 0.
 
     >>> text_of(Interval(0.5, 0.25, 0.75, 5)), text_of(Interval(math.inf, 1000, math.inf, 5), 1e-3, 0)
     ('0.50 (0.25 to 0.75)', 'never (1 to never)')
     """
     if value is None or math.isnan(value.value):
         return "-"
-    shown = ["never" if math.isinf(x) else f"{x * scale:.{digits}f}" for x in (value.value, value.low, value.high)]
+    shown = [
+        "never" if math.isinf(x) else zero if zero and x == 0 else f"{x * scale:.{digits}f}"
+        for x in (value.value, value.low, value.high)
+    ]
     return f"{shown[0]} ({shown[1]} to {shown[2]})" if value.seeds > 1 else f"{shown[0]} (one seed)"
 
 
@@ -138,6 +154,7 @@ COLUMNS: Sequence[tuple[str, str, float, int]] = (
     ("AUC within", "AUC within", 1.0, 2),
     ("trained tokens", "trained, k tokens", 1e-3, 0),
     ("seconds", "seconds", 1.0, 0),
+    ("pass@k", "pass@k, k = samples", 1.0, 2),
 )
 """Measure, heading, factor, digits."""
 
@@ -148,54 +165,101 @@ def success_before(arms: Arms) -> list[float]:
 
 
 def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
-    """The table of one setting, arms with canonical solutions last."""
-    baseline = best_baseline(arms)
+    """The tables of one setting: the arms, those with canonical solutions last, and the ablations of ours."""
     results = [one for seeds in arms.values() for one in seeds.values()]
     start = mean_over_seeds(success_before(arms), generator(0, "bench.learning"))
-    ratios = [f"{what} / {baseline or 'baseline'}" for what in (f"tokens to {LEVEL}", "tokens to its final success")]
-    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), "pass@k, k = samples", *ratios]
+    usual = sorted((arm for arm in ARMS if arm in arms and arm not in ABLATIONS), key=with_solutions)
+    varied = [arm for arm in ABLATIONS if arm in arms]
     lines = [
         f"## {', '.join(setting)}",
         "",
         f"Root success before training {text_of(start, digits=4)}, budget {results[0]['budget']:,} generated tokens, commits "
         f"{', '.join(sorted({one['commit'] for one in results}))}. ![curves]({plot})",
         "",
-        f"| {' | '.join(heading)} |",
-        f"|{'---|' * len(heading)}",
+        *table(arms, usual, best_baseline(arms, "area"), best_baseline(arms, "final success")),
     ]
-    for arm in sorted((arm for arm in ARMS if arm in arms), key=with_solutions):
-        found = measures([arms[arm][seed] for seed in sorted(arms[arm])])
-        cells = [f"{arm} (given solutions)" if with_solutions(arm) else arm, str(len(arms[arm]))]
-        cells += [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
-        cells += [text_of(value) for name, value in found.items() if name.startswith("pass@")]
-        cells += [
-            text_of(ratio_to(arms, arm, baseline, level)) if baseline not in (None, arm) else "-"
-            for level in (LEVEL, None)
+    if varied and OURS in arms:
+        lines += [f"`{OURS}` with one piece changed:", "", *table(arms, [OURS, *varied], OURS, OURS)]
+    return lines
+
+
+def summary(found: Mapping[Setting, Arms]) -> list[str]:
+    """Where replay pays: ours against the best baselines, a row per setting that has both."""
+    lines = [
+        f"| setting | root success | best baselines | their final success | `{OURS}` | tokens to {HALFWAY} | tokens to {LEVEL} "
+        "| tokens to their final success |",
+        f"|{'---|' * 8}",
+    ]
+    for setting, arms in found.items():
+        fastest, highest = best_baseline(arms, "area"), best_baseline(arms, "final success")
+        if OURS not in arms or fastest is None or highest is None:
+            continue
+        names = dict.fromkeys((fastest, highest))
+        ends = {name: text_of(measures(list(arms[name].values()))["final success"]) for name in (*names, OURS)}
+        before = mean_over_seeds(success_before(arms), generator(0, "bench.learning"))
+        cells = [
+            f"{', '.join(setting)} ({len(arms[OURS])} seeds)",
+            text_of(before, digits=4),
+            ", ".join(names),
+            ", ".join(ends[name] for name in names),
+            ends[OURS],
+            *ratios(arms, OURS, fastest, highest),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
+def table(arms: Arms, names: Sequence[str], fastest: str | None, highest: str | None) -> list[str]:
+    """The measures of some arms, a row each, and their token ratios to two others."""
+    to_levels = [f"tokens to {level} / {fastest or 'baseline'}" for level in (HALFWAY, LEVEL)]
+    to_final = f"tokens to the final success of {highest or 'baseline'}"
+    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), *to_levels, to_final]
+    lines = [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
+    for arm in names:
+        found = measures([arms[arm][seed] for seed in sorted(arms[arm])])
+        cells = [f"{arm} (given solutions)" if with_solutions(arm) else arm, str(len(arms[arm]))]
+        cells += [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
+        lines.append(f"| {' | '.join(cells + ratios(arms, arm, fastest, highest))} |")
+    return [*lines, ""]
+
+
+def ratios(arms: Arms, arm: str, fastest: str | None, highest: str | None) -> list[str]:
+    """Its token ratios to the two arms: to both levels, and to the final success of the second."""
+    to = ((fastest, HALFWAY), (fastest, LEVEL), (highest, None))
+    return [
+        text_of(ratio_to(arms, arm, other, level), zero="other never") if other not in (None, arm) else "-"
+        for other, level in to
+    ]
+
+
 def goals(setting: Setting, arms: Arms) -> list[Check]:
     """The checks of one setting. A goal is judged from `ENOUGH` seeds on. A ratio is 0 where the other arm never gets there."""
-    baseline = best_baseline(arms)
-    if OURS not in arms or baseline is None:
+    fastest, highest = best_baseline(arms, "area"), best_baseline(arms, "final success")
+    if OURS not in arms or fastest is None or highest is None:
         return []
     checks: list[Check] = []
+    title = ", ".join(setting)
     goal, upper = (FREE, FREE) if setting[1] == HARDNESSES[0] else (HALF, 1.0)
     others = [name for name in OTHERS if name in arms]
-    for other, level in [(baseline, None), *((name, LEVEL) for name in (baseline, *others))]:
+    for other, level in [(highest, None), *((name, LEVEL) for name in (fastest, *others))]:
         ratio = ratio_to(arms, OURS, other, level)
         if ratio is None or ratio.seeds < ENOUGH or math.isnan(ratio.value):  # NaN: neither arm gets there
             continue
         what = f"to {LEVEL} of {OURS} / {other}" if level else f"of {OURS} to the final success of {other} / its tokens"
-        name = f"{', '.join(setting)}: tokens {what}"
-        if other == baseline:
-            checks.append(check(name, ratio.value, "ratio", "<=", goal, baseline=1.0))
-        checks.append(check(f"{name}, upper end of its interval", ratio.high, "ratio", "<=", upper, baseline=1.0))
+        if other in (fastest, highest):
+            checks.append(check(f"{title}: tokens {what}", ratio.value, "ratio", "<=", goal, baseline=1.0))
+        name = f"{title}: tokens {what}, upper end of its interval"
+        checks.append(check(name, ratio.high, "ratio", "<=", upper, baseline=1.0))
+    seeds = sorted(arms[OURS].keys() & arms[highest].keys())
+    if len(seeds) >= ENOUGH:
+        lost = mean_over_seeds(
+            [passes(arms[OURS][at]) - passes(arms[highest][at]) for at in seeds], generator(0, "bench.learning")
+        )
+        name = f"{title}: pass@k of {OURS} less that of {highest}, upper end of its interval"
+        checks.append(check(name, lost.high, "share", ">=", 0.0))
     if min(len(arms.get("value", {})), len(arms[OURS])) >= ENOUGH:
         wrong = [measures(list(arms[arm].values()))["erroneous"].value for arm in (OURS, "value")]
-        name = f"{', '.join(setting)}: erroneous replayed states of {OURS} / value"
+        name = f"{title}: erroneous replayed states of {OURS} / value"
         checks.append(check(name, wrong[0] / wrong[1], "ratio", "<=", HALF, baseline=1.0))
     return checks
 
@@ -209,8 +273,9 @@ COSTS = {
 
 
 def panels_of(setting: Setting, arms: Arms) -> list[Panel]:
-    """One setting against each cost."""
-    return [(arms, cost, "" if at else ", ".join(setting)) for at, cost in enumerate(COSTS)]
+    """One setting against each cost, without the ablations."""
+    shown = {arm: seeds for arm, seeds in arms.items() if arm not in ABLATIONS}
+    return [(shown, cost, "" if at else ", ".join(setting)) for at, cost in enumerate(COSTS)]
 
 
 def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
@@ -226,20 +291,26 @@ def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """The mean curves with their intervals over seeds, panels side by side; no file without a panel."""
+    """The mean curves with their intervals over seeds, three side by side; no file without a panel."""
     from matplotlib.figure import Figure
 
     if not panels:
         return
-    figure = Figure(figsize=(5.0 * len(panels), 4.2), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for panel, (arms, cost, title) in zip(axes, panels, strict=True):
+    rows = math.ceil(len(panels) / len(COSTS))
+    figure = Figure(figsize=(5.0 * min(len(panels), len(COSTS)), 4.2 * rows), layout="constrained")
+    for at, (arms, cost, title) in enumerate(panels, 1):
+        panel = figure.add_subplot(rows, min(len(panels), len(COSTS)), at)
         _curves(panel, arms, cost)
         if title:
             panel.set(title=title)
             panel.legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
-    axes[0].set(ylabel="held-out success")
+        if at % len(COSTS) == 1:
+            panel.set(ylabel="held-out success")
     figure.savefig(path, dpi=80)
+
+
+FAMILIES = list(dict.fromkeys(arm.removesuffix("_small") for arm in ARMS))
+"""Arms that have one color in all panels: where both batches are arms, the line of the small one is dotted."""
 
 
 def _curves(panel: Any, arms: Arms, cost: str) -> None:
@@ -251,8 +322,8 @@ def _curves(panel: Any, arms: Arms, cost: str) -> None:
         picks = generator(0, "plot", arm).integers(0, len(each), (500, len(each)))
         low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
         usual = arm.removesuffix("_small")
-        style = "--" if with_solutions(arm) else "-" if arm == usual else ":"
-        color = f"C{[one for one in ARMS if not one.endswith('_small')].index(usual) % 10}"  # the same in all panels
+        style = "--" if with_solutions(arm) else ":" if arm != usual in ARMS else "-"
+        color = f"C{FAMILIES.index(usual) % 10}"
         panel.plot(grid / unit, each.mean(axis=0), style, color=color, label=f"{arm} ({len(each)})")
         panel.fill_between(grid / unit, low, high, color=color, alpha=0.12, linewidth=0)
     panel.set(xlabel=title, ylim=(0, 1))
@@ -261,7 +332,7 @@ def _curves(panel: Any, arms: Arms, cost: str) -> None:
 def write_page(folder: Path, *, quick: bool) -> None:
     """Write the page, its JSON and its plots from the result files in `folder`."""
     found = dict(sorted(read_results(folder).items(), key=lambda item: (item[0][0], HARDNESSES.index(item[0][1]))))
-    lines, checks, numbers = [HEAD], [], {}
+    lines, checks, numbers = [HEAD, *summary(found)], [], {}
     for setting, arms in found.items():
         plot = folder / f"{'-'.join(setting)}.png"
         draw(panels_of(setting, arms), plot)
@@ -281,8 +352,12 @@ def write_page(folder: Path, *, quick: bool) -> None:
 
 HEAD = f"""# learning
 
-Does replay learn more than PPO? Every row is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over
-seeds. Success is the share of right responses to held-out problems, sampled from the root at temperature 1. An interval of fewer
-than {ENOUGH} seeds says little, and one seed has none: it says nothing about which arm is better. [bench/README.md](../README.md) explains the
-columns and how to rerun or continue the matrix.
+Does replay learn more than PPO? The first table has a row per setting. It compares `{OURS}` with two baselines: the one with
+the largest area, and the one that ends highest. Its last three columns are ratios of tokens: those of `{OURS}` divided by those
+of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success).
+
+Every row of the other tables is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over seeds. Success is
+the share of right responses to held-out problems, sampled from the root at temperature 1. An interval of fewer than {ENOUGH} seeds says
+little, and one seed has none: it says nothing about which arm is better. [bench/README.md](../README.md) explains the columns and how to
+rerun or continue the matrix.
 """

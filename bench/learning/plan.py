@@ -1,7 +1,7 @@
 """What is compared: tasks at three hardnesses, arms, and the configuration of one run.
 
 Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, the KL that holds the root, the batch, and
-for GRPO the advantages.
+for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,50 +18,66 @@ Fields = Mapping[str, Any]
 HARDNESSES = ("easy", "medium", "hard")
 """Root success of the starter: about 1e-1, about 1e-2, at most 1e-3."""
 
-MORE: Fields = {"replay.ratio": 0.8, "replay.share": "unsolved", "algorithm.kl_coefficient": 0.2}
-"""More replay while the root fails, and a KL that holds the root against it. Tuned for `learnability` (bench/README.md)."""
-
 CANONICAL: Fields = {"replay.canonical": True}
+FROM_ROOT: Fields = {"replay.ratio": 0.0}
+"""All rollouts start at the root."""
 
-_LEARNABILITY: Fields = {"replay.ranking": "learnability", **MORE}
 _SMALL: Fields = {"rollout.starts": 8}
-_HALF: Fields = {"rollout.starts": 16, "replay.ratio": 0.5}
-"""8 fresh problems, and as many replayed states."""
-_ON_TOP: Fields = {**_LEARNABILITY, **_HALF, "replay.fill": False}
-"""8 fresh problems, and up to 8 replayed states on top of them."""
+_GROWING: Fields = {"rollout.starts": 16, "replay.ratio": 0.5, "replay.share": "unsolved", "replay.fill": False}
+"""8 fresh problems while the root fails, 16 once it succeeds; the difference may be replayed."""
+_EMPTY: Fields = {"replay.start_states": 10**7, "replay.capacity": 10**7}
+"""No state is ever replayed."""
+_KL: Fields = {"algorithm.kl_coefficient": 0.2, "algorithm.kl_schedule": "unsolved"}
+"""A KL that holds the root while it fails, and fades as it succeeds."""
+_ON_TOP: Fields = {**_GROWING, **_KL}
+
+
+def ranked(ranking: str) -> Fields:
+    """An arm with the batch and the KL of ours, by its ranking."""
+    return {**_ON_TOP, "replay.ranking": ranking}
+
 
 ABLATIONS: Mapping[str, Fields] = {
+    "on_top_no_replay": {**_ON_TOP, **_EMPTY},
     "on_top_filled": {**_ON_TOP, "replay.fill": True},
-    "on_top_kl_0.05": {**_ON_TOP, "algorithm.kl_coefficient": 0.05},
+    "on_top_no_model": ranked("posterior"),
+    "on_top_kl_constant": {**_ON_TOP, "algorithm.kl_schedule": "constant"},
     "on_top_kl_0.02": {**_ON_TOP, "algorithm.kl_coefficient": 0.02},
+    "on_top_kl_0": {**_ON_TOP, "algorithm.kl_coefficient": 0.0, "algorithm.kl_schedule": "constant"},
     "on_top_share_constant": {**_ON_TOP, "replay.share": "constant"},
+    "on_top_share_annealed": {**_ON_TOP, "replay.share": "annealed", "run.iterations": 250},  # more than there are
+    "on_top_ratio_0.125": {**_ON_TOP, "rollout.starts": 9, "replay.ratio": 0.125},
+    "on_top_ratio_0.25": {**_ON_TOP, "rollout.starts": 11, "replay.ratio": 0.25},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
-    "on_top_no_model": {**_ON_TOP, "replay.ranking": "posterior"},
 }
-"""`learnability_small` with one piece changed, at the medium setting only. `no_model`: the states' own outcomes alone."""
+"""`learnability_small` with one piece changed, at the medium setting only: with `ratio_0.125`, `ratio_0.25` and `ratio_0.8` 8 fresh
+problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone."""
 
 ARMS: Mapping[str, Fields] = {
-    "ppo": {"replay.ratio": 0.0},
-    "ppo_small": {"replay.ratio": 0.0, **_SMALL},
-    "grpo": {"replay.ratio": 0.0, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
-    "oversampling": {"replay.ratio": 0.0, "task.sampling": "hard"},
-    "oversampling_small": {"replay.ratio": 0.0, "task.sampling": "hard", **_SMALL},
+    "ppo": FROM_ROOT,
+    "ppo_small": {**FROM_ROOT, **_SMALL},
+    "ppo_growing": {**_GROWING, **_EMPTY},
+    "grpo": {**FROM_ROOT, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
+    "oversampling": {**FROM_ROOT, "task.sampling": "hard"},
+    "oversampling_small": {**FROM_ROOT, "task.sampling": "hard", **_SMALL},
     "uniform": {"replay.ranking": "uniform"},
-    "uniform_small": {"replay.ranking": "uniform", **_HALF},
+    "uniform_small": ranked("uniform"),
     "value": {"replay.ranking": "value"},
-    "value_small": {"replay.ranking": "value", **_HALF},
+    "value_small": ranked("value"),
     "success_prefix": {"replay.ranking": "success_prefix"},
+    "success_prefix_small": ranked("success_prefix"),
     "posterior": {"replay.ranking": "posterior"},
     "frontier": {"replay.ranking": "frontier"},
-    "learnability": _LEARNABILITY,
-    "learnability_small": _ON_TOP,
+    "frontier_small": ranked("frontier"),
+    "learnability_small": ranked("learnability"),
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
     "frontier_canonical": {"replay.ranking": "frontier", **CANONICAL},
-    "learnability_canonical": {**_LEARNABILITY, **CANONICAL},
+    "learnability_canonical": {**ranked("learnability"), **CANONICAL},
     **ABLATIONS,
 }
-"""The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO. Those that are given canonical solutions are
-reported apart (`with_solutions`)."""
+"""The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
+of ours. `ppo_growing`: the same growing batch and nothing to replay. Those that are given canonical solutions are reported apart
+(`with_solutions`)."""
 
 COMMON: Fields = {
     "starter.hidden_size": 64,
@@ -73,6 +89,7 @@ COMMON: Fields = {
     "rollout.threads": 1,
     "rollout.kv_cache_gib": 0.25,
     "replay.ratio": 0.5,
+    "replay.share": "constant",
     "replay.start_states": 64,
     "algorithm.policy_lambda": 1.0,
     "algorithm.normalise": "per_source",

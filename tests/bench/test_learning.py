@@ -87,17 +87,20 @@ def test_every_run_of_the_plan_can_start() -> None:
     assert len({run.name for run in runs}) == len(runs) == len(SETTINGS) * (3 * everywhere + len(ABLATIONS))
     for run in runs:
         config = configuration(run, Path("runs"), {})
-        plan, small = batch_plan(config), "_small" in run.arm or run.arm in ABLATIONS
-        assert plan.starts - plan.replayed_starts == (8 if small else {0.0: 32, 0.5: 16, 0.8: 6}[config.replay.ratio])
+        plan, small = batch_plan(config), "rollout.starts" in ARMS[run.arm]
+        assert plan.starts - plan.replayed_starts == (8 if small else {0.0: 32, 0.5: 16}[config.replay.ratio])
         check_methods(config)
         assert config.run.seed == 1
 
 
 def test_arms_differ_only_where_rollouts_start_and_in_the_kl_that_holds_the_root() -> None:
     plain_one = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {}).model_dump()
-    other = configuration(Run("rule", "hard", "learnability", 3), Path("runs"), {}).model_dump()
-    assert {name for name in other if other[name] != plain_one[name]} == {"replay", "algorithm"}
-    assert {**plain_one["algorithm"], "kl_coefficient": 0.2} == other["algorithm"]
+    other = configuration(Run("rule", "hard", "learnability_small", 3), Path("runs"), {}).model_dump()
+    assert {name for name in other if other[name] != plain_one[name]} == {"replay", "rollout", "algorithm"}
+    assert {**plain_one["algorithm"], "kl_coefficient": 0.2, "kl_schedule": "unsolved"} == other["algorithm"]
+    assert {**plain_one["rollout"], "starts": 16} == other["rollout"]
+    value = configuration(Run("rule", "hard", "value_small", 3), Path("runs"), {}).model_dump()
+    assert {**value, "replay": {**value["replay"], "ranking": "learnability"}} == other
     changed = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {"learner.policy_lr": "2e-4"})
     assert changed.learner.policy_lr == 2e-4
 
@@ -135,16 +138,27 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
         (tmp_path / f"b{seed}.json").write_text(result("ppo", seed, SLOW, None))
         (tmp_path / f"c{seed}.json").write_text(result("grpo", seed, Curve([0, 199, 200], [0.0, 0.0, 0.9]), None))
     arms = page.read_results(tmp_path)["rule", "hard"]
-    assert page.best_baseline(arms) == "ppo"  # GRPO ends higher, PPO has the larger area
+    assert [page.best_baseline(arms, measure) for measure in ("area", "final success")] == ["ppo", "grpo"]
     table = "\n".join(page.section(("rule", "hard"), arms, "x.png"))
     (ours,) = [line for line in table.splitlines() if line.startswith("| learnability")]
     assert "| 0.80 (0.80 to 0.80) | 0.60 (0.60 to 0.60) |" in ours  # final success, area (40 + 80) / 200
     assert "| 0.25 (0.25 to 0.25) |" in ours
-    assert ours.endswith("| 0.90 (0.90 to 0.90) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) |")
+    assert ours.endswith("| 0.90 (0.90 to 0.90) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) | never (never to never) |")
+    arms["on_top_filled"] = arms["ppo"]
+    tables = "\n".join(page.section(("rule", "hard"), arms, "x.png")).split("with one piece changed:")
+    assert ["| on_top_filled | 5 |" in one for one in tables] == [False, True]
+    twice = "| 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) |"
+    assert twice in tables[1]  # its tokens against those of ours
+    (row,) = page.summary({("rule", "hard"): arms, ("rule", "easy"): {"ppo": arms["ppo"]}})[2:-1]
+    assert row.startswith(
+        "| rule, hard (5 seeds) | 0.0000 (0.0000 to 0.0000) | ppo, grpo | 0.80 (0.80 to 0.80), 0.90 (0.90 to 0.90) |"
+    )
+    assert row.endswith("| 0.80 (0.80 to 0.80) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) | never (never to never) |")
     checks = page.goals(("rule", "hard"), arms)
-    # half of PPO's tokens to its final success and to 0.8, in every draw; `value` never gets to 0.8; a third of its erroneous states
-    assert [check.value for check in checks] == [0.5, 0.5, 0.5, 0.5, 0.0, 1 / 3]
-    assert all(check.ok for check in checks)
+    # never at GRPO's final success; half of PPO's tokens to 0.8 in every draw; `value` never gets there; the same pass@k as GRPO;
+    # a third of the erroneous states of `value`
+    assert [check.value for check in checks] == [math.inf, math.inf, 0.5, 0.5, 0.0, 0.0, 1 / 3]
+    assert [check.ok for check in checks] == [False, False, True, True, True, True, True]
     page.draw(page.panels_of(("rule", "hard"), arms), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert page.curve(arms["ppo"][1], "trained").tokens == [0, 200, 400]
