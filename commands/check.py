@@ -79,7 +79,7 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
     """The derived batch arithmetic as text."""
     rollout, learner, ratio = config.rollout, config.learner, config.replay.ratio
     rows = {
-        "starts per iteration": f"{plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), the rest fresh",
+        "starts per iteration": f"{plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), {'the rest fresh' if config.replay.fill else 'the rest fresh or left out'}",
         "trajectories": f"{plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
         "minibatch": f"{plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
         "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = {plan.steps_per_iteration} per iteration, "

@@ -16,7 +16,7 @@ class BatchPlan:
     """The sizes that one iteration works with."""
 
     starts: int  # per iteration
-    replayed_starts: int  # of these, once replay has begun
+    replayed_starts: int  # of these at most, once replay has begun
     trajectories: int  # starts x samples
     minibatch: int  # trajectories per optimizer step
     steps_per_iteration: int  # optimizer steps of the policy
@@ -93,6 +93,16 @@ def check_algorithm(config: Config, trajectories: int) -> None:
     if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
         raise ConfigError(
             "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
+        )
+    if algorithm.kl_schedule == "unsolved" and (algorithm.kl_coefficient == 0 or algorithm.kl_target is not None):
+        raise ConfigError(
+            "algorithm.kl_schedule 'unsolved' lowers algorithm.kl_coefficient as problems are solved; set that above 0 (0.2 in "
+            "configs/rule.yaml) and algorithm.kl_target to null, or the schedule to constant"
+        )
+    if algorithm.kl_schedule == "unsolved" and config.rollout.resample:
+        raise ConfigError(
+            "algorithm.kl_schedule 'unsolved' counts fresh problems without any success, which rollout.resample leaves out; set that to "
+            "0, or the schedule to constant"
         )
     if algorithm.kl_target is not None and algorithm.kl_horizon < trajectories:
         raise ConfigError(

@@ -44,7 +44,7 @@ from learner.stats import (
     moved_too_far,
     summarise_update,
 )
-from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches
+from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, unsolved_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,10 @@ class LearnerGroup:
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
-        algorithm = self._algorithm if warm else self._algorithm.model_copy(update={"value_lambda": 1.0})
-        batch = compute_targets(scored, algorithm, self.version, state.kl_coefficient, boundaries, self._longest)
+        kl = state.kl_coefficient * (unsolved_share(scored) if self._algorithm.kl_schedule == "unsolved" else 1.0)
+        changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
+        algorithm = self._algorithm.model_copy(update=changed)
+        batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._longest)
         train_policy = policy = warm and batch.teaches(range(len(scored)), algorithm)
         taken: list[TakenStep] = []
         has_critic = config.value_model != "none"
@@ -168,7 +170,7 @@ class LearnerGroup:
             if policy or critic or not taken:
                 rng = generator(self._seed, "minibatches", state.updates, number)
                 minibatches = assign_steps([s.trajectory.start for s in scored], config.minibatches, rng)
-                last = self._pass(batch, taken, minibatches, policy, critic)
+                last = self._pass(batch, algorithm, taken, minibatches, policy, critic)
                 taken += last
                 policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)
         tried = [step for step in taken if step.sums is not NOT_TRIED]
@@ -177,7 +179,7 @@ class LearnerGroup:
             batch.stats,
             policy_lr=next((step.plans[0].policy_lr for step in reversed(taken) if step.plans[0].train_policy), 0.0),
             value_lr=taken[-1].plans[0].value_lr,
-            kl_coefficient=state.kl_coefficient,
+            kl_coefficient=kl,
             shared_share=shared_share(
                 [micro.inputs for step in tried for plan in step.plans for micro in plan.batches],
                 [batch.rows[i] for step in tried for i in step.members],
@@ -189,21 +191,27 @@ class LearnerGroup:
         return stats
 
     def _pass(
-        self, batch: TargetBatch, before: Sequence[TakenStep], minibatches: list[list[int]], policy: bool, critic: bool
+        self,
+        batch: TargetBatch,
+        algorithm: AlgorithmConfig,
+        before: Sequence[TakenStep],
+        minibatches: list[list[int]],
+        policy: bool,
+        critic: bool,
     ) -> list[TakenStep]:
         """One pass over the batch, after the steps `before` of this update; which of the models learn."""
         state, share = self._state, self._config.critic_epochs / self._config.epochs
-        kl_in_loss = state.kl_coefficient if self._algorithm.kl_placement == "loss" else 0.0
+        kl_in_loss = algorithm.kl_coefficient if algorithm.kl_placement == "loss" else 0.0
         policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
         value_step = int(state.steps * share) + len(before)
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
         plans: list[list[StepPlan]] = []  # [minibatch][rank]
         for members in minibatches:
-            trains = policy and batch.teaches(members, self._algorithm)
+            trains = policy and batch.teaches(members, algorithm)
             policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
             value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
             assignment = self._assign([batch.rows[i] for i in members])
-            by_rank = train_batches(assignment, batch, members, self._algorithm.aggregation, self._longest)
+            by_rank = train_batches(assignment, batch, members, algorithm.aggregation, self._longest)
             plans.append([StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, critic) for batches in by_rank])
             policy_step, value_step = policy_step + trains, value_step + 1
         finite = [batch.finite(members) for members in minibatches]

@@ -4,7 +4,6 @@ Used by `replay/store.py`. Invariant: it depends on what was added, drawn and re
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,21 +32,27 @@ class Evidence:
     expected: float = 0.0  # pairs of continuations of one state that would differ if states of equal chance were alike
     differing: float = 0.0  # pairs that differ
     roots: list[int] = field(default_factory=lambda: [0, 0])  # wins and losses of roots since the last `refit`
-    root_record: list[float] = field(default_factory=lambda: [0.0, 0.0])  # wins and number of rollouts from roots
+    # fresh problems without a success, and all of them: since the last `refit`, and before it
+    fresh: list[int] = field(default_factory=lambda: [0, 0])
+    fresh_record: list[float] = field(default_factory=lambda: [0.0, 0.0])
     values: Reals = field(default_factory=lambda: np.zeros(3))  # count, sum, and sum of squares
     drawn: dict[int, list[float]] = field(default_factory=dict)  # key of a drawn state -> its chance and features then
 
     @property
-    def root_success(self) -> float:
-        """Share of correct rollouts from the root; NaN before there are any."""
-        wins, tried = self.root_record
-        return wins / tried if tried else math.nan
+    def unsolved_share(self) -> float:
+        """Share of fresh problems of which every rollout from the root failed; 1 before there are any."""
+        unsolved, tried = self.fresh_record
+        return unsolved / tried if tried else 1.0
 
     def add(self, candidates: Sequence[Candidate]) -> None:
-        """Count the values of new states, and the rollouts from the root."""
-        roots = [c.provenance for c in candidates if c.parent is None and c.provenance != Provenance.CANONICAL]
-        self.roots[0] += roots.count(Provenance.OWN_SUCCESSFUL)
-        self.roots[1] += roots.count(Provenance.OWN_FAILED)
+        """Count the values of new states, and the rollouts from the root: all of a problem come together."""
+        roots = [c for c in candidates if c.parent is None and c.provenance != Provenance.CANONICAL]
+        won = [c.problem_id for c in roots if c.provenance == Provenance.OWN_SUCCESSFUL]
+        self.roots[0] += len(won)
+        self.roots[1] += len(roots) - len(won)
+        problems = {c.problem_id for c in roots}
+        self.fresh[0] += len(problems) - len(set(won))
+        self.fresh[1] += len(problems)
         values = np.concatenate([np.zeros(0), *(c.values for c in candidates)])
         self.values += [len(values), values.sum(), (values * values).sum()]
 
@@ -66,8 +71,9 @@ class Evidence:
         centre = total / number if number else 0.0
         spread = max(squares / number - centre**2, 0.0) ** 0.5 if number else 0.0
         spread = spread if spread > LEAST_SPREAD else 1.0
-        (wins, losses), (won, tried) = self.roots, self.root_record
-        self.root_record, self.roots = [decay * won + wins, decay * tried + wins + losses], [0, 0]
+        (wins, losses), self.roots = self.roots, [0, 0]
+        self.fresh_record = [decay * old + new for old, new in zip(self.fresh_record, self.fresh, strict=True)]
+        self.fresh = [0, 0]
         self.values = decay * self.values
         counts: dict[int, list[int]] = {}
         for outcome in outcomes:
@@ -99,7 +105,7 @@ class Evidence:
         return {
             "evidence": [self.rows.tolist(), self.expected, self.differing],
             "roots": self.roots,
-            "root_record": self.root_record,
+            "fresh": [self.fresh, self.fresh_record],
             "values": self.values.tolist(),
             "drawn": list(self.drawn.items()),
         }
@@ -108,12 +114,14 @@ class Evidence:
     def from_json(cls, saved: dict[str, Any]) -> "Evidence":
         """What `to_json` returned."""
         rows, expected, differing = saved["evidence"]
+        fresh, fresh_record = saved["fresh"]
         return cls(
             np.array(rows).reshape(-1, 9),
             expected,
             differing,
             saved["roots"],
-            saved["root_record"],
+            fresh,
+            fresh_record,
             np.array(saved["values"]),
             dict(saved["drawn"]),
         )

@@ -69,9 +69,9 @@ class ReplayStore:
         self._write({shard: writes.pack_outcomes([], self._model) for shard in range(config.shards)})
 
     @property
-    def root_success(self) -> float:
-        """Share of correct rollouts from the root, decayed per iteration; NaN before there are any."""
-        return self._evidence.root_success
+    def unsolved_share(self) -> float:
+        """Share of fresh problems of which every rollout from the root failed, decayed per iteration; 1 before there are any."""
+        return self._evidence.unsolved_share
 
     def __len__(self) -> int:
         """States in the store."""

@@ -102,7 +102,7 @@ def test_no_key_of_the_environment_reaches_a_file(straight: Path) -> None:
 
 def test_replay_was_used_and_its_outcomes_are_in_the_metrics(straight: Path) -> None:
     last = metrics(straight)[-1]
-    assert last["replay_share"] == 0.5
+    assert 0 < last["replay_share"] <= 0.5  # less where fresh problems are solved
     assert last["replay_success"] is not None
     assert last["erroneous_share"] is not None
     assert last["weight_version"] == 10

@@ -98,11 +98,11 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
     """Fresh problems, and replayed states once the store has `start_states` states; `again`: round of resampling."""
     progress = (number - 1) / settings.iterations
-    wanted = replayed_count(settings.replayed, settings.share, progress, parts.replay.root_success)
+    wanted = replayed_count(settings.replayed, settings.share, progress, parts.replay.unsolved_share)
     ready = wanted and len(parts.replay) >= settings.start_states
     seed = derive(settings.seed, "replay", number, *([again] if again else []))
     states = parts.replay.sample(wanted, seed) if ready else []
-    problems = parts.problems.sample(settings.starts - (len(states) if settings.fill else settings.replayed))
+    problems = parts.problems.sample(settings.starts - (len(states) if settings.fill else wanted))
     first = again * RESAMPLED  # ids and seeds of every round are its own
     starts = [
         *fresh_starts(problems, settings.samples, settings.seed, number, first),

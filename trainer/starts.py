@@ -73,16 +73,15 @@ def replayed_starts(
     ]
 
 
-def replayed_count(most: int, share: Share, progress: float, root_success: float) -> int:
+def replayed_count(most: int, share: Share, progress: float, unsolved: float) -> int:
     """How many starts of an iteration are replayed, of at most `most`.
 
-    `progress`: share of the run that is over. `root_success`: recent success of rollouts from the root; NaN before there are any.
+    `progress`: share of the run that is over. `unsolved`: recent share of fresh problems of which every sample failed: they teach nothing.
 
     >>> [replayed_count(64, share, 0.25, 0.5) for share in ("constant", "annealed", "unsolved")]
     [64, 48, 32]
     """
-    wanted = {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": 1.0 - root_success}[share]
-    return most if math.isnan(wanted) else round(most * wanted)
+    return round(most * {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": unsolved}[share])
 
 
 def outcomes(judged: Sequence[Judged]) -> list[Outcome]:

@@ -63,7 +63,9 @@ class AlgorithmConfig(Section):
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where that KL is added: to the loss, or (negative) to the reward of every token."""
     kl_target: Annotated[float | None, Field(gt=0)] = None
-    """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: constant."""
+    """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: as kl_schedule says."""
+    kl_schedule: Literal["constant", "unsolved"] = "constant"
+    """How that weight changes. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails."""
     kl_horizon: Count = 10_000
     """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"

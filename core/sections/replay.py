@@ -11,11 +11,11 @@ class ReplayConfig(Section):
     """Replayed starts and the store behind them."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Share of an iteration's starts that are replayed states, in [0, 1)."""
-    share: Literal["constant", "annealed", "unsolved"] = "constant"
-    """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of rollouts from the root that fail."""
+    """Largest share of an iteration's starts that are replayed states, in [0, 1)."""
+    share: Literal["constant", "annealed", "unsolved"] = "unsolved"
+    """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of fresh problems of which every sample fails."""
     fill: bool = True
-    """Whether fresh problems take the places of states that are not worth replaying. False: the iteration is smaller, with (1 - replay.ratio) x rollout.starts fresh problems in every iteration."""
+    """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the iteration is smaller."""
     ranking: Literal["value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = (
         "learnability"
     )

@@ -177,6 +177,12 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"learner": {"critic_settled": 0.1}}, "learner.critic_warmup"),
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_target": 0.1}}, "algorithm.kl_coefficient"),
+    ({"algorithm": {"kl_schedule": "unsolved"}}, "algorithm.kl_coefficient"),
+    (
+        {"algorithm": {"kl_schedule": "unsolved", "kl_coefficient": 0.1}, "rollout": {"resample": 2}},
+        "rollout.resample leaves out",
+    ),
+    ({"algorithm": {"kl_schedule": "unsolved", "kl_coefficient": 0.1, "kl_target": 0.1}}, "algorithm.kl_target"),
     ({"rollout": {"engine": "hf", "tensor_parallel": 2}}, "rollout.tensor_parallel = 2"),
     ({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "rollout.gpus = 0.5"),
     ({"rollout": {"threads": 64}}, "rollout.threads = 64, but this machine has 4 cores"),

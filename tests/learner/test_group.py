@@ -100,6 +100,19 @@ def test_first_update_after_a_broadcast_is_on_policy_and_log_probabilities_agree
             learner.broadcast(Engines(path, digest="0bad"), PROBE)
 
 
+def test_the_weight_of_the_kl_falls_with_the_problems_that_the_root_solves(tiny_model: Tiny) -> None:
+    moved = []
+    for schedule in ("constant", "unsolved"):
+        algorithm = AlgorithmConfig.model_validate({"kl_coefficient": 0.1, "kl_schedule": schedule})
+        with group(tiny_model(True), algorithm, minibatches=1) as learner:
+            batch = on_policy(learner, make_judged(5))  # four of the eight fresh problems are solved
+            learner.update(learner.score(batch))
+            stats = learner.update(learner.score(batch))
+            assert stats.kl_coefficient == pytest.approx({"constant": 0.1, "unsolved": 0.05}[schedule])
+            moved.append(learner.logprobs(PROBE)[0])
+    assert not np.array_equal(moved[0], moved[1])  # the loss has it, too
+
+
 def test_values_that_were_begun_are_those_of_score_at_that_moment(tiny_model: Tiny) -> None:
     with group(tiny_model(True)) as learner:
         judged = on_policy(learner, make_judged(6))
@@ -133,15 +146,21 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
         assert stats.policy_lr == pytest.approx(1e-4 * 2 / 4)  # its warm-up of 4 steps begins now; this was the second
 
 
-def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(tiny_model: Tiny) -> None:
-    """After a first step, so that Adam's momentum would move the policy in a step without a gradient."""
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [({}, Verdict(0.0, False)), ({"kl_coefficient": 0.1, "kl_schedule": "unsolved"}, Verdict(1.0, True))],
+)
+def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(
+    tiny_model: Tiny, fields: dict[str, Any], verdict: Verdict
+) -> None:
+    """After a first step, so that Adam's momentum would move the policy in a step without a gradient. A KL has faded by then."""
     path = tiny_model(True)
-    with group(path, AlgorithmConfig()) as learner:
+    with group(path, AlgorithmConfig.model_validate(fields)) as learner:
         batch = on_policy(learner, make_judged(0))
         assert learner.update(learner.score(batch)).policy_trained
         before = weights_of(learner, path)
-        failed = [replace(item, verdict=Verdict(0.0, False)) for item in on_policy(learner, make_judged(1))]
-        stats = learner.update(learner.score(failed))
+        equal = [replace(item, verdict=verdict) for item in on_policy(learner, make_judged(1))]
+        stats = learner.update(learner.score(equal))
         assert not stats.policy_trained
         assert stats.value_grad_norm > 0
         for name, weight in weights_of(learner, path).items():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
 from core.records import Continued, Finish, IntArray, Judged, Scored, Verdict
-from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems
+from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems, unsolved_share
 from tests.learner.conftest import make_judged
 
 
@@ -186,6 +186,12 @@ def grouped(rewards: list[float], groups: list[int]) -> list[Scored]:
         for j, start, reward in zip(judged, starts, rewards, strict=True)
     ]
     return scored_from(changed)
+
+
+def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
+    # the starts 0 and 1 are fresh, 2 is replayed: 0 has one success, 1 has none, 2 does not count
+    assert unsolved_share(grouped([0.0, 1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1, 2])) == 0.5
+    assert unsolved_share(grouped([1.0, 1.0, 1.0], [2, 2, 2])) == 1.0
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline"])

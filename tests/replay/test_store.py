@@ -132,7 +132,7 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
     for states in drawn:
         store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
     assert len(store._evidence.rows) == 6
-    assert np.isnan(store.root_success)  # a canonical solution is no rollout
+    assert store._evidence.fresh_record == [0.0, 0.0]  # a canonical solution is no rollout
     monkeypatch.setattr("replay.evidence.REMEMBERED", 2)
     found = [store.sample(3, seed=turn) for turn in range(2, 4)]
     assert list(store._evidence.drawn) == [state.key for state in found[1][1:]]
@@ -239,16 +239,17 @@ def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int)
     assert (store.stats().max_age, store.stats().newest) == (8, 9)
 
 
-def test_root_success_is_decayed_and_continues_from_a_checkpoint(tmp_path: Path) -> None:
-    """Decay 1/2. Three failures of the root, then a success and a failure: (0 / 2 + 1) / (3 / 2 + 2)."""
+def test_the_unsolved_share_is_decayed_and_continues_from_a_checkpoint(tmp_path: Path) -> None:
+    """Decay 1/2. Two problems that fail, then one that is solved in one of two rollouts and one that fails: (2 / 2 + 1) / (2 / 2 + 2)."""
     store, other = (opened(tmp_path / name, 2, local=True, decay=0.5) for name in ("a", "b"))
-    for kinds in ((0, 0, 0), (1, 0)):
-        store.add([replace(item, provenance=Provenance(k)) for item, k in zip(candidates(3, 1), kinds, strict=False)])
+    first, second = candidates(2, 1)
+    for kinds in (((first, 0), (second, 0)), ((first, 0), (first, 1), (second, 0))):
+        store.add([replace(item, provenance=Provenance(kind)) for item, kind in kinds])
         store.record([])
-    assert store.root_success == pytest.approx(1 / 3.5)
+    assert store.unsolved_share == pytest.approx(2 / 3)
     store.save(tmp_path / "checkpoint")
     other.restore(tmp_path / "checkpoint")
-    assert other.root_success == store.root_success
+    assert other.unsolved_share == store.unsolved_share
 
 
 def test_an_empty_store_hands_out_nothing(store: ReplayStore) -> None:

@@ -107,8 +107,8 @@ def test_a_state_of_a_truncated_trajectory_leaves_room_to_finish() -> None:
 
 
 def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None:
-    assert [replayed_count(10, "annealed", progress, 0.0) for progress in (0.0, 0.5, 0.9)] == [10, 5, 1]
-    assert [replayed_count(10, "unsolved", 0.0, success) for success in (0.0, 0.3, 1.0, np.nan)] == [10, 7, 0, 10]
+    assert [replayed_count(10, "annealed", progress, 1.0) for progress in (0.0, 0.5, 0.9)] == [10, 5, 1]
+    assert [replayed_count(10, "unsolved", 0.0, share) for share in (1.0, 0.7, 0.0)] == [10, 7, 0]
 
 
 def test_a_trajectory_without_values_offers_its_outcome_alone() -> None:

@@ -1,5 +1,6 @@
 """The rankings on hand-computed cases."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateCol
 def test_value_is_the_value() -> None:
     given = columns([10, 20], [0, 0], value=[0.25, 0.5])
     assert RANKINGS["value"].priority(given, SETTINGS).tolist() == [0.25, 0.5]
+    wide = replace(SETTINGS, model=replace(SETTINGS.model, spread=0.125))
+    assert RANKINGS["value"].priority(given, wide).tolist() == [2.0, 4.0]  # in standard deviations of all values
 
 
 def test_eviction_goes_by_retention_then_version() -> None:
