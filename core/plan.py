@@ -94,16 +94,6 @@ def check_algorithm(config: Config, trajectories: int) -> None:
         raise ConfigError(
             "algorithm.kl_target adapts algorithm.kl_coefficient, which is 0; set it to a first value such as 0.05"
         )
-    if algorithm.kl_schedule == "unsolved" and (algorithm.kl_coefficient == 0 or algorithm.kl_target is not None):
-        raise ConfigError(
-            "algorithm.kl_schedule 'unsolved' lowers algorithm.kl_coefficient as problems are solved; set that above 0 (0.2 in "
-            "configs/rule.yaml) and algorithm.kl_target to null, or the schedule to constant"
-        )
-    if algorithm.kl_schedule == "unsolved" and config.rollout.resample:
-        raise ConfigError(
-            "algorithm.kl_schedule 'unsolved' counts fresh problems without any success, which rollout.resample leaves out; set that to "
-            "0, or the schedule to constant"
-        )
     if algorithm.kl_target is not None and algorithm.kl_horizon < trajectories:
         raise ConfigError(
             f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "

@@ -44,7 +44,7 @@ from learner.stats import (
     moved_too_far,
     summarise_update,
 )
-from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, unsolved_share
+from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,9 @@ class LearnerGroup:
         finish = self._begin(RankWorker.values, [row_of(j.trajectory) for j in judged])
         return lambda: [over_continuation(own, j.trajectory) for own, j in zip(finish(), judged, strict=True)]
 
-    def update(self, scored: Sequence[Scored], boundaries: Boundaries = every_token) -> UpdateStats:
+    def update(
+        self, scored: Sequence[Scored], boundaries: Boundaries = every_token, unsolved: float = 1.0
+    ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
@@ -154,10 +156,13 @@ class LearnerGroup:
         all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps after a pass that moved it by
         more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response. Raises DivergenceError when
         `max_skipped_steps` in a row were skipped.
+
+        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved the weight of the
+        KL is multiplied by it.
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
-        kl = state.kl_coefficient * (unsolved_share(scored) if self._algorithm.kl_schedule == "unsolved" else 1.0)
+        kl = state.kl_coefficient * (unsolved if self._algorithm.kl_fades else 1.0)
         changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
         algorithm = self._algorithm.model_copy(update=changed)
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._longest)

@@ -319,12 +319,3 @@ def _flat(scored: Sequence[Scored], column: Callable[[Scored], FloatArray | IntA
         [column(s) if mask is None else column(s)[mask] for s, mask in zip(scored, masks, strict=True)]
     )
     return torch.from_numpy(found.astype(np.float32))
-
-
-def unsolved_share(scored: Sequence[Scored]) -> float:
-    """Share of the fresh problems of which every sample fails; 1 without a fresh problem."""
-    solved: dict[str, bool] = {}
-    for judged in (item.judged for item in scored if not item.judged.trajectory.start.replayed):
-        problem = judged.trajectory.start.problem_id
-        solved[problem] = solved.get(problem, False) or judged.verdict.correct
-    return 1.0 - sum(solved.values()) / len(solved) if solved else 1.0

@@ -27,6 +27,7 @@ from trainer.starts import (
     outcomes,
     replayed_count,
     replayed_starts,
+    unsolved_share,
     value_queries,
 )
 
@@ -87,7 +88,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
             ]
         )
     with clock.phase("update"):
-        stats = learner.update(scored, parts.boundaries)
+        stats = learner.update(scored, parts.boundaries, unsolved_share([*judged, *dropped]))
     with clock.phase("broadcast"):
         report, failure = broadcast(
             parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]

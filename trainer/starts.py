@@ -84,6 +84,15 @@ def replayed_count(most: int, share: Share, progress: float, unsolved: float) ->
     return round(most * {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": unsolved}[share])
 
 
+def unsolved_share(judged: Sequence[Judged]) -> float:
+    """Share of the fresh problems of which every sample fails; 1 without a fresh problem."""
+    solved: dict[str, bool] = {}
+    for item in (item for item in judged if not item.trajectory.start.replayed):
+        problem = item.trajectory.start.problem_id
+        solved[problem] = solved.get(problem, False) or item.verdict.correct
+    return 1.0 - sum(solved.values()) / len(solved) if solved else 1.0
+
+
 def outcomes(judged: Sequence[Judged]) -> list[Outcome]:
     """Success or failure of the continuations of replayed states."""
     return [

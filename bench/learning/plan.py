@@ -94,6 +94,7 @@ COMMON: Fields = {
     "algorithm.policy_lambda": 1.0,
     "algorithm.normalise": "per_source",
     "algorithm.kl_coefficient": 0.02,
+    "algorithm.kl_schedule": "constant",
     "learner.threads": 1,
     "learner.minibatches": 4,
     "learner.adam_beta2": 0.95,

@@ -56,16 +56,16 @@ class AlgorithmConfig(Section):
     """How far a value may move from its old one in one update."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus."""
-    kl_coefficient: NonNegative = 0.0
-    """Weight of the KL to the reference policy in the loss; 0: there is no reference policy."""
+    kl_coefficient: NonNegative = 0.2
+    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states are learnt; 0: there is no reference policy."""
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
     """Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the reward."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where that KL is added: to the loss, or (negative) to the reward of every token."""
     kl_target: Annotated[float | None, Field(gt=0)] = None
     """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: as kl_schedule says."""
-    kl_schedule: Literal["constant", "unsolved"] = "constant"
-    """How that weight changes. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails."""
+    kl_schedule: Literal["constant", "unsolved"] = "unsolved"
+    """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails."""
     kl_horizon: Count = 10_000
     """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
@@ -98,6 +98,11 @@ class AlgorithmConfig(Section):
     def unbiased_kl(self) -> Literal["k1", "k2"]:
         """The estimator whose gradient is that of the reverse KL where `kl_placement` puts it (docs/learner.md)."""
         return "k2" if self.kl_placement == "loss" else "k1"
+
+    @property
+    def kl_fades(self) -> bool:
+        """Whether the weight of the KL follows the unsolved problems."""
+        return self.kl_schedule == "unsolved" and self.kl_target is None
 
     @property
     def chosen_kl(self) -> Literal["k1", "k2", "k3"]:

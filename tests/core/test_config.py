@@ -106,7 +106,7 @@ def test_batch_arithmetic() -> None:
 
 def test_choices_that_lack_what_they_rest_on() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.kl_coefficient, which is 0"):
-        batch_plan(parse_config({"algorithm": {"kl_target": 0.01}}, "test"))
+        batch_plan(parse_config({"algorithm": {"kl_coefficient": 0.0, "kl_target": 0.01}}, "test"))
     adapted: dict[str, Any] = {"kl_coefficient": 0.05, "kl_target": 0.01}
     sizes = {"rollout": {"starts": 16, "samples": 4}}  # 64 trajectories
     with pytest.raises(ConfigError, match=r"algorithm\.kl_horizon = 63 is less than the 64 .* at least 64"):

@@ -105,9 +105,9 @@ def test_the_weight_of_the_kl_falls_with_the_problems_that_the_root_solves(tiny_
     for schedule in ("constant", "unsolved"):
         algorithm = AlgorithmConfig.model_validate({"kl_coefficient": 0.1, "kl_schedule": schedule})
         with group(tiny_model(True), algorithm, minibatches=1) as learner:
-            batch = on_policy(learner, make_judged(5))  # four of the eight fresh problems are solved
+            batch = on_policy(learner, make_judged(5))
             learner.update(learner.score(batch))
-            stats = learner.update(learner.score(batch))
+            stats = learner.update(learner.score(batch), unsolved=0.5)
             assert stats.kl_coefficient == pytest.approx({"constant": 0.1, "unsolved": 0.05}[schedule])
             moved.append(learner.logprobs(PROBE)[0])
     assert not np.array_equal(moved[0], moved[1])  # the loss has it, too
@@ -148,7 +148,10 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
 
 @pytest.mark.parametrize(
     ("fields", "verdict"),
-    [({}, Verdict(0.0, False)), ({"kl_coefficient": 0.1, "kl_schedule": "unsolved"}, Verdict(1.0, True))],
+    [
+        ({"kl_coefficient": 0.0}, Verdict(0.0, False)),
+        ({"kl_coefficient": 0.1, "kl_schedule": "unsolved"}, Verdict(1.0, True)),
+    ],
 )
 def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(
     tiny_model: Tiny, fields: dict[str, Any], verdict: Verdict
@@ -160,7 +163,7 @@ def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(
         assert learner.update(learner.score(batch)).policy_trained
         before = weights_of(learner, path)
         equal = [replace(item, verdict=verdict) for item in on_policy(learner, make_judged(1))]
-        stats = learner.update(learner.score(equal))
+        stats = learner.update(learner.score(equal), unsolved=0.0)
         assert not stats.policy_trained
         assert stats.value_grad_norm > 0
         for name, weight in weights_of(learner, path).items():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.config import AlgorithmConfig
 from core.records import Continued, Finish, IntArray, Judged, Scored, Verdict
-from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems, unsolved_share
+from learner.targets import TargetBatch, compute_targets, non_finite, skipped_problems
 from tests.learner.conftest import make_judged
 
 
@@ -188,12 +188,6 @@ def grouped(rewards: list[float], groups: list[int]) -> list[Scored]:
     return scored_from(changed)
 
 
-def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
-    # the starts 0 and 1 are fresh, 2 is replayed: 0 has one success, 1 has none, 2 does not count
-    assert unsolved_share(grouped([0.0, 1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1, 2])) == 0.5
-    assert unsolved_share(grouped([1.0, 1.0, 1.0], [2, 2, 2])) == 1.0
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline"])
 def test_a_group_of_equal_rewards_does_not_count_in_the_denominator(estimator: str) -> None:
     scored = grouped([1.0, 0.0, 0.1, 0.1, 0.1], [0, 0, 1, 1, 1])
@@ -370,7 +364,8 @@ def test_the_problems_of_the_last_row_of_skipped_steps_are_named() -> None:
 )
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: str, reward: float) -> None:
-    config = AlgorithmConfig.model_validate({"estimator": estimator, "normalise": normalise})
+    fields = {"estimator": estimator, "normalise": normalise, "kl_coefficient": 0.0}
+    config = AlgorithmConfig.model_validate(fields)
     judged = [replace(j, verdict=Verdict(reward, bool(reward))) for j in make_judged(0)]
     batch = compute_targets(scored_from(judged), config, 0)
     assert not batch.teaches(range(len(judged)), config)

@@ -25,6 +25,7 @@ from trainer.starts import (
     outcomes,
     replayed_count,
     replayed_starts,
+    unsolved_share,
     value_queries,
 )
 
@@ -109,6 +110,15 @@ def test_a_state_of_a_truncated_trajectory_leaves_room_to_finish() -> None:
 def test_the_share_of_replay_falls_with_the_run_or_with_what_is_solved() -> None:
     assert [replayed_count(10, "annealed", progress, 1.0) for progress in (0.0, 0.5, 0.9)] == [10, 5, 1]
     assert [replayed_count(10, "unsolved", 0.0, share) for share in (1.0, 0.7, 0.0)] == [10, 7, 0]
+
+
+def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
+    solved, failed = fresh_starts([PROBLEM, replace(PROBLEM, id="q")], 2, seed=9, iteration=1)
+    (replayed,) = replayed_starts([STATE], {"p": PROBLEM}, 2, seed=9, iteration=1)
+    rollouts = [(solved, False), (solved, True), (failed, False), (failed, False), (replayed, True)]
+    found = [judged(start, ids(5), correct) for start, correct in rollouts]
+    assert unsolved_share(found) == 0.5
+    assert unsolved_share(found[-1:]) == 1.0  # no fresh problem
 
 
 def test_a_trajectory_without_values_offers_its_outcome_alone() -> None:
