@@ -126,14 +126,19 @@ def _check_learner(learner: LearnerConfig) -> None:
 
 
 def kl_warnings(config: Config) -> list[str]:
-    """One line for a KL to the reference whose gradient is not that of the reverse KL."""
-    algorithm = config.algorithm
-    if algorithm.kl_coefficient == 0 or algorithm.chosen_kl == algorithm.unbiased_kl:
-        return []
-    return [
-        f"algorithm.kl_estimator '{algorithm.kl_estimator}' in the {algorithm.kl_placement}: its gradient is not that of the "
-        f"reverse KL; '{algorithm.unbiased_kl}' has that (docs/learner.md)"
-    ]
+    """Lines for a KL to the reference whose gradient is not that of the reverse KL, or that fades where a reward model judges."""
+    algorithm, lines = config.algorithm, []
+    if algorithm.kl_coefficient > 0 and algorithm.chosen_kl != algorithm.unbiased_kl:
+        lines.append(
+            f"algorithm.kl_estimator '{algorithm.kl_estimator}' in the {algorithm.kl_placement}: its gradient is not that of the "
+            f"reverse KL; '{algorithm.unbiased_kl}' has that (docs/learner.md)"
+        )
+    if algorithm.kl_coefficient > 0 and algorithm.kl_fades and config.task.name == "dialogue":
+        lines.append(
+            "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above reward_model.threshold; to keep the policy near its "
+            "start, set algorithm.kl_target, or the schedule to constant"
+        )
+    return lines
 
 
 def batch_plan(config: Config) -> BatchPlan:

@@ -157,8 +157,8 @@ class LearnerGroup:
         more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response. Raises DivergenceError when
         `max_skipped_steps` in a row were skipped.
 
-        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved the weight of the
-        KL is multiplied by it.
+        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved, and no `kl_target`,
+        the weight of the KL is multiplied by it.
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
@@ -212,7 +212,7 @@ class LearnerGroup:
         late = state.steps - state.policy_steps  # the policy's schedule begins with its first step
         plans: list[list[StepPlan]] = []  # [minibatch][rank]
         for members in minibatches:
-            trains = policy and batch.teaches(members, algorithm)
+            trains = policy and (kl_in_loss > 0 or batch.teaches(members, algorithm))
             policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
             value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
             assignment = self._assign([batch.rows[i] for i in members])

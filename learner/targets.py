@@ -39,9 +39,12 @@ class TargetBatch:
     stats: BatchStats
 
     def teaches(self, rows: Sequence[int], config: AlgorithmConfig) -> bool:
-        """Whether the policy's loss on some trajectories has a gradient: from an advantage, a correct response, or a term for all."""
+        """Whether the policy learns from some trajectories: from an advantage, a correct response, or the entropy bonus.
+
+        A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would enlarge rounding errors.
+        """
         correct = config.positive_coefficient > 0 and bool((self.mask & self.positive)[list(rows)].any())
-        return config.regularised or correct or bool(self.targets.advantages[self.token_index(rows)].any())
+        return config.entropy_coefficient > 0 or correct or bool(self.targets.advantages[self.token_index(rows)].any())
 
     def token_index(self, rows: Sequence[int]) -> IndexArray:
         """Flat token positions of some trajectories, in order."""

@@ -108,6 +108,15 @@ def test_replay_was_used_and_its_outcomes_are_in_the_metrics(straight: Path) -> 
     assert last["weight_version"] == 10
 
 
+def test_the_kl_fades_with_the_fresh_problems_that_succeed(straight: Path) -> None:
+    for line in metrics(straight):
+        fresh = round(16 * (1 - line["replay_share"]))
+        solved = fresh * (1 - line["kl_coefficient"] / 0.2)
+        assert solved == pytest.approx(round(solved))
+        successes = line["root_success"] * fresh * 2  # of two samples
+        assert successes / 2 - 1e-6 <= solved <= successes + 1e-6
+
+
 def test_engines_and_learner_agree_after_every_broadcast(straight: Path) -> None:
     for line in metrics(straight):
         assert line["logprob_gap"] < 1e-3

@@ -66,7 +66,7 @@ def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: 
     return LearnerGroup(
         model,
         config,
-        AlgorithmConfig(),
+        AlgorithmConfig(kl_coefficient=0.0),  # the bare loop has no reference policy
         dtype=dtype,
         device=device,
         temperature=1.0,

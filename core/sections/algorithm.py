@@ -90,11 +90,6 @@ class AlgorithmConfig(Section):
     """Bound on the size of a scaled reward; none: no bound."""
 
     @property
-    def regularised(self) -> bool:
-        """Whether the policy's loss has a term for all tokens, whatever the rewards."""
-        return self.entropy_coefficient > 0 or (self.kl_coefficient > 0 and self.kl_placement == "loss")
-
-    @property
     def unbiased_kl(self) -> Literal["k1", "k2"]:
         """The estimator whose gradient is that of the reverse KL where `kl_placement` puts it (docs/learner.md)."""
         return "k2" if self.kl_placement == "loss" else "k1"

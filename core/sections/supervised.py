@@ -74,7 +74,7 @@ class RewardModelConfig(SupervisedConfig):
     path: str = ""
     """Reward model that judges the task dialogue: a run of `launch.py reward-model`, or any sequence classifier with one label."""
     threshold: float = 0.0
-    """Normalised reward above which a response counts as a success (success rates, replay's outcomes). 0 is the average of the responses that the model was measured on."""
+    """Normalised reward above which a response counts as a success (success rates, replay's outcomes, algorithm.kl_schedule unsolved). 0 is the average of the responses that the model was measured on."""
     pairs: str = ""
     """Preference pairs to train on: .jsonl, .parquet, a directory or a hub name."""
     split: str = "train"

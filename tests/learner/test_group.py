@@ -113,6 +113,20 @@ def test_the_weight_of_the_kl_falls_with_the_problems_that_the_root_solves(tiny_
     assert not np.array_equal(moved[0], moved[1])  # the loss has it, too
 
 
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_a_minibatch_of_equal_rewards_steps_for_the_kl_alone_where_others_teach(tiny_model: Tiny, kl: float) -> None:
+    with group(tiny_model(True), AlgorithmConfig(estimator="grpo", kl_coefficient=kl), minibatches=2) as learner:
+        *others, last = on_policy(
+            learner, forked(make_judged(0))
+        )  # one success: only the minibatch of its start teaches
+        mixed = [
+            *(replace(item, verdict=Verdict(0.0, False)) for item in others),
+            replace(last, verdict=Verdict(1.0, True)),
+        ]
+        learner.update(learner.score(mixed))
+        assert learner._state.policy_steps == (2 if kl else 1)
+
+
 def test_values_that_were_begun_are_those_of_score_at_that_moment(tiny_model: Tiny) -> None:
     with group(tiny_model(True)) as learner:
         judged = on_policy(learner, make_judged(6))
@@ -126,12 +140,12 @@ def test_values_that_were_begun_are_those_of_score_at_that_moment(tiny_model: Ti
 
 def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_model: Tiny) -> None:
     path = tiny_model(True)
-    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_target=0.01)
+    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_target=0.01)  # goes before kl_schedule
     with group(path, algorithm, critic_warmup=8, minibatches=2, value_lr=3e-3, warmup_steps=4) as learner:
         batch = on_policy(learner, make_judged(7))
         variances = []
         for _ in range(8):
-            stats = learner.update(learner.score(batch))
+            stats = learner.update(learner.score(batch), unsolved=0.5)
             variances.append(stats.explained_variance)
             assert not stats.policy_trained
             assert stats.policy_lr == 0.0
@@ -146,24 +160,16 @@ def test_critic_warmup_leaves_the_policy_as_it_is_and_teaches_the_critic(tiny_mo
         assert stats.policy_lr == pytest.approx(1e-4 * 2 / 4)  # its warm-up of 4 steps begins now; this was the second
 
 
-@pytest.mark.parametrize(
-    ("fields", "verdict"),
-    [
-        ({"kl_coefficient": 0.0}, Verdict(0.0, False)),
-        ({"kl_coefficient": 0.1, "kl_schedule": "unsolved"}, Verdict(1.0, True)),
-    ],
-)
-def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(
-    tiny_model: Tiny, fields: dict[str, Any], verdict: Verdict
-) -> None:
-    """After a first step, so that Adam's momentum would move the policy in a step without a gradient. A KL has faded by then."""
-    path = tiny_model(True)
-    with group(path, AlgorithmConfig.model_validate(fields)) as learner:
+@pytest.mark.parametrize("correct", [False, True])
+def test_equal_rewards_leave_the_policy_as_it_is_and_teach_the_critic(tiny_model: Tiny, correct: bool) -> None:
+    """After a first step, so that Adam's momentum, or the KL to the reference, would move the policy."""
+    path, verdict = tiny_model(True), Verdict(float(correct), correct)
+    with group(path, AlgorithmConfig(kl_coefficient=0.1)) as learner:
         batch = on_policy(learner, make_judged(0))
         assert learner.update(learner.score(batch)).policy_trained
         before = weights_of(learner, path)
         equal = [replace(item, verdict=verdict) for item in on_policy(learner, make_judged(1))]
-        stats = learner.update(learner.score(equal), unsolved=0.0)
+        stats = learner.update(learner.score(equal))
         assert not stats.policy_trained
         assert stats.value_grad_norm > 0
         for name, weight in weights_of(learner, path).items():
@@ -200,7 +206,7 @@ def test_a_restored_learner_goes_on_bit_for_bit(tiny_model: Tiny, tmp_path: Path
 def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_path: Path) -> None:
     """From 0 the term comes into the loss, with the reference policy. (All changes: test_progress.py.)"""
     path = tiny_model(True)
-    with group(path, minibatches=1) as learner:
+    with group(path, AlgorithmConfig(kl_coefficient=0.0), minibatches=1) as learner:
         train(learner, [1])
         learner.save(tmp_path)
     with group(path, AlgorithmConfig(kl_coefficient=0.1), minibatches=1) as learner:
