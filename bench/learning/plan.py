@@ -5,7 +5,7 @@ for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ ARMS: Mapping[str, Fields] = {
     "ppo": FROM_ROOT,
     "ppo_small": {**FROM_ROOT, **_SMALL},
     "ppo_growing": {**_GROWING, **_EMPTY},
+    "ppo_falling": {**_GROWING, **_EMPTY},
     "grpo": {**FROM_ROOT, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "oversampling": {**FROM_ROOT, "task.sampling": "hard"},
     "oversampling_small": {**FROM_ROOT, "task.sampling": "hard", **_SMALL},
@@ -76,8 +77,8 @@ ARMS: Mapping[str, Fields] = {
     **ABLATIONS,
 }
 """The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
-of ours. `ppo_growing`: the same growing batch and nothing to replay. Those that are given canonical solutions are reported apart
-(`with_solutions`)."""
+of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
+(`Setting.falling`). Those that are given canonical solutions are reported apart (`with_solutions`)."""
 
 COMMON: Fields = {
     "starter.hidden_size": 64,
@@ -113,6 +114,13 @@ class Setting:
 
     fields: Fields
     tokens: int  # that a run generates
+    falling: Mapping[str, int] = field(default_factory=dict)
+    """Arms whose learning rates fall linearly, and the iterations after which these would be 0: about 1.4 times those of a run, which
+    so ends at a quarter of its first rates."""
+
+    def schedule(self, arm: str) -> Fields:
+        """How the learning rates of an arm change."""
+        return {"learner.schedule": "linear", "run.iterations": self.falling[arm]} if arm in self.falling else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +162,10 @@ def rule(lines: int, problems: int, held_out: int, tokens: int, rate: float) -> 
     return Setting({**fields, **_guessing(9, 800), "learner.policy_lr": rate}, tokens)
 
 
-def stories(steps: int, tokens: int, rate: float) -> Setting:
+def stories(steps: int, tokens: int, rate: float, falling: Mapping[str, int]) -> Setting:
     """Word problems: a sentence is at most 6 tokens, a line of the response at most 8."""
     fields = level("stories", range(steps, steps + 1), 4096, 64, 10 + 6 * steps, 8 * steps + 6)
-    return Setting({**fields, **_guessing(8, 1000), "learner.policy_lr": rate}, tokens)
+    return Setting({**fields, **_guessing(8, 1000), "learner.policy_lr": rate}, tokens, falling)
 
 
 def lock(presses: int, tokens: int) -> Setting:
@@ -191,9 +199,11 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "hard": rule(7, 4096, 64, 1_000_000, 5e-4),
     },
     "stories": {
-        "easy": stories(2, 300_000, 7e-4),
-        "medium": stories(4, 700_000, 7e-4),
-        "hard": stories(7, 1_500_000, 5e-4),
+        "easy": stories(2, 300_000, 7e-4, {}),
+        "medium": stories(
+            4, 700_000, 7e-4, {"ppo_falling": 390, "learnability_small": 300, "value_small": 300, "uniform_small": 300}
+        ),
+        "hard": stories(7, 1_500_000, 5e-4, {}),
     },
     "lock": {"easy": lock(1, 600_000), "medium": lock(4, 800_000), "hard": lock(6, 1_000_000)},
     "countdown": {
@@ -213,7 +223,8 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
 def configuration(run: Run, folder: Path, changes: Fields) -> Config:
     """The configuration of a run; `changes`: single fields that replace the plan's, for tuning. Raises ConfigError."""
     setting = SETTINGS[run.task][run.hardness]
-    fields = {**COMMON, **setting.fields, **ARMS[run.arm], "run.seed": run.seed, "run.root": str(folder), **changes}
+    arm = {**ARMS[run.arm], **setting.schedule(run.arm)}
+    fields = {**COMMON, **setting.fields, **arm, "run.seed": run.seed, "run.root": str(folder), **changes}
     data: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
         section, _, field = name.partition(".")
@@ -230,4 +241,5 @@ def matrix(tasks: Sequence[str], hardnesses: Sequence[str], arms: Sequence[str],
         for hardness in hardnesses
         for arm in arms
         if arm not in ABLATIONS or hardness == "medium"
+        if arm != "ppo_falling" or arm in SETTINGS[task][hardness].falling
     ]
