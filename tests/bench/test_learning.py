@@ -83,14 +83,20 @@ def test_the_ratio_of_tokens_by_hand() -> None:
 
 def test_every_run_of_the_plan_can_start() -> None:
     runs = matrix(list(SETTINGS), HARDNESSES, list(ARMS), [1])
-    everywhere = len(ARMS) - len(ABLATIONS)
-    assert len({run.name for run in runs}) == len(runs) == len(SETTINGS) * (3 * everywhere + len(ABLATIONS))
+    everywhere = len(ARMS) - len(ABLATIONS) - 1
+    falling = [
+        setting.falling for hardnesses in SETTINGS.values() for setting in hardnesses.values() if setting.falling
+    ]
+    assert all({"ppo_falling", "learnability_small"} <= arms.keys() <= ARMS.keys() for arms in falling)
+    assert len(runs) == len(SETTINGS) * (3 * everywhere + len(ABLATIONS)) + len(falling)
+    assert len({run.name for run in runs}) == len(runs)
     for run in runs:
         config = configuration(run, Path("runs"), {})
         plan, small = batch_plan(config), "rollout.starts" in ARMS[run.arm]
         assert plan.starts - plan.replayed_starts == (8 if small else {0.0: 32, 0.5: 16}[config.replay.ratio])
         check_methods(config)
-        assert config.run.seed == 1
+        falls = run.arm in SETTINGS[run.task][run.hardness].falling
+        assert (config.run.seed, config.learner.schedule) == (1, "linear" if falls else "constant")
 
 
 def test_arms_differ_only_where_rollouts_start_and_in_the_kl_that_holds_the_root() -> None:
