@@ -309,11 +309,15 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-FAMILIES = list(dict.fromkeys(arm.removesuffix("_small") for arm in ARMS))
+FAMILIES = list(dict.fromkeys(arm.removesuffix("_small") for arm in (OURS, *SHOWN, *ARMS)))
 """Arms that have one color in all panels: where both batches are arms, the line of the small one is dotted."""
 
 
 def _curves(panel: Any, arms: Arms, cost: str) -> None:
+    from matplotlib import color_sequences
+
+    shades = color_sequences["tab20"]
+    colors = [*shades[::2], *shades[1::2]]  # the ten strong ones first
     title, unit = COSTS[cost]
     for arm in (one for one in ARMS if one in arms):
         curves = [curve(one, cost) for one in arms[arm].values()]
@@ -323,7 +327,7 @@ def _curves(panel: Any, arms: Arms, cost: str) -> None:
         low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
         usual = arm.removesuffix("_small")
         style = "--" if with_solutions(arm) else ":" if arm != usual in ARMS else "-"
-        color = f"C{FAMILIES.index(usual) % 10}"
+        color = colors[FAMILIES.index(usual) % len(colors)]
         panel.plot(grid / unit, each.mean(axis=0), style, color=color, label=f"{arm} ({len(each)})")
         panel.fill_between(grid / unit, low, high, color=color, alpha=0.12, linewidth=0)
     panel.set(xlabel=title, ylim=(0, 1))
