@@ -203,7 +203,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "medium": stories(
             4, 700_000, 7e-4, {"ppo_falling": 390, "learnability_small": 300, "value_small": 300, "uniform_small": 300}
         ),
-        "hard": stories(7, 1_500_000, 5e-4, {}),
+        "hard": stories(6, 1_000_000, 7e-4, {}),
     },
     "lock": {"easy": lock(1, 600_000), "medium": lock(4, 800_000), "hard": lock(6, 1_000_000)},
     "countdown": {
