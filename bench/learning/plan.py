@@ -199,7 +199,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "hard": rule(7, 4096, 64, 1_000_000, 5e-4),
     },
     "stories": {
-        "easy": stories(2, 300_000, 7e-4, {}),
+        "easy": stories(2, 300_000, 7e-4, {"ppo": 105, "ppo_falling": 290, "learnability_small": 220}),
         "medium": stories(
             4, 700_000, 7e-4, {"ppo_falling": 390, "learnability_small": 300, "value_small": 300, "uniform_small": 300}
         ),
