@@ -28,11 +28,11 @@ from bench.report import Check, check, write
 from core.seeds import generator
 
 Result = dict[str, Any]
-BASELINES = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "grpo", "oversampling", "oversampling_small")
+BASELINES = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "oversampling", "oversampling_small")
 OURS = "learnability_small"
 OTHERS = ("value", "value_small", "uniform", "uniform_small", "success_prefix_small")
 """Rankings that ours must beat."""
-SHOWN = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "value_small", OURS)
+SHOWN = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "value_small", OURS)
 """Arms of the plot that shows all settings."""
 LEVEL, HALFWAY = 0.8, 0.5
 """Held-out success that counts as mastery, and one for settings that no arm masters."""

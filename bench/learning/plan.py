@@ -38,7 +38,6 @@ def ranked(ranking: str) -> Fields:
 
 
 ABLATIONS: Mapping[str, Fields] = {
-    "on_top_no_replay": {**_ON_TOP, **_EMPTY},
     "on_top_filled": {**_ON_TOP, "replay.fill": True},
     "on_top_no_model": ranked("posterior"),
     "on_top_kl_constant": {**_ON_TOP, "algorithm.kl_schedule": "constant"},
@@ -58,6 +57,7 @@ ARMS: Mapping[str, Fields] = {
     "ppo_small": {**FROM_ROOT, **_SMALL},
     "ppo_growing": {**_GROWING, **_EMPTY},
     "ppo_falling": {**_GROWING, **_EMPTY},
+    "ppo_kl": {**_ON_TOP, **_EMPTY},
     "grpo": {**FROM_ROOT, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "oversampling": {**FROM_ROOT, "task.sampling": "hard"},
     "oversampling_small": {**FROM_ROOT, "task.sampling": "hard", **_SMALL},
@@ -78,7 +78,7 @@ ARMS: Mapping[str, Fields] = {
 }
 """The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
 of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
-(`Setting.falling`). Those that are given canonical solutions are reported apart (`with_solutions`)."""
+(`Setting.falling`); `ppo_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given canonical solutions are reported apart (`with_solutions`)."""
 
 COMMON: Fields = {
     "starter.hidden_size": 64,
@@ -199,9 +199,12 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "hard": rule(7, 4096, 64, 1_000_000, 5e-4),
     },
     "stories": {
-        "easy": stories(2, 300_000, 7e-4, {"ppo": 105, "ppo_falling": 290, "learnability_small": 220}),
+        "easy": stories(2, 300_000, 7e-4, {"ppo": 105, "ppo_falling": 290, "ppo_kl": 290, "learnability_small": 220}),
         "medium": stories(
-            4, 700_000, 7e-4, {"ppo_falling": 390, "learnability_small": 300, "value_small": 300, "uniform_small": 300}
+            4,
+            700_000,
+            7e-4,
+            {"ppo_falling": 390, "ppo_kl": 390, "learnability_small": 300, "value_small": 300, "uniform_small": 300},
         ),
         "hard": stories(6, 1_000_000, 7e-4, {}),
     },
