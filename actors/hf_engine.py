@@ -67,7 +67,10 @@ class HfEngine(Engine):
         self._sleeps = config.sleep
         self._max_running = config.max_running
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
+            # in memory of its own: weights that are mapped from a file change when it is written again
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                model_path, dtype=getattr(torch, dtype), disable_mmap=True
+            )
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"model.path = {model_path}: transformers cannot load it: {first_line(error)}") from error
         self._model = model.to(device).eval()

@@ -198,8 +198,9 @@ def _load(kind: Any, what: str, path: str | Path, dtype: torch.dtype, lora: Lora
 
 
 def _pretrained(kind: Any, what: str, path: str | Path, options: dict[str, Any]) -> PreTrainedModel:
+    """A model in memory of its own: one that is mapped from its file loses what it learnt when the file is written again."""
     try:
-        model: PreTrainedModel = kind.from_pretrained(path, **options)
+        model: PreTrainedModel = kind.from_pretrained(path, disable_mmap=True, **options)
     except (OSError, ValueError) as error:
         raise ModelError(f"model.path {path}: cannot be loaded as {what}: {first_line(error)}") from error
     return model

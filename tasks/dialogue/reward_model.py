@@ -93,7 +93,9 @@ class RewardScorer:
         if config.pad_token_id is None:  # the classifier needs it to find the last token; many hub models have none
             pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
             config.pad_token_id = end if pad is None else pad
-        self._model = AutoModelForSequenceClassification.from_pretrained(path, config=config).to(device).eval()
+        # in memory of its own: weights that are mapped from a file change when it is written again
+        model = AutoModelForSequenceClassification.from_pretrained(path, config=config, disable_mmap=True)
+        self._model = model.to(device).eval()
         self._context = config.get_text_config().max_position_embeddings
         self._batch_tokens = batch_tokens
         self._torch = torch

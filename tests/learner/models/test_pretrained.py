@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,6 +147,20 @@ def test_recomputed_activations_give_the_same_gradients(tiny_model: Callable[[bo
     for a, b in zip(plain, run(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
     assert calls == 3  # forward, and again in the backward pass
+
+
+def test_what_was_learnt_stays_when_the_file_of_the_model_is_written_again(
+    tiny_model: Callable[[bool], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model(True), tmp_path / "model"))
+    policy = load_policy(folder, torch.float32)
+    with torch.no_grad():
+        for weights in policy.parameters():
+            weights.add_(1)
+    learnt = [weights.detach().clone() for weights in policy.parameters()]
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes())
+    assert all(torch.equal(*pair) for pair in zip(policy.parameters(), learnt, strict=True))
 
 
 def test_a_directory_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
