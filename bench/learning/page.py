@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.learning.measures import Curve, area, plain, tokens_to
-from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, with_solutions
+from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, SETTINGS, with_solutions
 from bench.learning.statistics import (
     Interval,
     mean_over_seeds,
@@ -127,8 +127,10 @@ def ratio_to(arms: Arms, arm: str, baseline: str, level: float | None = None) ->
     return token_ratio(mine, theirs, arms[arm][seeds[0]]["budget"], level, generator(0, "bench.learning", arm))
 
 
-def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2, zero: str = "") -> str:
-    """The value with its interval, of one seed without; '-' where there is no value. `zero`: the word for 0.
+def text_of(
+    value: Interval | None, scale: float = 1.0, digits: int = 2, *, never: str = "never", zero: str = ""
+) -> str:
+    """The value with its interval, of one seed without; '-' where there is no value. `never`, `zero`: words for infinity and 0.
 
     >>> text_of(Interval(0.5, 0.25, 0.75, 5)), text_of(Interval(math.inf, 1000, math.inf, 5), 1e-3, 0)
     ('0.50 (0.25 to 0.75)', 'never (1 to never)')
@@ -136,27 +138,31 @@ def text_of(value: Interval | None, scale: float = 1.0, digits: int = 2, zero: s
     if value is None or math.isnan(value.value):
         return "-"
     shown = [
-        "never" if math.isinf(x) else zero if zero and x == 0 else f"{x * scale:.{digits}f}"
+        never if math.isinf(x) else zero if zero and x == 0 else f"{x * scale:.{digits}f}"
         for x in (value.value, value.low, value.high)
     ]
     return f"{shown[0]} ({shown[1]} to {shown[2]})" if value.seeds > 1 else f"{shown[0]} (one seed)"
 
 
-COLUMNS: Sequence[tuple[str, str, float, int]] = (
+Columns = Sequence[tuple[str, str, float, int]]
+COLUMNS: Columns = (
     ("final success", "final success", 1.0, 2),
-    ("area", "area", 1.0, 2),
+    ("pass@k", "pass@k, k = samples", 1.0, 2),
     ("tokens to mastery", "to mastery, k tokens", 1e-3, 0),
-    ("first success", "first success, k tokens", 1e-3, 0),
-    ("then to mastery", "then to mastery, k tokens", 1e-3, 0),
     ("replayed success", "replayed success", 1.0, 2),
     ("erroneous", "erroneous", 1.0, 2),
+)
+"""Measure, heading, factor, digits."""
+MORE_COLUMNS: Columns = (
+    ("area", "area", 1.0, 2),
+    ("first success", "first success, k tokens", 1e-3, 0),
+    ("then to mastery", "then to mastery, k tokens", 1e-3, 0),
     ("learnability", "learnability", 1.0, 2),
     ("AUC within", "AUC within", 1.0, 2),
     ("trained tokens", "trained, k tokens", 1e-3, 0),
     ("seconds", "seconds", 1.0, 0),
-    ("pass@k", "pass@k, k = samples", 1.0, 2),
 )
-"""Measure, heading, factor, digits."""
+"""Those of the second table of a setting."""
 
 
 def success_before(arms: Arms) -> list[float]:
@@ -176,11 +182,11 @@ def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
         f"Root success before training {text_of(start, digits=4)}, budget {results[0]['budget']:,} generated tokens, commits "
         f"{', '.join(sorted({one['commit'] for one in results}))}. ![curves]({plot})",
         "",
-        *table(arms, usual, best_baseline(arms, "area"), best_baseline(arms, "final success")),
+        *table(arms, usual, setting),
     ]
     if varied and OURS in arms:
-        lines += [f"`{OURS}` with one piece changed:", "", *table(arms, [OURS, *varied], OURS, OURS)]
-    return lines
+        lines += [f"`{OURS}` with one piece changed:", "", *table(arms, [OURS, *varied], setting)]
+    return [*lines, "More measures:", "", *more(arms, [*usual, *varied])]
 
 
 def summary(found: Mapping[Setting, Arms]) -> list[str]:
@@ -203,32 +209,49 @@ def summary(found: Mapping[Setting, Arms]) -> list[str]:
             ", ".join(names),
             ", ".join(ends[name] for name in names),
             ends[OURS],
-            *ratios(arms, OURS, fastest, highest),
+            *ratios(arms, fastest)[:2],
+            ratios(arms, highest)[2],
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
-def table(arms: Arms, names: Sequence[str], fastest: str | None, highest: str | None) -> list[str]:
-    """The measures of some arms, a row each, and their token ratios to two others."""
-    to_levels = [f"tokens to {level} / {fastest or 'baseline'}" for level in (HALFWAY, LEVEL)]
-    to_final = f"tokens to the final success of {highest or 'baseline'}"
-    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS), *to_levels, to_final]
+def table(arms: Arms, names: Sequence[str], setting: Setting) -> list[str]:
+    """The main measures of some arms, a row each, and the tokens of ours divided by theirs."""
+    heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS)]
+    heading += [f"tokens of `{OURS}` / its: to {HALFWAY}", f"to {LEVEL}", "to its final success"]
+    task, hardness = setting
+    falling = SETTINGS[task][hardness].falling
     lines = [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
     for arm in names:
-        found = measures([arms[arm][seed] for seed in sorted(arms[arm])])
-        cells = [f"{arm} (given solutions)" if with_solutions(arm) else arm, str(len(arms[arm]))]
-        cells += [text_of(found[name], scale, digits) for name, _, scale, digits in COLUMNS]
-        lines.append(f"| {' | '.join(cells + ratios(arms, arm, fastest, highest))} |")
+        notes = [
+            text for text, holds in (("given solutions", with_solutions(arm)), ("rate falls", arm in falling)) if holds
+        ]
+        cells = [f"{arm} ({', '.join(notes)})" if notes else arm, str(len(arms[arm])), *values(arms[arm], COLUMNS)]
+        lines.append(f"| {' | '.join(cells + ratios(arms, arm))} |")
     return [*lines, ""]
 
 
-def ratios(arms: Arms, arm: str, fastest: str | None, highest: str | None) -> list[str]:
-    """Its token ratios to the two arms: to both levels, and to the final success of the second."""
-    to = ((fastest, HALFWAY), (fastest, LEVEL), (highest, None))
+def more(arms: Arms, names: Sequence[str]) -> list[str]:
+    """The other measures of some arms, a row each."""
+    heading = ["arm", *(title for _, title, _, _ in MORE_COLUMNS)]
+    lines = [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
+    return [*lines, *(f"| {' | '.join([arm, *values(arms[arm], MORE_COLUMNS)])} |" for arm in names), ""]
+
+
+def values(seeds: Mapping[int, Result], columns: Columns) -> list[str]:
+    """The cells of one arm."""
+    found = measures([seeds[seed] for seed in sorted(seeds)])
+    return [text_of(found[name], scale, digits) for name, _, scale, digits in columns]
+
+
+def ratios(arms: Arms, arm: str) -> list[str]:
+    """The tokens of ours divided by those of an arm: to both levels, and to the arm's final success."""
+    if OURS not in arms or arm == OURS:
+        return ["-"] * 3
     return [
-        text_of(ratio_to(arms, arm, other, level), zero="other never") if other not in (None, arm) else "-"
-        for other, level in to
+        text_of(ratio_to(arms, OURS, arm, level), never="ours never", zero="arm never")
+        for level in (HALFWAY, LEVEL, None)
     ]
 
 
@@ -361,7 +384,8 @@ the largest area, and the one that ends highest. Its last three columns are rati
 of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success).
 
 Every row of the other tables is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over seeds. Success is
-the share of right responses to held-out problems, sampled from the root at temperature 1. An interval of fewer than {ENOUGH} seeds says
-little, and one seed has none: it says nothing about which arm is better. [bench/README.md](../README.md) explains the columns and how to
-rerun or continue the matrix.
+the share of right responses to held-out problems, sampled from the root at temperature 1. Mastery is {LEVEL}; its tokens are the median
+over seeds. The ratios of tokens are those of the mean curves: below 1 `{OURS}` is faster. "Arm never": the arm does not get there.
+"Rate falls": its learning rate does, over the run. An interval of fewer than {ENOUGH} seeds says little, and one seed has none: it says
+nothing about which arm is better. [bench/README.md](../README.md) explains the columns and how to rerun or continue the matrix.
 """
