@@ -4,79 +4,39 @@ Called by `bench/learning/__main__.py`. Invariant: no number without its interva
 without saying so.
 """
 
-import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.learning.measures import Curve, area, plain, tokens_to
+from bench.learning.measures import area, plain, tokens_to
 from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, SETTINGS, with_solutions
-from bench.learning.statistics import (
-    Interval,
-    mean_over_seeds,
-    median_over_seeds,
-    on_grid,
-    token_ratio,
-    tokens_to_mastery,
+from bench.learning.plots import draw, overview, panels_of
+from bench.learning.results import (
+    ENOUGH,
+    OURS,
+    Arms,
+    Result,
+    Setting,
+    average,
+    curve,
+    passes,
+    read_results,
+    success_before,
 )
+from bench.learning.statistics import Interval, mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
 from bench.report import Check, check, write
 from core.seeds import generator
 
-Result = dict[str, Any]
 BASELINES = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "oversampling", "oversampling_small")
-OURS = "learnability_small"
 OTHERS = ("value", "value_small", "uniform", "uniform_small", "success_prefix_small")
 """Rankings that ours must beat."""
-SHOWN = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "value_small", OURS)
-"""Arms of the plot that shows all settings."""
 LEVEL, HALFWAY = 0.8, 0.5
 """Held-out success that counts as mastery, and one for settings that no arm masters."""
-ENOUGH = 5
-"""Seeds from which a goal is judged."""
 HALF, FREE = 0.5, 1.05
 """Goals of the token ratio: medium and hard, and easy."""
-
-Setting = tuple[str, str]
-"""Task and hardness."""
-Arms = Mapping[str, Mapping[int, Result]]
-"""Arm -> seed -> result, of one setting."""
-Panel = tuple[Arms, str, str]
-"""One diagram of a plot: what it shows, its cost (`COSTS`) and its title; without a title it has no legend."""
-
-
-def read_results(folder: Path) -> dict[Setting, dict[str, dict[int, Result]]]:
-    """The arms of each setting, of all complete result files."""
-    found: dict[Setting, dict[str, dict[int, Result]]] = defaultdict(lambda: defaultdict(dict))
-    for path in sorted(folder.glob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        run = result["run"]
-        found[run["task"], run["hardness"]][run["arm"]][run["seed"]] = result
-    return {setting: dict(arms) for setting, arms in found.items()}
-
-
-def curve(result: Result, cost: str = "generated") -> Curve:
-    """Held-out success (pass@1) against generated tokens, or against `trained` tokens or `seconds`."""
-    rows = result["rows"]
-    return Curve([row[cost] for row in rows], [row["pass@1"]["mean"] for row in rows])
-
-
-def average(result: Result, name: str) -> float:
-    """Mean of a column over a run's evaluations; NaN if it has no value anywhere."""
-    known = [row[name] for row in result["rows"] if row.get(name) is not None]
-    return sum(known) / len(known) if known else math.nan
-
-
-def passes(result: Result) -> float:
-    """pass@k after training, with the largest k."""
-    final = result["final"]
-    return float(
-        final[max((name for name in final if name.startswith("pass@")), key=lambda name: int(name[5:]))]["mean"]
-    )
 
 
 def measures(results: Sequence[Result]) -> dict[str, Interval]:
@@ -146,6 +106,7 @@ def text_of(
 
 
 Columns = Sequence[tuple[str, str, float, int]]
+"""Measure, heading, factor, digits."""
 COLUMNS: Columns = (
     ("final success", "final success", 1.0, 2),
     ("pass@k", "pass@k, k = samples", 1.0, 2),
@@ -154,7 +115,6 @@ COLUMNS: Columns = (
     ("replayed success", "replayed success", 1.0, 2),
     ("erroneous", "erroneous", 1.0, 2),
 )
-"""Measure, heading, factor, digits."""
 MORE_COLUMNS: Columns = (
     ("area", "area", 1.0, 2),
     ("first success", "first success, k tokens", 1e-3, 0),
@@ -165,11 +125,6 @@ MORE_COLUMNS: Columns = (
     ("seconds", "seconds", 1.0, 0),
 )
 """Those of the second table of a setting."""
-
-
-def success_before(arms: Arms) -> list[float]:
-    """Held-out success of every run before training."""
-    return [one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()]
 
 
 def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
@@ -287,75 +242,6 @@ def goals(setting: Setting, arms: Arms) -> list[Check]:
         name = f"{title}: erroneous replayed states of {OURS} / value"
         checks.append(check(name, wrong[0] / wrong[1], "ratio", "<=", HALF, baseline=1.0))
     return checks
-
-
-COSTS = {
-    "generated": ("thousand generated tokens", 1000.0),
-    "trained": ("thousand trained tokens", 1000.0),
-    "seconds": ("seconds", 1.0),
-}
-"""What a run costs: axis of a plot and its unit."""
-
-
-def panels_of(setting: Setting, arms: Arms) -> list[Panel]:
-    """One setting against each cost, without the ablations."""
-    shown = {arm: seeds for arm, seeds in arms.items() if arm not in ABLATIONS}
-    return [(shown, cost, "" if at else ", ".join(setting)) for at, cost in enumerate(COSTS)]
-
-
-def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
-    """Every setting against generated tokens; only the arms `SHOWN` that have `ENOUGH` seeds."""
-    panels: list[Panel] = []
-    for setting, arms in found.items():
-        chosen = {arm: seeds for arm, seeds in arms.items() if len(seeds) >= ENOUGH and arm in SHOWN}
-        if chosen:
-            start = np.mean(success_before(chosen))
-            title = f"{', '.join(setting)} (root success {start:.1g} at the start)"
-            panels.append((chosen, "generated", title))
-    return panels
-
-
-def draw(panels: Sequence[Panel], path: Path) -> None:
-    """The mean curves with their intervals over seeds, three side by side; no file without a panel."""
-    from matplotlib.figure import Figure
-
-    if not panels:
-        return
-    rows = math.ceil(len(panels) / len(COSTS))
-    figure = Figure(figsize=(5.0 * min(len(panels), len(COSTS)), 4.2 * rows), layout="constrained")
-    for at, (arms, cost, title) in enumerate(panels, 1):
-        panel = figure.add_subplot(rows, min(len(panels), len(COSTS)), at)
-        _curves(panel, arms, cost)
-        if title:
-            panel.set(title=title)
-            panel.legend(fontsize=7, title="arm (seeds)", title_fontsize=7)
-        if at % len(COSTS) == 1:
-            panel.set(ylabel="held-out success")
-    figure.savefig(path, dpi=80)
-
-
-FAMILIES = list(dict.fromkeys(arm.removesuffix("_small") for arm in (OURS, *SHOWN, *ARMS)))
-"""Arms that have one color in all panels: where both batches are arms, the line of the small one is dotted."""
-
-
-def _curves(panel: Any, arms: Arms, cost: str) -> None:
-    from matplotlib import color_sequences
-
-    shades = color_sequences["tab20"]
-    colors = [*shades[::2], *shades[1::2]]  # the ten strong ones first
-    title, unit = COSTS[cost]
-    for arm in (one for one in ARMS if one in arms):
-        curves = [curve(one, cost) for one in arms[arm].values()]
-        grid = np.linspace(0.0, max(one.tokens[-1] for one in curves), 61)
-        each = np.array([on_grid(one, grid) for one in curves])
-        picks = generator(0, "plot", arm).integers(0, len(each), (500, len(each)))
-        low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975], axis=0)
-        usual = arm.removesuffix("_small")
-        style = "--" if with_solutions(arm) else ":" if arm != usual in ARMS else "-"
-        color = colors[FAMILIES.index(usual) % len(colors)]
-        panel.plot(grid / unit, each.mean(axis=0), style, color=color, label=f"{arm} ({len(each)})")
-        panel.fill_between(grid / unit, low, high, color=color, alpha=0.12, linewidth=0)
-    panel.set(xlabel=title, ylim=(0, 1))
 
 
 def write_page(folder: Path, *, quick: bool) -> None:

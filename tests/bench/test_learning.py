@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.learning import page
+from bench.learning import page, plots, results
 from bench.learning.matrix import pending
 from bench.learning.measures import Curve, area, learnability, plain, tokens_to
 from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, SETTINGS, Run, configuration, matrix
@@ -139,17 +139,17 @@ def result(arm: str, seed: int, curve: Curve, erroneous: float | None) -> str:
 
 def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     for seed in range(1, 6):
-        (tmp_path / f"a{seed}.json").write_text(result(page.OURS, seed, FAST, 0.25))
+        (tmp_path / f"a{seed}.json").write_text(result(results.OURS, seed, FAST, 0.25))
         (tmp_path / f"d{seed}.json").write_text(result("value", seed, Curve([0, 200], [0.0, 0.1]), 0.75))
         (tmp_path / f"b{seed}.json").write_text(result("ppo", seed, SLOW, None))
         (tmp_path / f"c{seed}.json").write_text(result("grpo", seed, Curve([0, 199, 200], [0.0, 0.0, 0.9]), None))
-    arms = page.read_results(tmp_path)["rule", "hard"]
+    arms = results.read_results(tmp_path)["rule", "hard"]
     assert [page.best_baseline(arms, measure) for measure in ("area", "final success")] == ["ppo", "grpo"]
     table, more = "\n".join(page.section(("rule", "hard"), arms, "x.png")).split("More measures:")
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
     ours = "| 5 | 0.80 (0.80 to 0.80) | 0.90 (0.90 to 0.90) |"  # final success, pass@k
-    assert ours in rows[page.OURS]
-    assert rows[page.OURS].endswith("| 0.25 (0.25 to 0.25) | - | - | - |")  # erroneous
+    assert ours in rows[results.OURS]
+    assert rows[results.OURS].endswith("| 0.25 (0.25 to 0.25) | - | - | - |")  # erroneous
     assert rows["ppo"].endswith("| 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) |")
     never = "arm never (arm never to arm never)"
     assert rows["value"].endswith(f"| {never} | {never} | 0.06 (0.06 to 0.06) |")  # at 0.1 after 12.5 instead of 200
@@ -170,12 +170,12 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     # a third of the erroneous states of `value`
     assert [check.value for check in checks] == [math.inf, math.inf, 0.5, 0.5, 0.0, 0.0, 1 / 3]
     assert [check.ok for check in checks] == [False, False, True, True, True, True, True]
-    page.draw(page.panels_of(("rule", "hard"), arms), tmp_path / "x.png")
+    plots.draw(plots.panels_of(("rule", "hard"), arms), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert page.curve(arms["ppo"][1], "trained").tokens == [0, 200, 400]
-    page.draw(page.overview({("rule", "hard"): arms}), tmp_path / "all.png")
+    assert results.curve(arms["ppo"][1], "trained").tokens == [0, 200, 400]
+    plots.draw(plots.overview({("rule", "hard"): arms}), tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
-    del arms[page.OURS][5]
+    del arms[results.OURS][5]
     assert page.goals(("rule", "hard"), arms) == []  # four seeds are too few
 
 
