@@ -3,6 +3,7 @@
 Invariant: no actor is started and no model is built; the output says what was not checked.
 """
 
+import contextlib
 import os
 from argparse import Namespace
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from commands.options import configuration
 from commands.reward_model import preferences
 from commands.sft import dialogues
 from core.config import ClusterConfig, Config, task_sources
+from core.errors import DataError
 from core.load import dump_config
 from core.plan import (
     BatchPlan,
@@ -34,7 +36,7 @@ from core.seeds import derive
 from core.startup import check_reachable, named_address
 from tasks.judging import check_judges
 from tasks.kinds import task_items
-from tasks.problems import Item
+from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import check_methods, open_tool, rollout_settings
@@ -117,12 +119,19 @@ def check_model_and_data(config: Config) -> str:
     for label, _, source in task_sources(config.task):
         own = [item for item in (*items.train, *items.evaluation) if item.source == label]
         head = [f"{label}: {len(own)} problems"] if label else []
-        lines += [*head, _first_prompt(own[0]), check_judges(source, own, located(config.reward_model))]
+        lines += [
+            *head,
+            _first_prompt(own[0], task.tokenizer if task else None),
+            check_judges(source, own, located(config.reward_model)),
+        ]
     return "\n".join(lines)
 
 
-def _first_prompt(item: Item) -> str:
-    """The first prompt, without a tokenizer's chat template."""
+def _first_prompt(item: Item, tokenizer: Tokenizer | None) -> str:
+    """The first prompt as the model reads it, with the chat template; without a tokenizer, or if that refuses it, its text."""
+    if tokenizer is not None:
+        with contextlib.suppress(DataError):  # listed with the bad rows
+            return f"first prompt, as the model reads it: {tokenizer.decode(render_item(tokenizer, item))!r}"
     if item.messages:
         return f"first prompt: {[asdict(message) for message in item.form.messages(item.messages)]}"
     return f"first prompt: {item.form.text(item.prompt)!r}"

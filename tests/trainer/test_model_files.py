@@ -133,6 +133,15 @@ def test_what_is_left_out_is_said_by_check_and_by_every_run(tmp_path: Path, caps
         assert capsys.readouterr().out == f"data: 9 {told}\n"
 
 
+def test_check_shows_the_first_prompt_as_the_model_reads_it(tmp_path: Path) -> None:
+    config = text_recipe(tmp_path, [{"question": f"{i}+0?", "answer": f"#### {i}"} for i in range(4)])
+    assert "first prompt, as the model reads it: '1+0?'" in check_model_and_data(config)
+    tokenizer = load_tokenizer(config.model.path)
+    tokenizer.chat_template = "<{{ messages[0]['content'] }}>"
+    tokenizer.save_pretrained(config.model.path)
+    assert "first prompt, as the model reads it: '<1+0?>'" in check_model_and_data(config)
+
+
 def test_canonical_replay_needs_a_canonical_solution(tmp_path: Path) -> None:
     rows = [{"question": f"{i} + 0?", "answer": f"{'so ' * 8}\n#### {i}"} for i in range(4)]  # over 20 tokens
     config = override(text_recipe(tmp_path, rows), ["--replay.canonical", "true"])
