@@ -143,16 +143,14 @@ def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
     ]
     if varied and OURS in arms:
         lines += [f"`{OURS}` with one piece changed:", "", *table(arms, [OURS, *varied], setting)]
-    return [*lines, "More measures:", "", *more(arms, [*usual, *varied])]
+    return [*lines, "More measures:", "", *more_measures(arms, [*usual, *varied])]
 
 
 def summary(found: Mapping[Setting, Arms]) -> list[str]:
     """Where replay pays: ours against the best baselines, a row per setting that has both."""
-    lines = [
-        f"| setting | root success | best baselines | their final success | `{OURS}` | tokens to {HALFWAY} | tokens to {LEVEL} "
-        "| tokens to their final success |",
-        f"|{'---|' * 8}",
-    ]
+    heading = ["setting", "root success", "best baselines", "their final success", f"`{OURS}`"]
+    heading += [f"tokens to {HALFWAY}", f"tokens to {LEVEL}", "tokens to their final success"]
+    rows = []
     for setting, arms in found.items():
         fastest, highest = best_baseline(arms, "area"), best_baseline(arms, "final success")
         if OURS not in arms or fastest is None or highest is None:
@@ -160,7 +158,7 @@ def summary(found: Mapping[Setting, Arms]) -> list[str]:
         names = dict.fromkeys((fastest, highest))
         ends = {name: text_of(measures(list(arms[name].values()))["final success"]) for name in (*names, OURS)}
         before = mean_over_seeds(success_before(arms), generator(0, "bench.learning"))
-        cells = [
+        row = [
             f"{', '.join(setting)} ({len(arms[OURS])} seeds)",
             text_of(before, digits=4),
             ", ".join(names),
@@ -169,8 +167,8 @@ def summary(found: Mapping[Setting, Arms]) -> list[str]:
             *ratios(arms, fastest)[:2],
             ratios(arms, highest)[2],
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+        rows.append(row)
+    return grid(heading, rows)
 
 
 def table(arms: Arms, names: Sequence[str], setting: Setting) -> list[str]:
@@ -179,25 +177,28 @@ def table(arms: Arms, names: Sequence[str], setting: Setting) -> list[str]:
     heading += [f"tokens of `{OURS}` / its: to {HALFWAY}", f"to {LEVEL}", "to its final success"]
     task, hardness = setting
     falling = SETTINGS[task][hardness].falling
-    lines = [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
+    rows = []
     for arm in names:
-        notes = [
-            text for text, holds in (("given solutions", with_solutions(arm)), ("rate falls", arm in falling)) if holds
-        ]
-        cells = [f"{arm} ({', '.join(notes)})" if notes else arm, str(len(arms[arm])), *values(arms[arm], COLUMNS)]
-        lines.append(f"| {' | '.join(cells + ratios(arms, arm))} |")
-    return [*lines, ""]
+        notes = ["given solutions"] * with_solutions(arm) + ["rate falls"] * (arm in falling)
+        title = f"{arm} ({', '.join(notes)})" if notes else arm
+        rows.append([title, str(len(arms[arm])), *cells(arms[arm], COLUMNS), *ratios(arms, arm)])
+    return grid(heading, rows)
 
 
-def more(arms: Arms, names: Sequence[str]) -> list[str]:
+def more_measures(arms: Arms, names: Sequence[str]) -> list[str]:
     """The other measures of some arms, a row each."""
     heading = ["arm", *(title for _, title, _, _ in MORE_COLUMNS)]
-    lines = [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
-    return [*lines, *(f"| {' | '.join([arm, *values(arms[arm], MORE_COLUMNS)])} |" for arm in names), ""]
+    return grid(heading, [[arm, *cells(arms[arm], MORE_COLUMNS)] for arm in names])
 
 
-def values(seeds: Mapping[int, Result], columns: Columns) -> list[str]:
-    """The cells of one arm."""
+def grid(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = [" | ".join(heading), " | ".join(["---"] * len(heading)), *(" | ".join(row) for row in rows)]
+    return [*(f"| {line} |" for line in lines), ""]
+
+
+def cells(seeds: Mapping[int, Result], columns: Columns) -> list[str]:
+    """The measures of one arm as text."""
     found = measures([seeds[seed] for seed in sorted(seeds)])
     return [text_of(found[name], scale, digits) for name, _, scale, digits in columns]
 
