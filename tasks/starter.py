@@ -22,7 +22,7 @@ from tasks.corpus import Corpus, synthetic_corpus, text_corpus
 from tasks.kinds import KINDS, task_items
 from tasks.problems import Tokenizer, prompt_form
 
-FORMAT = 2
+FORMAT = 3
 """Part of the cache key: raise it when a change of the code makes another model from the same settings."""
 CONTEXT = 2048
 """Positions of the model. Unused positions cost nothing with rotary embeddings."""

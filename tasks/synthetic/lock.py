@@ -8,6 +8,8 @@ traps. The response writes one line per press, the button and the new position, 
     *q
     open
 
+All generated locks open at `a`, so what one teaches about a position helps in the others. The checker takes any position.
+
 A wrong position, a trap, or more than `PRESSES` presses fail: the lock can no longer be opened. Most wrong presses cannot be undone,
 so the task tests replay. Called by `tasks/kinds.py` (`LOCK`) and `tasks/judge_worker.py` (`verify_lock`). Invariant: the prefix check
 is exact. It is true if and only if some continuation of the text is judged correct.
@@ -27,6 +29,9 @@ from tasks.synthetic.generated import Puzzle, can_follow, wrong
 LETTERS = "abcdefghijklmnopqrst"
 """The positions, by their numbers: a position is one token, which small models need to learn the way."""
 POSITIONS = len(LETTERS)
+GOAL = 0
+"""Where generated locks open. Were it anywhere, the right button would depend on the position and the goal at once, and a starter of
+0.1 M parameters would hardly learn it."""
 TRAPS = 6
 PRESSES = 8
 """Most presses of one response."""
@@ -34,7 +39,7 @@ BUTTONS = {"+": lambda x: (x + 7) % POSITIONS, "-": lambda x: (x - 4) % POSITION
 OPEN = "open"
 FAR = PRESSES + 1
 LOCK_TRIES = 400
-"""Attempts to draw a lock of a given length: only one position in forty needs six presses."""
+"""Attempts to draw a lock of a given length: only one position in twenty needs six presses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +151,12 @@ def verify_lock(text: str, response: str) -> Verdict:
 def _draw(rng: np.random.Generator, operations: int) -> str:
     """A random lock whose shortest solution has that many presses. Raises DataError when none is found."""
     for _ in range(LOCK_TRIES):
-        places = [int(place) for place in rng.permutation(POSITIONS)]
-        traps, goal = frozenset(places[:TRAPS]), places[TRAPS]
-        far = distances(goal, traps)
+        places = [int(place) for place in rng.permutation(POSITIONS) if place != GOAL]
+        traps = frozenset(places[:TRAPS])
+        far = distances(GOAL, traps)
         starts = [start for start in places[TRAPS:] if far[start] == operations]
         if starts:
-            return f"{LETTERS[starts[0]]}>{LETTERS[goal]}!{''.join(LETTERS[trap] for trap in sorted(traps))}"
+            return f"{LETTERS[starts[0]]}>{LETTERS[GOAL]}!{''.join(LETTERS[trap] for trap in sorted(traps))}"
     raise DataError(f"task lock: no lock with a shortest way of {operations} presses; lower task.max_operations to 6")
 
 
