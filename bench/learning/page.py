@@ -50,6 +50,7 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
         "erroneous": [average(one, "erroneous_share") for one in results],
         "learnability": [average(one, "learnability") for one in results],
         "AUC within": [average(one, "value_auc_within") for one in results],
+        "KL": [average(one, "kl") for one in results],
         "seconds": [one["final"]["seconds"] for one in results],
         "trained tokens": [one["final"]["trained"] for one in results],
     }
@@ -121,6 +122,7 @@ MORE_COLUMNS: Columns = (
     ("then to mastery", f"then to {LEVEL}, k tokens", 1e-3, 0),
     ("learnability", "learnability", 1.0, 2),
     ("AUC within", "AUC within", 1.0, 2),
+    ("KL", "KL", 1.0, 4),
     ("trained tokens", "trained, k tokens", 1e-3, 0),
     ("seconds", "seconds", 1.0, 0),
 )
@@ -238,9 +240,10 @@ def goals(setting: Setting, arms: Arms) -> list[Check]:
         )
         name = f"{title}: pass@k of {OURS} less that of {highest}, upper end of its interval"
         checks.append(check(name, lost.high, "share", ">=", 0.0))
-    if min(len(arms.get("value", {})), len(arms[OURS])) >= ENOUGH:
-        wrong = [measures(list(arms[arm].values()))["erroneous"].value for arm in (OURS, "value")]
-        name = f"{title}: erroneous replayed states of {OURS} / value"
+    value = "value" if "value" in arms else "value_small"
+    if min(len(arms.get(value, {})), len(arms[OURS])) >= ENOUGH:
+        wrong = [measures(list(arms[arm].values()))["erroneous"].value for arm in (OURS, value)]
+        name = f"{title}: erroneous replayed states of {OURS} / {value}"
         checks.append(check(name, wrong[0] / wrong[1], "ratio", "<=", HALF, baseline=1.0))
     return checks
 

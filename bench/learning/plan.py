@@ -171,7 +171,9 @@ def stories(steps: int, tokens: int, rate: float, falling: Mapping[str, int]) ->
 def lock(presses: int, tokens: int) -> Setting:
     """The lock, by the presses of its shortest way. Up to 8 presses of 3 tokens are allowed, and a word."""
     fields = level("lock", range(presses, presses + 1), 2048, 64, 12, 30)
-    return Setting({**fields, **_guessing(6, 1000), "learner.policy_lr": 1e-3, "algorithm.kl_coefficient": 0.1}, tokens)
+    return Setting(
+        {**fields, **_guessing(6, 1000), "learner.policy_lr": 1.4e-3, "algorithm.kl_coefficient": 0.1}, tokens
+    )
 
 
 def countdown(operations: int, tokens: int) -> Setting:
@@ -208,7 +210,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         ),
         "hard": stories(6, 1_000_000, 7e-4, {}),
     },
-    "lock": {"easy": lock(1, 600_000), "medium": lock(4, 800_000), "hard": lock(6, 1_000_000)},
+    "lock": {"easy": lock(1, 150_000), "medium": lock(4, 600_000), "hard": lock(6, 1_000_000)},
     "countdown": {
         "easy": countdown(2, 400_000),
         "medium": countdown(4, 800_000),
