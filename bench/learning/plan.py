@@ -48,9 +48,12 @@ ABLATIONS: Mapping[str, Fields] = {
     "on_top_ratio_0.125": {**_ON_TOP, "rollout.starts": 9, "replay.ratio": 0.125},
     "on_top_ratio_0.25": {**_ON_TOP, "rollout.starts": 11, "replay.ratio": 0.25},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
+    "on_top_adam_epsilon": {**_ON_TOP, "learner.adam_epsilon": 1e-8},
+    "on_top_adam": {**_ON_TOP, "learner.adam_epsilon": 1e-8, "learner.adam_beta2": 0.999},
 }
 """`learnability_small` with one piece changed, at the medium setting only: with `ratio_0.125`, `ratio_0.25` and `ratio_0.8` 8 fresh
-problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone."""
+problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone. `adam`: its usual settings, and
+`adam_epsilon`: its usual epsilon."""
 
 ARMS: Mapping[str, Fields] = {
     "ppo": FROM_ROOT,
@@ -59,8 +62,10 @@ ARMS: Mapping[str, Fields] = {
     "ppo_falling": {**_GROWING, **_EMPTY},
     "ppo_kl": {**_ON_TOP, **_EMPTY},
     "grpo": {**FROM_ROOT, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
+    "grpo_kl": {**_ON_TOP, **_EMPTY, "algorithm.estimator": "grpo"},
     "oversampling": {**FROM_ROOT, "task.sampling": "hard"},
     "oversampling_small": {**FROM_ROOT, "task.sampling": "hard", **_SMALL},
+    "oversampling_kl": {**_ON_TOP, **_EMPTY, "task.sampling": "hard"},
     "uniform": {"replay.ranking": "uniform"},
     "uniform_small": ranked("uniform"),
     "value": {"replay.ranking": "value"},
@@ -72,13 +77,17 @@ ARMS: Mapping[str, Fields] = {
     "frontier_small": ranked("frontier"),
     "learnability_small": ranked("learnability"),
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
-    "frontier_canonical": {"replay.ranking": "frontier", **CANONICAL},
+    "value_canonical": {**ranked("value"), **CANONICAL},
     "learnability_canonical": {**ranked("learnability"), **CANONICAL},
     **ABLATIONS,
 }
 """The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
 of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
-(`Setting.falling`); `ppo_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given canonical solutions are reported apart (`with_solutions`)."""
+(`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
+canonical solutions are reported apart (`with_solutions`)."""
+
+RANKED = tuple(arm for arm, fields in ARMS.items() if fields.get("replay.ranking") and fields.items() >= _KL.items())
+"""Arms with the batch and the KL of ours, and replayed states."""
 
 COMMON: Fields = {
     "starter.hidden_size": 64,
@@ -123,6 +132,12 @@ class Setting:
         return {"learner.schedule": "linear", "run.iterations": self.falling[arm]} if arm in self.falling else {}
 
 
+def falling(without: int, replaying: int, **others: int) -> Mapping[str, int]:
+    """`Setting.falling`: one number for all arms with our batch and KL and nothing to replay, one for all that replay."""
+    alone = ("ppo_falling", "ppo_kl", "grpo_kl", "oversampling_kl")
+    return {**dict.fromkeys(alone, without), **dict.fromkeys(RANKED, replaying), **others}
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One training run."""
@@ -162,10 +177,10 @@ def rule(lines: int, problems: int, held_out: int, tokens: int, rate: float) -> 
     return Setting({**fields, **_guessing(9, 800), "learner.policy_lr": rate}, tokens)
 
 
-def stories(steps: int, tokens: int, rate: float, falling: Mapping[str, int]) -> Setting:
+def stories(steps: int, tokens: int, rate: float, falls: Mapping[str, int]) -> Setting:
     """Word problems: a sentence is at most 6 tokens, a line of the response at most 8."""
     fields = level("stories", range(steps, steps + 1), 4096, 64, 10 + 6 * steps, 8 * steps + 6)
-    return Setting({**fields, **_guessing(8, 1000), "learner.policy_lr": rate}, tokens, falling)
+    return Setting({**fields, **_guessing(8, 1000), "learner.policy_lr": rate}, tokens, falls)
 
 
 def lock(presses: int, tokens: int) -> Setting:
@@ -201,13 +216,8 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "hard": rule(7, 4096, 64, 1_000_000, 5e-4),
     },
     "stories": {
-        "easy": stories(2, 300_000, 7e-4, {"ppo": 105, "ppo_falling": 290, "ppo_kl": 290, "learnability_small": 220}),
-        "medium": stories(
-            4,
-            700_000,
-            7e-4,
-            {"ppo_falling": 390, "ppo_kl": 390, "learnability_small": 300, "value_small": 300, "uniform_small": 300},
-        ),
+        "easy": stories(2, 300_000, 7e-4, falling(290, 220, ppo=105)),
+        "medium": stories(4, 700_000, 7e-4, falling(390, 300)),
         "hard": stories(6, 1_000_000, 7e-4, {}),
     },
     "lock": {"easy": lock(1, 150_000), "medium": lock(4, 600_000), "hard": lock(6, 1_000_000)},
@@ -222,7 +232,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "hard": arithmetic(range(11, 13), 1_500_000),
     },
 }
-"""The tasks at their hardnesses. Learning rates were tuned for rule only (bench/README.md)."""
+"""The tasks at their hardnesses. Learning rates were tuned for rule, stories and lock (bench/tuning.md)."""
 
 
 def configuration(run: Run, folder: Path, changes: Fields) -> Config:

@@ -50,5 +50,7 @@ def passes(result: Result) -> float:
 
 
 def success_before(arms: Arms) -> list[float]:
-    """Held-out success of every run before training."""
-    return [one["rows"][0]["pass@1"]["mean"] for seeds in arms.values() for one in seeds.values()]
+    """Held-out success before training, one value per seed: its runs all start from the same model."""
+    seeds = sorted({seed for found in arms.values() for seed in found})
+    runs = {seed: [found[seed] for found in arms.values() if seed in found] for seed in seeds}
+    return [sum(one["rows"][0]["pass@1"]["mean"] for one in found) / len(found) for found in runs.values()]
