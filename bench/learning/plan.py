@@ -76,6 +76,7 @@ ARMS: Mapping[str, Fields] = {
     "frontier": {"replay.ranking": "frontier"},
     "frontier_small": ranked("frontier"),
     "learnability_small": ranked("learnability"),
+    "learnability_grpo": {**ranked("learnability"), "algorithm.estimator": "grpo"},
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
     "value_canonical": {**ranked("value"), **CANONICAL},
     "learnability_canonical": {**ranked("learnability"), **CANONICAL},
@@ -84,9 +85,10 @@ ARMS: Mapping[str, Fields] = {
 """The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
 of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
 (`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
-canonical solutions are reported apart (`with_solutions`)."""
+canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic; `grpo_kl` is the
+same without replay."""
 
-RANKED = tuple(arm for arm, fields in ARMS.items() if fields.get("replay.ranking") and fields.items() >= _KL.items())
+REPLAYING = tuple(arm for arm, fields in ARMS.items() if fields.get("replay.ranking") and fields.items() >= _KL.items())
 """Arms with the batch and the KL of ours, and replayed states."""
 
 COMMON: Fields = {
@@ -135,7 +137,7 @@ class Setting:
 def falling(without: int, replaying: int, **others: int) -> Mapping[str, int]:
     """`Setting.falling`: one number for all arms with our batch and KL and nothing to replay, one for all that replay."""
     alone = ("ppo_falling", "ppo_kl", "grpo_kl", "oversampling_kl")
-    return {**dict.fromkeys(alone, without), **dict.fromkeys(RANKED, replaying), **others}
+    return {**dict.fromkeys(alone, without), **dict.fromkeys(REPLAYING, replaying), **others}
 
 
 @dataclass(frozen=True, slots=True)

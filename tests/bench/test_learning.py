@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.learning import page, plots, results
 from bench.learning.matrix import pending
 from bench.learning.measures import Curve, area, learnability, plain, tokens_to
-from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, RANKED, SETTINGS, Run, configuration, matrix
+from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, REPLAYING, SETTINGS, Run, configuration, matrix
 from bench.learning.statistics import mean_over_seeds, median_over_seeds, token_ratio, tokens_to_mastery
 from core.plan import batch_plan
 from trainer.build import check_methods
@@ -105,16 +105,17 @@ def test_arms_differ_only_where_rollouts_start_and_in_the_kl_that_holds_the_root
     assert {name for name in other if other[name] != plain_one[name]} == {"replay", "rollout", "algorithm"}
     assert {**plain_one["algorithm"], "kl_coefficient": 0.2, "kl_schedule": "unsolved"} == other["algorithm"]
     assert {**plain_one["rollout"], "starts": 16} == other["rollout"]
-    assert len(RANKED) > 4
+    assert len(REPLAYING) > 4
     for task, hardnesses in SETTINGS.items():
         for hardness in hardnesses:
             ours, *others = (
                 configuration(Run(task, hardness, arm, 3), Path("runs"), {}).model_dump()
-                for arm in ("learnability_small", *RANKED)
+                for arm in ("learnability_small", *REPLAYING)
             )
             for one in others:
                 kept = {name: ours["replay"][name] for name in ("ranking", "canonical")}
-                assert {**one, "replay": {**one["replay"], **kept}} == ours
+                algorithm = {**one["algorithm"], "estimator": ours["algorithm"]["estimator"]}
+                assert {**one, "replay": {**one["replay"], **kept}, "algorithm": algorithm} == ours
     changed = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {"learner.policy_lr": "2e-4"})
     assert changed.learner.policy_lr == 2e-4
 
