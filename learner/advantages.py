@@ -55,19 +55,11 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def normalised(
-    advantages: Tensor, mask: Tensor, replayed: Tensor, how: Normalise, bound: float | None = None
-) -> Tensor:
-    """Advantages [B, T] whitened over the batch, or over fresh and replayed rows apart (`replayed` [B] bool), or unchanged.
-
-    Whitened ones are cut to `bound` deviations. Without a bound, the one failure of n rollouts is about sqrt(n) deviations away: a
-    policy that has nearly mastered its problems then takes its largest steps where it fails by chance.
-    """
+def normalised(advantages: Tensor, mask: Tensor, replayed: Tensor, how: Normalise) -> Tensor:
+    """Advantages [B, T] whitened over the batch, or over fresh and replayed rows apart (`replayed` [B] bool), or unchanged."""
     if how == "none":
         return torch.where(mask, advantages, 0.0)
     if how == "global":
-        white = whiten(advantages, mask)
-    else:
-        rows = replayed[:, None]
-        white = torch.where(rows, whiten(advantages, mask & rows), whiten(advantages, mask & ~rows))
-    return white if bound is None else white.clamp(-bound, bound)
+        return whiten(advantages, mask)
+    rows = replayed[:, None]
+    return torch.where(rows, whiten(advantages, mask & rows), whiten(advantages, mask & ~rows))

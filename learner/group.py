@@ -21,7 +21,7 @@ from learner.calibration import every_token
 from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, Ranks
 from learner.distributed.worker import RankWorker
-from learner.losses import adapted_coefficient
+from learner.losses import adapted_coefficient, faded_coefficient
 from learner.packing.assign import Assignment, assign_steps, assign_trees
 from learner.packing.batch import (
     Row,
@@ -158,11 +158,11 @@ class LearnerGroup:
         `max_skipped_steps` in a row were skipped.
 
         `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved, and no `kl_target`,
-        the weight of the KL is multiplied by it.
+        the weight of the KL follows it (`faded_coefficient`).
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
-        kl = state.kl_coefficient * (unsolved if self._algorithm.kl_fades else 1.0)
+        kl = faded_coefficient(state.kl_coefficient, unsolved) if self._algorithm.kl_fades else state.kl_coefficient
         changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
         algorithm = self._algorithm.model_copy(update=changed)
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._longest)

@@ -18,6 +18,8 @@ K3_RATIO = 10.0
 """Where the reference gives a token more than 10 times the policy's probability, k3 goes on as its tangent there."""
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 = 4.9e8 is far beyond every clip and cannot overflow."""
+LEAST_KL = 0.1
+"""Share of the KL coefficient that never fades. At 0 policies that had mastered a task lost it again (docs/learner.md, Rare failures)."""
 
 
 def ratio(log_new: Tensor, log_old: Tensor) -> Tensor:
@@ -82,6 +84,11 @@ def adapted_coefficient(coefficient: float, measured: float, target: float, hori
     """
     error = min(0.2, max(-0.2, measured / target - 1.0))
     return coefficient * (1.0 + error * samples / horizon)
+
+
+def faded_coefficient(coefficient: float, unsolved: float) -> float:
+    """The KL coefficient where a share `unsolved` (0 to 1) of the fresh problems has no success; at least `LEAST_KL` of it."""
+    return coefficient * max(unsolved, LEAST_KL)
 
 
 def aggregation_weights(mask: Tensor, how: Aggregation, longest: int = 0) -> Tensor:

@@ -221,7 +221,7 @@ def _advantages(
         varied = _rewards_vary(totals, in_loss, sources)
     mask = mask & varied[:, None]
     if estimator.whitened:
-        advantages = normalised(advantages, mask, replayed, config.normalise, config.advantage_bound)
+        advantages = normalised(advantages, mask, replayed, config.normalise)
     return torch.where(mask, advantages, 0.0), varied if estimator.needs_groups else every
 
 

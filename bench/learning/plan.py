@@ -48,7 +48,6 @@ ABLATIONS: Mapping[str, Fields] = {
     "on_top_ratio_0.125": {**_ON_TOP, "rollout.starts": 9, "replay.ratio": 0.125},
     "on_top_ratio_0.25": {**_ON_TOP, "rollout.starts": 11, "replay.ratio": 0.25},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
-    "on_top_bound": {**_ON_TOP, "algorithm.advantage_bound": 3.0},
     "on_top_adam_epsilon": {**_ON_TOP, "learner.adam_epsilon": 1e-8},
     "on_top_adam": {**_ON_TOP, "learner.adam_epsilon": 1e-8, "learner.adam_beta2": 0.999},
 }

@@ -46,8 +46,6 @@ class AlgorithmConfig(Section):
     """GAE lambda of the critic's targets."""
     normalise: Literal["global", "per_source", "none"] = "per_source"
     """Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and replayed rows separately, or none."""
-    advantage_bound: Annotated[float | None, Field(ge=1)] = None
-    """Whitened advantages are cut to -advantage_bound ... advantage_bound deviations; none: never. One failure among 128 successes is 11 deviations away."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """PPO clip below: ratio >= 1 - clip_low."""
     clip_high: Positive = 0.2
@@ -67,7 +65,7 @@ class AlgorithmConfig(Section):
     kl_target: Annotated[float | None, Field(gt=0)] = None
     """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: as kl_schedule says."""
     kl_schedule: Literal["constant", "unsolved"] = "unsolved"
-    """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails."""
+    """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails, but never less than a tenth of it."""
     kl_horizon: Count = 10_000
     """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"

@@ -9,6 +9,7 @@ from learner.losses import (
     KlEstimator,
     adapted_coefficient,
     aggregation_weights,
+    faded_coefficient,
     kl,
     masked_importance,
     of_sequences,
@@ -106,6 +107,10 @@ def test_the_kl_coefficient_follows_its_target() -> None:
     assert adapted_coefficient(0.1, 0.02, 0.01, 100, 50) == pytest.approx(0.11)
     assert adapted_coefficient(0.1, 0.009, 0.01, 100, 50) == pytest.approx(0.095)
     assert adapted_coefficient(0.1, 0.01, 0.01, 100, 50) == pytest.approx(0.1)
+
+
+def test_the_kl_coefficient_fades_to_a_tenth() -> None:
+    assert [faded_coefficient(0.2, share) for share in (1.0, 0.5, 0.0)] == pytest.approx([0.2, 0.1, 0.02])
 
 
 def test_aggregations_by_hand() -> None:

@@ -388,12 +388,6 @@ def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> No
     assert batch.targets.advantages.any()
 
 
-def test_whitened_advantages_are_cut_to_the_configured_bound() -> None:
-    scored = scored_from(make_judged(0))
-    free, cut = (compute_targets(scored, AlgorithmConfig(advantage_bound=b), 0).targets.advantages for b in (None, 1.0))
-    assert np.abs(free).max() > 1.0 == np.abs(cut).max()
-
-
 def test_unnormalised_advantages_of_equal_rewards_stay() -> None:
     judged = [replace(j, verdict=Verdict(1.0, True)) for j in make_judged(0)]
     assert compute_targets(scored_from(judged), AlgorithmConfig(normalise="none"), 0).targets.advantages.any()
