@@ -28,7 +28,7 @@ _GROWING: Fields = {"rollout.starts": 16, "replay.ratio": 0.5, "replay.share": "
 _EMPTY: Fields = {"replay.start_states": 10**7, "replay.capacity": 10**7}
 """No state is ever replayed."""
 _KL: Fields = {"algorithm.kl_coefficient": 0.2, "algorithm.kl_schedule": "unsolved"}
-"""A KL that holds the root while it fails, and fades as it succeeds."""
+"""A KL that holds the root while it fails, and fades to a tenth as it succeeds."""
 _ON_TOP: Fields = {**_GROWING, **_KL}
 
 

@@ -39,6 +39,7 @@ from replay.rankings.base import Index, Ranking, RankSettings, StateColumns
 RETIRED_ABOVE = 0.9
 """Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
 LEAST_EPS, MOST_EPS = 0.05, 0.2
+"""Bounds of `quarantined_below`: a state is given up at 5 %, as elsewhere (`HOPELESS`), and never while one in five may succeed."""
 BLANK = 2 / 3
 """Priority of a state without outcomes: 4 / (2 * 3)."""
 STEP = 1e-4
