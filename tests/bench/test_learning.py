@@ -77,6 +77,9 @@ def test_the_ratio_of_tokens_by_hand() -> None:
     flat = Curve([0, 200], [0.0, 0.1])
     assert token_ratio([FAST], [flat], 200, 0.4, rng()).value == 0.0  # the baseline never gets there
     assert math.isinf(token_ratio([flat], [SLOW], 200, None, rng()).value)
+    nothing = Curve([0, 200], [0.0, 0.002])  # learns nothing, so the target is 0.05
+    assert token_ratio([FAST], [nothing], 200, None, rng()).value == 0.0
+    assert math.isnan(token_ratio([nothing], [nothing], 200, None, rng()).value)
     mixed = token_ratio([FAST, SLOW, FAST, FAST, SLOW], [SLOW] * 5, 200, None, rng())
     assert mixed.low < mixed.value <= mixed.high == pytest.approx(1.0)
 
