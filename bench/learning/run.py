@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.learning.measures import learnability, plain
+from bench.learning.measures import MASTERED, learnability, plain
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from core.config import Config
 from core.records import Scored
@@ -33,9 +33,6 @@ POINTS = 20
 """Evaluations in a run, at equal distances in generated tokens, after the one before training."""
 LAST_SAMPLES = 4
 """The last evaluation has this many times as many samples, for pass@k."""
-MASTERED = 0.99
-"""A run stops after two evaluations in a row with this success: its curve has ended."""
-
 STARTER_SEED = 0
 
 Row = dict[str, Any]

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bench.learning.measures import Curve, tokens_to
+from bench.learning.measures import LEARNT, MASTERED, Curve, tokens_to
 
 Indices = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 LEVEL = 0.95
 DRAWS = 2000
-LEARNT = 0.05
-"""A final success below this is no target: the arm has learnt nothing that another could be faster to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,8 @@ def token_ratio(
 ) -> Interval:
     """Generated tokens until the arm reaches a success, divided by those until the baseline does.
 
-    The success is `level`, or if None the baseline's final one and at least `LEARNT`, recomputed for every resampled set of seeds.
-    Both curves are means over seeds, read on 200 points up to `budget`. An arm that never gets there has an infinite ratio, and one whose baseline never
+    The success is `level`, or if None the baseline's final one, within `LEARNT` and `MASTERED`, recomputed for every resampled set of
+    seeds. Both curves are means over seeds, read on 200 points up to `budget`. An arm that never gets there has an infinite ratio, and one whose baseline never
     does 0. If neither does, the ratio is NaN. The two sequences are paired by seed.
     """
     grid = np.linspace(0.0, budget, 201)
@@ -65,7 +63,7 @@ def token_ratio(
 
     def _ratio(drawn: Indices) -> float:
         mine, other = (curves[drawn].mean(axis=0) for curves in (ours, theirs))
-        target = max(float(other[-1]), LEARNT) if level is None else level
+        target = min(max(float(other[-1]), LEARNT), MASTERED) if level is None else level
         reached = tokens_to(Curve(grid.tolist(), mine.tolist()), target)
         own = tokens_to(Curve(grid.tolist(), other.tolist()), target)
         return float(np.divide(reached, own)) if own > 0 and min(reached, own) < np.inf else np.nan

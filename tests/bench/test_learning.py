@@ -80,6 +80,8 @@ def test_the_ratio_of_tokens_by_hand() -> None:
     nothing = Curve([0, 200], [0.0, 0.002])  # learns nothing, so the target is 0.05
     assert token_ratio([FAST], [nothing], 200, None, rng()).value == 0.0
     assert math.isnan(token_ratio([nothing], [nothing], 200, None, rng()).value)
+    nearly, whole = Curve([0, 100, 200], [0.0, 0.99, 0.995]), Curve([0, 200], [0.0, 1.0])  # 0.99 is mastery
+    assert token_ratio([nearly], [whole], 200, None, rng()).value == pytest.approx(100 / 198)
     mixed = token_ratio([FAST, SLOW, FAST, FAST, SLOW], [SLOW] * 5, 200, None, rng())
     assert mixed.low < mixed.value <= mixed.high == pytest.approx(1.0)
 
