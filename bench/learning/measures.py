@@ -1,4 +1,4 @@
-"""The measures of a run, written down before any was made. Pure.
+"""The measures of a run, written down before any was made, but for `LEARNT` and `MASTERED`. Pure.
 
 A curve is held-out success against generated tokens. It starts at 0 tokens, before training. After its last point it keeps its
 last value, because a run may stop early (`bench/learning/run.py`).

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.learning.measures import area, plain, tokens_to
+from bench.learning.measures import LEARNT, MASTERED, area, plain, tokens_to
 from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, SETTINGS, with_solutions
 from bench.learning.plots import draw, overview, panels_of
 from bench.learning.results import (
@@ -69,12 +69,18 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
 
 
 def best_baseline(arms: Arms, measure: str) -> str | None:
-    """The baseline with the largest mean `MEASURE`, of those with the most seeds; None without a baseline."""
+    """The baseline with the largest mean `MEASURE`, of those with the most seeds; None without a baseline.
+
+    Arms that end above `MASTERED` end equally: the area decides between them.
+    """
     most = max((len(arms[name]) for name in BASELINES if name in arms), default=0)
     known = [name for name in BASELINES if name in arms and len(arms[name]) == most]
-    return max(
-        known, key=lambda name: float(np.mean([MEASURE[measure](one) for one in arms[name].values()])), default=None
-    )
+
+    def _rank(name: str) -> tuple[float, float]:
+        mean, tie = (float(np.mean([MEASURE[of](one) for one in arms[name].values()])) for of in (measure, "area"))
+        return min(mean, MASTERED), tie
+
+    return max(known, key=_rank, default=None)
 
 
 MEASURE: Mapping[str, Callable[[Result], float]] = {
@@ -276,7 +282,8 @@ HEAD = f"""# learning
 
 Does replay learn more than PPO? The first table has a row per setting. It compares `{OURS}` with two baselines: the one with
 the largest area, and the one that ends highest. Its last three columns are ratios of tokens: those of `{OURS}` divided by those
-of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success).
+of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success, which counts as at least {LEARNT} and at most
+{MASTERED}).
 
 Every row of the other tables is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over seeds. Success is
 the share of right responses to held-out problems, sampled from the root at temperature 1. Tokens to a success are medians over
