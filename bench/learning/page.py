@@ -259,7 +259,8 @@ def goals(setting: Setting, arms: Arms) -> list[Check]:
 
 def write_page(folder: Path, *, quick: bool) -> None:
     """Write the page, its JSON and its plots from the result files in `folder`."""
-    found = dict(sorted(read_results(folder).items(), key=lambda item: (item[0][0], HARDNESSES.index(item[0][1]))))
+    runs = read_results(folder)
+    found = {(task, level): runs[task, level] for task in SETTINGS for level in HARDNESSES if (task, level) in runs}
     lines, checks, numbers = [HEAD, *summary(found)], [], {}
     for setting, arms in found.items():
         plot = folder / f"{'-'.join(setting)}.png"
