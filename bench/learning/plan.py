@@ -22,6 +22,41 @@ CANONICAL: Fields = {"replay.canonical": True}
 FROM_ROOT: Fields = {"replay.ratio": 0.0}
 """All rollouts start at the root."""
 
+COMMON: Fields = {
+    "starter.hidden_size": 64,
+    "starter.layers": 2,
+    "starter.heads": 2,
+    "rollout.starts": 32,
+    "rollout.samples": 8,
+    "rollout.max_running": 512,
+    "rollout.threads": 1,
+    "rollout.kv_cache_gib": 0.25,
+    "replay.ratio": 0.5,
+    "replay.share": "constant",
+    "replay.start_states": 64,
+    "algorithm.policy_lambda": 1.0,
+    "algorithm.normalise": "per_source",
+    "algorithm.kl_coefficient": 0.02,
+    "algorithm.kl_schedule": "constant",
+    "learner.threads": 1,
+    "learner.minibatches": 4,
+    "learner.adam_beta2": 0.95,
+    "learner.adam_epsilon": 3e-4,
+    "learner.policy_lr": 5e-4,
+    "learner.value_lr": 1e-3,
+    "evaluation.samples": 8,
+    "cluster.device": "cpu",
+}
+"""Settings of every run, unless its task has others."""
+
+
+def _shipped() -> Fields:
+    """What `COMMON` says of replay, losses and Adam, as the product has it by default."""
+    product = Config().model_dump()
+    parts = [name.split(".") for name in COMMON if name.startswith(("replay.", "algorithm.", "learner.adam"))]
+    return {f"{section}.{field}": product[section][field] for section, field in parts}
+
+
 _SMALL: Fields = {"rollout.starts": 8}
 _GROWING: Fields = {"rollout.starts": 16, "replay.ratio": 0.5, "replay.share": "unsolved", "replay.fill": False}
 """8 fresh problems while the root fails, 16 once it succeeds; the difference may be replayed."""
@@ -76,6 +111,7 @@ ARMS: Mapping[str, Fields] = {
     "frontier": {"replay.ranking": "frontier"},
     "frontier_small": ranked("frontier"),
     "learnability_small": ranked("learnability"),
+    "defaults": {**_shipped(), "rollout.starts": 16},
     "learnability_grpo": {**ranked("learnability"), "algorithm.estimator": "grpo"},
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
     "value_canonical": {**ranked("value"), **CANONICAL},
@@ -86,37 +122,10 @@ ARMS: Mapping[str, Fields] = {
 of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
 (`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic; `grpo_kl` is the
-same without replay."""
+same without replay. `defaults`: ours with everything in `COMMON` about replay, losses and Adam as the product has it by default."""
 
 REPLAYING = tuple(arm for arm, fields in ARMS.items() if fields.get("replay.ranking") and fields.items() >= _KL.items())
 """Arms with the batch and the KL of ours, and replayed states."""
-
-COMMON: Fields = {
-    "starter.hidden_size": 64,
-    "starter.layers": 2,
-    "starter.heads": 2,
-    "rollout.starts": 32,
-    "rollout.samples": 8,
-    "rollout.max_running": 512,
-    "rollout.threads": 1,
-    "rollout.kv_cache_gib": 0.25,
-    "replay.ratio": 0.5,
-    "replay.share": "constant",
-    "replay.start_states": 64,
-    "algorithm.policy_lambda": 1.0,
-    "algorithm.normalise": "per_source",
-    "algorithm.kl_coefficient": 0.02,
-    "algorithm.kl_schedule": "constant",
-    "learner.threads": 1,
-    "learner.minibatches": 4,
-    "learner.adam_beta2": 0.95,
-    "learner.adam_epsilon": 3e-4,
-    "learner.policy_lr": 5e-4,
-    "learner.value_lr": 1e-3,
-    "evaluation.samples": 8,
-    "cluster.device": "cpu",
-}
-"""Settings of every run, unless its task has others."""
 
 
 @dataclass(frozen=True, slots=True)
