@@ -10,11 +10,11 @@ from trainer.metrics import IterationMetrics
 SPELL = 10
 """Iterations without any reward, or with useless replay, after which a person is told."""
 NEAR = 0.02
-"""Distance of replayed success from 0 or 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
+"""Distance of replayed success from 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
 RARE = 0.05
-"""Root success below which rewards are rare: with 8 samples, two starts in three have none."""
+"""Success below which rewards are rare: with 8 samples, two starts in three have none."""
 MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1
-"""Replayed and root success of lost roots (bench/README.md, "Tuning"). Runs that learn are hardly ever on the wrong side of both."""
+"""Replayed and root success of lost roots (bench/tuning.md). Runs that learn are hardly ever on the wrong side of both."""
 LEARNT, HARDLY = 0.2, 0.002
 """Replayed success above which chains are being learnt, and root success below which a run finds a success in 512 rollouts or none."""
 HOLDS = 0.2
@@ -40,7 +40,7 @@ def no_reward(shown: Sequence[IterationMetrics]) -> bool:
 def replay_fails(shown: Sequence[IterationMetrics]) -> bool:
     """Whether hardly any replayed start of the last iterations succeeded, though something did."""
     recent = shown[-SPELL:]
-    return len(recent) == SPELL and all(one.replay_success < NEAR for one in recent) and not no_reward(shown)
+    return len(recent) == SPELL and all(one.replay_success < RARE for one in recent) and not no_reward(shown)
 
 
 def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:

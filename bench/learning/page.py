@@ -32,7 +32,7 @@ from core.seeds import generator
 
 OVERSAMPLING = ("oversampling", "oversampling_small", "oversampling_kl")
 BASELINES = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "grpo_kl", *OVERSAMPLING)
-OTHERS = ("value", "value_small", "uniform", "uniform_small", "success_prefix_small", *OVERSAMPLING)
+OTHERS = ("value", "value_small", "uniform", "uniform_small", "success_prefix_small", "frontier_small", *OVERSAMPLING)
 """Arms that ours must beat, also where they are not the best baseline."""
 LEVEL, HALFWAY = 0.8, 0.5
 """Held-out success that counts as mastery, and one for settings that no arm masters."""
@@ -235,7 +235,9 @@ def goals(setting: Setting, arms: Arms) -> list[Check]:
     others = [name for name in OTHERS if name in arms]
     for other, level in [(highest, None), *((name, LEVEL) for name in dict.fromkeys((fastest, *others)))]:
         ratio = ratio_to(arms, OURS, other, level)
-        if ratio is None or ratio.seeds < ENOUGH or math.isnan(ratio.value):  # NaN: neither arm gets there
+        if ratio and math.isnan(ratio.value) and other != highest:  # neither arm gets to LEVEL
+            level, ratio = None, ratio_to(arms, OURS, other)
+        if ratio is None or ratio.seeds < ENOUGH or math.isnan(ratio.value):
             continue
         what = f"to {LEVEL} of {OURS} / {other}" if level else f"of {OURS} to the final success of {other} / its tokens"
         if other in (fastest, highest):

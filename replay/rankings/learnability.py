@@ -21,7 +21,7 @@ its chain fail, which lowers p of these states, of their problem, and of all cha
 begin below 0.05; a critic that has predicted outcomes elsewhere can lift them.
 
 The tokens that a continuation takes do not count. Divided by them, the priority stays at the ends of chains for too long
-(bench/README.md, "Tuning").
+(bench/tuning.md).
 
 Worked example: default model, one canonical chain of 100 tokens with states at 25, 50, 75, no outcomes (x = 0.75, 0.5, 0.25):
 
