@@ -285,8 +285,8 @@ HEAD = f"""# learning
 
 Does replay learn more than PPO? The first table has a row per setting. It compares `{OURS}` with two baselines: the one with
 the largest area, and the one that ends highest. Its last three columns are ratios of tokens: those of `{OURS}` divided by those
-of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success, which counts as at least {LEARNT} and at most
-{MASTERED}).
+of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success, which counts as at least {LEARNT} above the
+first and at most {MASTERED}).
 
 Every row of the other tables is one arm over its seeds: the value and, in brackets, its 95 % bootstrap interval over seeds. Success is
 the share of right responses to held-out problems, sampled from the root at temperature 1. Tokens to a success are medians over

@@ -233,7 +233,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     },
     "lock": {"easy": lock(1, 150_000), "medium": lock(4, 600_000), "hard": lock(6, 1_000_000)},
     "countdown": {
-        "easy": countdown(2, 400_000),
+        "easy": countdown(2, 200_000),
         "medium": countdown(4, 800_000),
         "hard": countdown(5, 1_200_000),
     },

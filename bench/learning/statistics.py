@@ -54,16 +54,17 @@ def token_ratio(
 ) -> Interval:
     """Generated tokens until the arm reaches a success, divided by those until the baseline does.
 
-    The success is `level`, or if None the baseline's final one, within `LEARNT` and `MASTERED`, recomputed for every resampled
-    set of seeds. Both curves are means over seeds, read on 200 points up to `budget`. An arm that never gets there has an
-    infinite ratio, and one whose baseline never does 0. If neither does, the ratio is NaN. The two sequences are paired by seed.
+    The success is `level`, or if None the baseline's final one, but at least `LEARNT` above its first and at most `MASTERED`,
+    recomputed for every resampled set of seeds. Both curves are means over seeds, read on 200 points up to `budget`. An arm
+    that never gets there has an infinite ratio, and one whose baseline never does 0. If neither does, the ratio is NaN. The two
+    sequences are paired by seed.
     """
     grid = np.linspace(0.0, budget, 201)
     ours, theirs = (np.array([on_grid(curve, grid) for curve in curves]) for curves in (arm, baseline))
 
     def _ratio(drawn: Indices) -> float:
         mine, other = (curves[drawn].mean(axis=0) for curves in (ours, theirs))
-        target = min(max(float(other[-1]), LEARNT), MASTERED) if level is None else level
+        target = min(max(float(other[-1]), float(other[0]) + LEARNT), MASTERED) if level is None else level
         reached = tokens_to(Curve(grid.tolist(), mine.tolist()), target)
         own = tokens_to(Curve(grid.tolist(), other.tolist()), target)
         return float(np.divide(reached, own)) if own > 0 and min(reached, own) < np.inf else np.nan

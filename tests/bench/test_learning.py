@@ -77,7 +77,7 @@ def test_the_ratio_of_tokens_by_hand() -> None:
     flat = Curve([0, 200], [0.0, 0.1])
     assert token_ratio([FAST], [flat], 200, 0.4, rng()).value == 0.0  # the baseline never gets there
     assert math.isinf(token_ratio([flat], [SLOW], 200, None, rng()).value)
-    nothing = Curve([0, 200], [0.0, 0.002])  # learns nothing, so the target is 0.05
+    nothing = Curve([0, 200], [0.0, 0.002])  # gains nothing, so the target is 0.05
     assert token_ratio([FAST], [nothing], 200, None, rng()).value == 0.0
     assert math.isnan(token_ratio([nothing], [nothing], 200, None, rng()).value)
     nearly, whole = Curve([0, 100, 200], [0.0, 0.99, 0.995]), Curve([0, 200], [0.0, 1.0])  # 0.99 is mastery
