@@ -292,5 +292,6 @@ Every row of the other tables is one arm over its seeds: the value and, in brack
 the share of right responses to held-out problems, sampled from the root at temperature 1. Tokens to a success are medians over
 seeds. The ratios of tokens are those of the mean curves: below 1 `{OURS}` is faster. "Arm never": the arm does not get there.
 "Rate falls": its learning rate does, over the run. An interval of fewer than {ENOUGH} seeds says little, and one seed has none: it says
-nothing about which arm is better. [bench/README.md](../README.md) explains the columns and how to rerun or continue the matrix.
+nothing about which arm is better. The plots leave out arms with 32 fresh problems, but for `ppo` and `grpo`.
+[bench/README.md](../README.md) explains the columns and how to rerun or continue the matrix.
 """

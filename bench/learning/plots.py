@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.learning.measures import LEARNT
 from bench.learning.plan import ABLATIONS, ARMS, with_solutions
 from bench.learning.results import ENOUGH, OURS, Arms, Setting, curve, success_before
 from bench.learning.statistics import on_grid
 from core.seeds import generator
 
-SHOWN = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "value_small", OURS)
+SHOWN = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "value_small", OURS)
 """Arms of the plot that shows all settings."""
 MOST_INSIDE = 8
 """Arms of a panel's legend; a longer one stands beside the panels."""
@@ -28,18 +29,20 @@ COSTS = {
 
 
 def panels_of(setting: Setting, arms: Arms) -> list[Panel]:
-    """One setting against each cost, without the ablations."""
-    shown = {arm: seeds for arm, seeds in arms.items() if arm not in ABLATIONS}
+    """One setting against each cost, without the ablations and without arms of 32 fresh problems but `ppo` and `grpo`."""
+    usual = {arm for arm in ARMS if arm in SHOWN or "rollout.starts" in ARMS[arm]}
+    shown = {arm: seeds for arm, seeds in arms.items() if arm in usual and arm not in ABLATIONS}
     return [(shown, cost, "" if at else ", ".join(setting)) for at, cost in enumerate(COSTS)]
 
 
 def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
-    """Every setting against generated tokens; only the arms `SHOWN` that have `ENOUGH` seeds."""
+    """Every setting that some arm learns against generated tokens; only the arms `SHOWN` that have `ENOUGH` seeds."""
     panels: list[Panel] = []
     for setting, arms in found.items():
         chosen = {arm: seeds for arm, seeds in arms.items() if len(seeds) >= ENOUGH and arm in SHOWN}
-        if chosen:
-            start = np.mean(success_before(chosen))
+        ends = [np.mean([curve(one).success[-1] for one in seeds.values()]) for seeds in chosen.values()]
+        start = np.mean(success_before(chosen)) if chosen else 0.0
+        if max(ends, default=0.0) > start + LEARNT:
             title = f"{', '.join(setting)} (root success {start:.1g} at the start)"
             panels.append((chosen, "generated", title))
     return panels
