@@ -147,8 +147,9 @@ def _iterations(axes: Axes) -> None:
 
 
 def _thinned(points: Points) -> npt.NDArray[np.float64]:
-    """[N, 4] at most MOST_POINTS points: the means of neighbours."""
-    groups = np.array_split(np.array(points, np.float64), min(len(points), MOST_POINTS))
+    """[N, 4] at most MOST_POINTS points: the means of as many neighbours everywhere, give or take one."""
+    neighbours = math.ceil(len(points) / MOST_POINTS)
+    groups = np.array_split(np.array(points, np.float64), math.ceil(len(points) / neighbours))
     return np.array([group.mean(axis=0) for group in groups])
 
 

@@ -143,6 +143,8 @@ def test_a_long_curve_is_averaged() -> None:
     found = tips(line_chart("t", "u", {"a": [(x, float(x), nan, nan) for x in range(1, 301)]}))
     assert len(found) == MOST_POINTS  # 300 points in pairs
     assert found[0] == "a, iteration 1.5: 1.5"
+    uneven = tips(line_chart("t", "u", {"a": [(x, float(x), nan, nan) for x in range(1, 271)]}))
+    assert (len(uneven), uneven[-1]) == (135, "a, iteration 269.5: 270")  # the end in pairs, too
 
 
 def test_bars_and_histograms_count() -> None:
