@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 LEARNT, MASTERED = 0.05, 0.99
-"""A smaller gain of success is none. After two evaluations in a row with the second success a run stops: its curve has ended."""
+"""A gain of success below `LEARNT` counts as none. After two evaluations in a row at `MASTERED` a run stops: its curve has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ COMMON: Fields = {
 
 
 def _shipped() -> Fields:
-    """What `COMMON` says of replay, losses and Adam, as the product has it by default."""
+    """The product's defaults for the fields of `COMMON` about replay, losses and Adam."""
     product = Config().model_dump()
     parts = [name.split(".") for name in COMMON if name.startswith(("replay.", "algorithm.", "learner.adam"))]
     return {f"{section}.{field}": product[section][field] for section, field in parts}
@@ -122,7 +122,8 @@ ARMS: Mapping[str, Fields] = {
 of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
 (`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic; `grpo_kl` is the
-same without replay. `defaults`: ours with everything in `COMMON` about replay, losses and Adam as the product has it by default."""
+same without replay. `defaults`: ours with the product's defaults for replay, losses
+and Adam."""
 
 REPLAYING = tuple(arm for arm, fields in ARMS.items() if fields.get("replay.ranking") and fields.items() >= _KL.items())
 """Arms with the batch and the KL of ours, and replayed states."""

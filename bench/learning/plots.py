@@ -29,7 +29,7 @@ COSTS = {
 
 
 def panels_of(setting: Setting, arms: Arms) -> list[Panel]:
-    """One setting against each cost, without the ablations and without arms of 32 fresh problems but `ppo` and `grpo`."""
+    """One setting against each cost: no ablations, and of the arms with 32 fresh problems only `ppo` and `grpo`."""
     usual = {arm for arm in ARMS if arm in SHOWN or "rollout.starts" in ARMS[arm]}
     shown = {arm: seeds for arm, seeds in arms.items() if arm in usual and arm not in ABLATIONS}
     return [(shown, cost, "" if at else ", ".join(setting)) for at, cost in enumerate(COSTS)]
@@ -40,9 +40,10 @@ def overview(found: Mapping[Setting, Arms]) -> list[Panel]:
     panels: list[Panel] = []
     for setting, arms in found.items():
         chosen = {arm: seeds for arm, seeds in arms.items() if len(seeds) >= ENOUGH and arm in SHOWN}
-        ends = [np.mean([curve(one).success[-1] for one in seeds.values()]) for seeds in chosen.values()]
-        start = np.mean(success_before(chosen)) if chosen else 0.0
-        if max(ends, default=0.0) > start + LEARNT:
+        curves = [[curve(one).success for one in seeds.values()] for seeds in chosen.values()]
+        gains = [np.mean([success[-1] - success[0] for success in each]) for each in curves]
+        if max(gains, default=0.0) > LEARNT:
+            start = np.mean(success_before(chosen))
             title = f"{', '.join(setting)} (root success {start:.1g} at the start)"
             panels.append((chosen, "generated", title))
     return panels

@@ -80,6 +80,9 @@ def test_the_ratio_of_tokens_by_hand() -> None:
     nothing = Curve([0, 200], [0.0, 0.002])  # gains nothing, so the target is 0.05
     assert token_ratio([FAST], [nothing], 200, None, rng()).value == 0.0
     assert math.isnan(token_ratio([nothing], [nothing], 200, None, rng()).value)
+    above, higher = Curve([0, 200], [0.2, 0.21]), Curve([0, 200], [0.2, 0.3])  # the gain counts: the target is 0.25
+    assert token_ratio([higher], [above], 200, None, rng()).value == 0.0
+    assert math.isnan(token_ratio([above], [above], 200, None, rng()).value)
     nearly, whole = Curve([0, 100, 200], [0.0, 0.99, 0.995]), Curve([0, 200], [0.0, 1.0])  # 0.99 is mastery
     assert token_ratio([nearly], [whole], 200, None, rng()).value == pytest.approx(100 / 198)
     mixed = token_ratio([FAST, SLOW, FAST, FAST, SLOW], [SLOW] * 5, 200, None, rng())
@@ -191,6 +194,34 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     del arms[results.OURS][5]
     assert page.goals(("rule", "hard"), arms) == []  # four seeds are too few
+
+
+def test_mastered_arms_end_equally_and_what_is_never_mastered_is_compared_at_the_end(tmp_path: Path) -> None:
+    for seed in range(1, 6):
+        (tmp_path / f"a{seed}.json").write_text(result(results.OURS, seed, Curve([0, 200], [0.0, 0.7]), None))
+        (tmp_path / f"b{seed}.json").write_text(result("ppo", seed, Curve([0, 100, 200], [0.0, 0.9, 0.992]), None))
+        (tmp_path / f"c{seed}.json").write_text(result("grpo", seed, Curve([0, 200], [0.0, 0.998]), None))
+        (tmp_path / f"d{seed}.json").write_text(result("value_small", seed, Curve([0, 200], [0.0, 0.35]), None))
+        (tmp_path / f"e{seed}.json").write_text(result("uniform_small", seed, Curve([0, 200], [0.1, 0.12]), None))
+    arms = results.read_results(tmp_path)["rule", "hard"]
+    assert (
+        page.best_baseline(arms, "final success") == "ppo"
+    )  # GRPO ends higher, but both above 0.99: PPO has more area
+    del arms["grpo"], arms["ppo"]
+    arms["ppo"] = arms["value_small"]
+    values = {check.name: check.value for check in page.goals(("rule", "hard"), arms)}
+    name = "rule, hard: tokens of learnability_small to the final success of {} / its tokens, upper end of its interval"
+    assert values[name.format("value_small")] == pytest.approx(0.5)  # 0.35 after 100 instead of 200
+    assert values[name.format("uniform_small")] == 0.0  # it gains 0.02, which is nothing
+
+
+def test_a_task_that_no_arm_learns_is_not_in_the_plot_of_all_settings(tmp_path: Path) -> None:
+    for seed in range(1, 6):
+        (tmp_path / f"a{seed}.json").write_text(result("ppo", seed, Curve([0, 200], [0.04, 0.06]), None))
+        (tmp_path / f"b{seed}.json").write_text(result("grpo", seed, Curve([0, 200], [0.04, 0.2]), None))
+    arms = results.read_results(tmp_path)["rule", "hard"]
+    assert plots.overview({("rule", "hard"): {"ppo": arms["ppo"]}}) == []
+    assert len(plots.overview({("rule", "hard"): arms})) == 1
 
 
 def test_results_are_plain_json() -> None:
