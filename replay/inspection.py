@@ -89,8 +89,8 @@ def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
     """[S] why a state is not drawn now, by the rules of its ranking; empty where it may be drawn."""
     states, ranking = shard.states, RANKINGS[config.ranking]
     problem, failed = states["problem"], states["provenance"] == Provenance.OWN_FAILED
-    by_chance = np.full(len(states), ranking is learnability.RANKING)
-    solved = learnability.solved if ranking is learnability.RANKING else mastered
+    by_chance = np.full(len(states), ranking.uses_model)
+    solved = learnability.solved if ranking.uses_model else mastered
     proven = (np.bincount(problem, ~failed, minlength=len(shard.problems)) > 0)[problem]
     reasons = (
         (~np.isneginf(states["priority"]), ""),

@@ -31,8 +31,18 @@ from bench.report import Check, check, write
 from core.seeds import generator
 
 OVERSAMPLING = ("oversampling", "oversampling_small", "oversampling_kl")
-BASELINES = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "grpo_kl", *OVERSAMPLING)
-OTHERS = ("value", "value_small", "uniform", "uniform_small", "success_prefix_small", "frontier_small", *OVERSAMPLING)
+RESAMPLED = ("ppo_resample", "grpo_resample")
+BASELINES = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "grpo_kl", *RESAMPLED, *OVERSAMPLING)
+OTHERS = (
+    "value",
+    "value_small",
+    "uniform",
+    "uniform_small",
+    "uniform_filtered_small",
+    "success_prefix_small",
+    "frontier_small",
+    *OVERSAMPLING,
+)
 """Arms that ours must beat, also where they are not the best baseline."""
 LEVEL, HALFWAY = 0.8, 0.5
 """Held-out success that counts as mastery, and one for settings that no arm masters."""

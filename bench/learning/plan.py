@@ -65,6 +65,8 @@ _EMPTY: Fields = {"replay.start_states": 10**7, "replay.capacity": 10**7}
 _KL: Fields = {"algorithm.kl_coefficient": 0.2, "algorithm.kl_schedule": "unsolved"}
 """A KL that holds the root while it fails, and fades to a tenth as it succeeds."""
 _ON_TOP: Fields = {**_GROWING, **_KL}
+_RESAMPLED: Fields = {**FROM_ROOT, **_SMALL, **_KL, "rollout.resample": 8}
+"""Dynamic sampling: 8 problems with different rewards, of up to 72."""
 
 
 def ranked(ranking: str) -> Fields:
@@ -74,6 +76,7 @@ def ranked(ranking: str) -> Fields:
 
 ABLATIONS: Mapping[str, Fields] = {
     "on_top_filled": {**_ON_TOP, "replay.fill": True},
+    "on_top_resample": {**_ON_TOP, "replay.fill": True, "rollout.resample": 8},
     "on_top_no_model": ranked("posterior"),
     "on_top_kl_constant": {**_ON_TOP, "algorithm.kl_schedule": "constant"},
     "on_top_kl_0.02": {**_ON_TOP, "algorithm.kl_coefficient": 0.02},
@@ -98,11 +101,14 @@ ARMS: Mapping[str, Fields] = {
     "ppo_kl": {**_ON_TOP, **_EMPTY},
     "grpo": {**FROM_ROOT, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "grpo_kl": {**_ON_TOP, **_EMPTY, "algorithm.estimator": "grpo"},
+    "ppo_resample": _RESAMPLED,
+    "grpo_resample": {**_RESAMPLED, "algorithm.estimator": "grpo"},
     "oversampling": {**FROM_ROOT, "task.sampling": "hard"},
     "oversampling_small": {**FROM_ROOT, "task.sampling": "hard", **_SMALL},
     "oversampling_kl": {**_ON_TOP, **_EMPTY, "task.sampling": "hard"},
     "uniform": {"replay.ranking": "uniform"},
     "uniform_small": ranked("uniform"),
+    "uniform_filtered_small": ranked("uniform_filtered"),
     "value": {"replay.ranking": "value"},
     "value_small": ranked("value"),
     "success_prefix": {"replay.ranking": "success_prefix"},
@@ -122,8 +128,8 @@ ARMS: Mapping[str, Fields] = {
 of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
 (`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic; `grpo_kl` is the
-same without replay. `defaults`: ours with the product's defaults for replay, losses
-and Adam."""
+same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to 8 rounds. `defaults`: ours
+with the product's defaults for replay, losses and Adam."""
 
 REPLAYING = tuple(arm for arm, fields in ARMS.items() if fields.get("replay.ranking") and fields.items() >= _KL.items())
 """Arms with the batch and the KL of ours, and replayed states."""

@@ -16,9 +16,9 @@ class ReplayConfig(Section):
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of fresh problems of which every sample fails."""
     fill: bool = True
     """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the iteration is smaller."""
-    ranking: Literal["value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform"] = (
-        "learnability"
-    )
+    ranking: Literal[
+        "value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform", "uniform_filtered"
+    ] = "learnability"
     """How the store ranks states (docs/method.md; formulas in replay/rankings/)."""
     start_states: Count = 512
     """States in the store before replay begins."""

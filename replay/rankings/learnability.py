@@ -46,14 +46,18 @@ def learnability(columns: StateColumns, settings: RankSettings) -> FloatArray:
     if not len(columns.value):
         return columns.value
     success = state_chances(columns, settings)
-    replayed = ~solved(columns.root_wins, columns.root_losses) & (success >= HOPELESS)
-    worth = np.where(replayed, 4.0 * success * (1.0 - success), 0.0)
+    worth = np.where(replayed(columns, success), 4.0 * success * (1.0 - success), 0.0)
     whole = np.bincount(columns.problem, worth)[columns.problem]
     best = np.zeros(int(columns.problem[-1]) + 1)
     np.maximum.at(best, columns.problem, worth)
     with np.errstate(divide="ignore", invalid="ignore"):
         priority = np.log(worth) - np.log(whole) + np.log(best[columns.problem])
     return np.where(worth > 0.0, priority, -np.inf).astype(np.float32)
+
+
+def replayed(columns: StateColumns, success: Reals) -> Flags:
+    """[S] whether a state may be replayed, given its chance of success: its problem is not solved, and it is not hopeless."""
+    return np.asarray(~solved(columns.root_wins, columns.root_losses) & (success >= HOPELESS))
 
 
 def state_chances(columns: StateColumns, settings: RankSettings) -> Reals:

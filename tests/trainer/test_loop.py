@@ -135,7 +135,15 @@ def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_s
 
 @pytest.mark.parametrize(
     ("ranking", "renewed"),
-    [("value", 64), ("learnability", 64), ("frontier", 0), ("posterior", 0), ("uniform", 0), ("success_prefix", 0)],
+    [
+        ("value", 64),
+        ("learnability", 64),
+        ("frontier", 0),
+        ("posterior", 0),
+        ("uniform", 0),
+        ("uniform_filtered", 64),
+        ("success_prefix", 0),
+    ],
 )
 def test_only_rankings_by_value_renew_values(ranking: str, renewed: int) -> None:
     config = override(Config(), ["--replay.ranking", ranking, "--replay.refresh", "64"])

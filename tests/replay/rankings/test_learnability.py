@@ -7,6 +7,7 @@ import pytest
 
 from replay.rankings.base import RankSettings
 from replay.rankings.learnability import learnability, proven_first, state_chances
+from replay.rankings.registry import RANKINGS
 from tests.replay.rankings.test_closed_loop import Loop, made
 from tests.replay.rankings.test_rankings import CANONICAL, FAILED, INF, SUCCESS, columns
 
@@ -39,6 +40,20 @@ def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
     assert weights([75, 90], [FAILED] * 2) == [0, 0]  # 2 - 0.5 - 5 = -3.5 in log odds: 0.029
     assert weights(*CHAIN, root_wins=[2] * 3, root_losses=[1] * 3) == [0, 0, 0]  # 3 / 5 > 1/2
     assert min(weights(*CHAIN, root_wins=[2] * 3, root_losses=[2] * 3)) > 0  # 3 / 6
+
+
+def test_uniform_filtered_replays_the_same_states_each_as_often() -> None:
+    ranking = RANKINGS["uniform_filtered"]
+    lengths, provenance = (
+        [5, 50, 75, 90],
+        [CANONICAL] * 3 + [FAILED],
+    )  # of 100 tokens, 5 are hopeless: 2 - 4.75 in log odds
+    lucky, kept = columns(lengths, provenance, losses=[8, 0, 0, 0]), columns(lengths, provenance)
+    assert ranking.priority(kept, SETTINGS).tolist() == [0, 0, 0, -INF]
+    for given in (kept, lucky, columns(lengths, provenance, root_wins=[2] * 4, root_losses=[1] * 4)):
+        same = np.isneginf(ranking.priority(given, SETTINGS)) == np.isneginf(learnability(given, SETTINGS))
+        assert same.all()
+    assert ranking.one_per_problem
 
 
 def test_a_problem_is_drawn_by_its_best_state_whatever_their_number() -> None:
