@@ -32,7 +32,18 @@ from core.seeds import generator
 
 OVERSAMPLING = ("oversampling", "oversampling_small", "oversampling_kl")
 RESAMPLED = ("ppo_resample", "grpo_resample")
-BASELINES = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "grpo_kl", *RESAMPLED, *OVERSAMPLING)
+BASELINES = (
+    "ppo",
+    "ppo_small",
+    "ppo_growing",
+    "ppo_falling",
+    "ppo_kl",
+    "ppo_kl_falling",
+    "grpo",
+    "grpo_kl",
+    *RESAMPLED,
+    *OVERSAMPLING,
+)
 OTHERS = (
     "value",
     "value_small",

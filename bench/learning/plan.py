@@ -99,6 +99,7 @@ ARMS: Mapping[str, Fields] = {
     "ppo_growing": {**_GROWING, **_EMPTY},
     "ppo_falling": {**_GROWING, **_EMPTY},
     "ppo_kl": {**_ON_TOP, **_EMPTY},
+    "ppo_kl_falling": {**_ON_TOP, **_EMPTY},
     "grpo": {**FROM_ROOT, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "grpo_kl": {**_ON_TOP, **_EMPTY, "algorithm.estimator": "grpo"},
     "ppo_resample": _RESAMPLED,
@@ -117,6 +118,7 @@ ARMS: Mapping[str, Fields] = {
     "frontier": {"replay.ranking": "frontier"},
     "frontier_small": ranked("frontier"),
     "learnability_small": ranked("learnability"),
+    "learnability_falling": ranked("learnability"),
     "defaults": {**_shipped(), "rollout.starts": 16},
     "learnability_grpo": {**ranked("learnability"), "algorithm.estimator": "grpo"},
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
@@ -125,14 +127,18 @@ ARMS: Mapping[str, Fields] = {
     **ABLATIONS,
 }
 """The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
-of ours. `ppo_growing`: the same growing batch and nothing to replay; `ppo_falling`: also the learning rate of ours, where that falls
-(`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
+of ours. `ppo_growing`: the same growing batch and nothing to replay. `_falling`: with a learning rate that falls, in the settings that say
+how fast (`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic; `grpo_kl` is the
 same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to 8 rounds. `defaults`: ours
 with the product's defaults for replay, losses and Adam."""
 
-REPLAYING = tuple(arm for arm, fields in ARMS.items() if fields.get("replay.ranking") and fields.items() >= _KL.items())
-"""Arms with the batch and the KL of ours, and replayed states."""
+REPLAYING = tuple(
+    arm
+    for arm, fields in ARMS.items()
+    if fields.get("replay.ranking") and fields.items() >= _KL.items() and not arm.endswith("_falling")
+)
+"""Arms with the batch and the KL of ours, replayed states, and a learning rate that falls where that of ours does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,11 @@ def falling(without: int, replaying: int, **others: int) -> Mapping[str, int]:
     """`Setting.falling`: one number for all arms with our batch and KL and nothing to replay, one for all that replay."""
     alone = ("ppo_falling", "ppo_kl", "grpo_kl", "oversampling_kl")
     return {**dict.fromkeys(alone, without), **dict.fromkeys(REPLAYING, replaying), **others}
+
+
+def beside(without: int, replaying: int) -> Mapping[str, int]:
+    """`Setting.falling` where the rates of ours are constant: for arms of their own, without replay and with."""
+    return {"ppo_falling": without, "ppo_kl_falling": without, "learnability_falling": replaying}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +200,10 @@ def level(task: str, steps: range, problems: int, held_out: int, prompt: int, re
     }
 
 
-def rule(lines: int, problems: int, held_out: int, tokens: int, rate: float) -> Setting:
+def rule(lines: int, problems: int, held_out: int, tokens: int, rate: float, falls: Mapping[str, int]) -> Setting:
     """Task rule: a line is a symbol, a choice and a line break."""
     fields = level("rule", range(lines, lines + 1), problems, held_out, lines + 2, 3 * lines + 3)
-    return Setting({**fields, **_guessing(9, 800), "learner.policy_lr": rate}, tokens)
+    return Setting({**fields, **_guessing(9, 800), "learner.policy_lr": rate}, tokens, falls)
 
 
 def stories(steps: int, tokens: int, rate: float, falls: Mapping[str, int]) -> Setting:
@@ -201,12 +212,11 @@ def stories(steps: int, tokens: int, rate: float, falls: Mapping[str, int]) -> S
     return Setting({**fields, **_guessing(8, 1000), "learner.policy_lr": rate}, tokens, falls)
 
 
-def lock(presses: int, tokens: int) -> Setting:
+def lock(presses: int, tokens: int, falls: Mapping[str, int]) -> Setting:
     """The lock, by the presses of its shortest way. Up to 8 presses of 3 tokens are allowed, and a word."""
     fields = level("lock", range(presses, presses + 1), 2048, 64, 12, 30)
-    return Setting(
-        {**fields, **_guessing(6, 1000), "learner.policy_lr": 1.4e-3, "algorithm.kl_coefficient": 0.1}, tokens
-    )
+    of_task = {**_guessing(6, 1000), "learner.policy_lr": 1.4e-3, "algorithm.kl_coefficient": 0.1}
+    return Setting({**fields, **of_task}, tokens, falls)
 
 
 def countdown(operations: int, tokens: int) -> Setting:
@@ -229,16 +239,20 @@ def _guessing(longest: int, steps: int) -> Fields:
 
 SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "rule": {
-        "easy": rule(2, 116, 12, 80_000, 1e-3),
-        "medium": rule(4, 4096, 64, 250_000, 1e-3),
-        "hard": rule(7, 4096, 64, 1_000_000, 5e-4),
+        "easy": rule(2, 116, 12, 80_000, 1e-3, {}),
+        "medium": rule(4, 4096, 64, 250_000, 1e-3, beside(290, 260)),
+        "hard": rule(7, 4096, 64, 1_000_000, 5e-4, {}),
     },
     "stories": {
         "easy": stories(2, 300_000, 7e-4, falling(290, 220, ppo=105)),
         "medium": stories(4, 700_000, 7e-4, falling(390, 300)),
         "hard": stories(6, 1_000_000, 7e-4, {}),
     },
-    "lock": {"easy": lock(1, 150_000), "medium": lock(4, 600_000), "hard": lock(6, 1_000_000)},
+    "lock": {
+        "easy": lock(1, 150_000, {}),
+        "medium": lock(4, 600_000, beside(450, 370)),
+        "hard": lock(6, 1_000_000, {}),
+    },
     "countdown": {
         "easy": countdown(2, 200_000),
         "medium": countdown(4, 800_000),
@@ -274,5 +288,5 @@ def matrix(tasks: Sequence[str], hardnesses: Sequence[str], arms: Sequence[str],
         for hardness in hardnesses
         for arm in arms
         if arm not in ABLATIONS or hardness == "medium"
-        if arm != "ppo_falling" or arm in SETTINGS[task][hardness].falling
+        if not arm.endswith("_falling") or arm in SETTINGS[task][hardness].falling
     ]
