@@ -57,7 +57,7 @@ class AlgorithmConfig(Section):
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus."""
     kl_coefficient: NonNegative = 0.2
-    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states are learnt; 0: there is no reference policy."""
+    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states are learnt; 0: there is no reference policy. Measured: docs/method.md, Defaults."""
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
     """Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the reward."""
     kl_placement: Literal["loss", "reward"] = "loss"
@@ -65,7 +65,7 @@ class AlgorithmConfig(Section):
     kl_target: Annotated[float | None, Field(gt=0)] = None
     """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: as kl_schedule says."""
     kl_schedule: Literal["constant", "unsolved"] = "unsolved"
-    """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails, but never less than a tenth of it."""
+    """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails, but never less than a tenth of it. Measured: docs/method.md, Defaults."""
     kl_horizon: Count = 10_000
     """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"

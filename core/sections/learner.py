@@ -49,9 +49,9 @@ class LearnerConfig(Section):
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW's decay of the mean gradient."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """AdamW's decay of the mean squared gradient. After steps without a gradient, one gradient moves every weight by up to lr / sqrt(1 - adam_beta2)."""
+    """AdamW's decay of the mean squared gradient. After steps without a gradient, one gradient moves every weight by up to lr / sqrt(1 - adam_beta2). Measured: docs/method.md, Defaults."""
     adam_epsilon: Positive = 1e-8
-    """Added to the root of AdamW's mean squared gradient. Near the size of a usual gradient's entries, steps shrink with what a batch says."""
+    """Added to the root of AdamW's mean squared gradient. Near the size of a usual gradient's entries, steps shrink with what a batch says. Measured: docs/method.md, Defaults."""
     weight_decay: NonNegative = 0.0
     """AdamW weight decay."""
     max_grad_norm: Positive = 1.0

@@ -11,15 +11,15 @@ class ReplayConfig(Section):
     """Replayed starts and the store behind them."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Largest share of an iteration's starts that are replayed states, in [0, 1)."""
+    """Largest share of an iteration's starts that are replayed states, in [0, 1). Measured: docs/method.md, Choosing a ranking and a share."""
     share: Literal["constant", "annealed", "unsolved"] = "unsolved"
-    """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of fresh problems of which every sample fails."""
+    """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
     fill: bool = True
-    """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the iteration is smaller."""
+    """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the iteration is smaller. Measured: docs/method.md, Defaults."""
     ranking: Literal[
         "value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform", "uniform_filtered"
     ] = "learnability"
-    """How the store ranks states (docs/method.md; formulas in replay/rankings/)."""
+    """How the store ranks states; formulas in replay/rankings/. Measured: docs/method.md, Defaults."""
     start_states: Count = 512
     """States in the store before replay begins."""
     shards: Count = 1
