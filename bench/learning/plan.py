@@ -229,7 +229,8 @@ def arithmetic(steps: range, tokens: int) -> Setting:
     """Chained arithmetic. Its starter has seen right solutions of all lengths, and errs."""
     fields = level("arithmetic", steps, 4096, 64, 2 * steps.stop + 1, 8 * steps.stop + 4)
     starter = {"starter.hidden_size": 128, "starter.layers": 3, "starter.heads": 4}
-    return Setting({**fields, **starter, "starter.steps": 500, "starter.max_operations": 12}, tokens)
+    of_task = {**starter, "starter.steps": 500, "starter.max_operations": 12, "learner.policy_lr": 1e-4}
+    return Setting({**fields, **of_task}, tokens)
 
 
 def _guessing(longest: int, steps: int) -> Fields:
@@ -259,7 +260,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "hard": countdown(5, 1_200_000),
     },
     "arithmetic": {
-        "easy": arithmetic(range(5, 7), 600_000),
+        "easy": arithmetic(range(5, 7), 200_000),
         "medium": arithmetic(range(8, 10), 1_000_000),
         "hard": arithmetic(range(11, 13), 1_500_000),
     },
