@@ -86,12 +86,13 @@ ABLATIONS: Mapping[str, Fields] = {
     "on_top_ratio_0.125": {**_ON_TOP, "rollout.starts": 9, "replay.ratio": 0.125},
     "on_top_ratio_0.25": {**_ON_TOP, "rollout.starts": 11, "replay.ratio": 0.25},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
+    "on_top_critic_warmup": {**_ON_TOP, "learner.critic_warmup": 10},
     "on_top_adam_epsilon": {**_ON_TOP, "learner.adam_epsilon": 1e-8},
     "on_top_adam": {**_ON_TOP, "learner.adam_epsilon": 1e-8, "learner.adam_beta2": 0.999},
 }
 """`learnability_small` with one piece changed, at the medium setting only: with `ratio_0.125`, `ratio_0.25` and `ratio_0.8` 8 fresh
-problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone. `adam`: its usual settings, and
-`adam_epsilon`: its usual epsilon."""
+problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone. `critic_warmup`: the policy learns
+from the 11th iteration on. `adam`: its usual settings, and `adam_epsilon`: its usual epsilon."""
 
 ARMS: Mapping[str, Fields] = {
     "ppo": FROM_ROOT,
