@@ -76,7 +76,7 @@ def test_help_is_short_and_explains_the_fields_of_a_section(command: str) -> Non
     assert not re.search("ratio=(?!0.5)", text)
     section = launch(command, "--help", "replay").stdout
     assert re.search(
-        r"--replay.ratio FLOAT Largest share [^()]* in \[0, 1\). \(default: 0.5\)", " ".join(section.split())
+        r"--replay.ratio FLOAT Largest share [^()]* in \[0, 1\)\. [^()]*\(default: 0.5\)", " ".join(section.split())
     )
     assert "learner" not in section
     assert "the nearest is 'replay'" in error_here(command, "--help", "replya")
