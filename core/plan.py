@@ -84,6 +84,11 @@ def check_algorithm(config: Config, trajectories: int) -> None:
             f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: Ray gives "
             f"shares of a single GPU only; set one of them to 1"
         )
+    if config.replay.imitated and algorithm.positive_coefficient == 0:
+        raise ConfigError(
+            "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set that to 1, or "
+            "replay.imitated to 0"
+        )
     _check_learner(config.learner)
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(

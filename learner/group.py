@@ -44,7 +44,7 @@ from learner.stats import (
     moved_too_far,
     summarise_update,
 )
-from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches
+from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, with_imitated
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,11 @@ class LearnerGroup:
         return lambda: [over_continuation(own, j.trajectory) for own, j in zip(finish(), judged, strict=True)]
 
     def update(
-        self, scored: Sequence[Scored], boundaries: Boundaries = every_token, unsolved: float = 1.0
+        self,
+        scored: Sequence[Scored],
+        boundaries: Boundaries = every_token,
+        unsolved: float = 1.0,
+        imitated: Sequence[Judged] = (),
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
@@ -158,7 +162,7 @@ class LearnerGroup:
         `max_skipped_steps` in a row were skipped.
 
         `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved, and no `kl_target`,
-        the weight of the KL follows it (`faded_coefficient`).
+        the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which only the language-model loss takes.
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
@@ -166,7 +170,9 @@ class LearnerGroup:
         changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
         algorithm = self._algorithm.model_copy(update=changed)
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._longest)
-        train_policy = policy = warm and batch.teaches(range(len(scored)), algorithm)
+        batch = with_imitated(batch, imitated) if imitated else batch
+        starts = [judged.trajectory.start for judged in (*(s.judged for s in scored), *imitated)]
+        train_policy = policy = warm and batch.teaches(range(len(starts)), algorithm)
         taken: list[TakenStep] = []
         has_critic = config.value_model != "none"
         for number in range(max(config.epochs, config.critic_epochs)):
@@ -174,7 +180,7 @@ class LearnerGroup:
             critic = has_critic and number < config.critic_epochs
             if policy or critic or not taken:
                 rng = generator(self._seed, "minibatches", state.updates, number)
-                minibatches = assign_steps([s.trajectory.start for s in scored], config.minibatches, rng)
+                minibatches = assign_steps(starts, config.minibatches, rng)
                 last = self._pass(batch, algorithm, taken, minibatches, policy, critic)
                 taken += last
                 policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)
@@ -234,7 +240,7 @@ class LearnerGroup:
         skipped = [step.sums.skipped for step in taken]
         state.note_steps(
             skipped,
-            skipped_problems(scored, [step.members for step in taken], skipped),
+            skipped_problems(scored, [[row for row in step.members if row < len(scored)] for step in taken], skipped),
             steps=self._config.epochs * self._config.minibatches,
             policy_steps=sum(step.plans[0].train_policy for step in taken),
         )

@@ -34,7 +34,7 @@ class TargetBatch:
     offsets: IndexArray  # [n + 1]
     mask: Flags  # [n] whether the trajectory takes part in the loss
     counted: Flags  # [n] whether it counts in the mean of the surrogate: not if its group's rewards are all equal
-    positive: Flags  # [n] whether the response is correct
+    positive: Flags  # [n] whether the language-model loss takes the response: correct ones with loss, and imitated ones
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
 
@@ -43,7 +43,7 @@ class TargetBatch:
 
         A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would enlarge rounding errors.
         """
-        correct = config.positive_coefficient > 0 and bool((self.mask & self.positive)[list(rows)].any())
+        correct = config.positive_coefficient > 0 and bool(self.positive[list(rows)].any())
         return config.entropy_coefficient > 0 or correct or bool(self.targets.advantages[self.token_index(rows)].any())
 
     def token_index(self, rows: Sequence[int]) -> IndexArray:
@@ -85,8 +85,27 @@ class TargetBatch:
             self.targets,
             weights=_flat_weights(self.mask, "token-mean" if how == "constant" else how),
             policy_weights=_flat_weights(self.mask & self.counted, how),
-            positive=_flat_weights(self.mask & self.positive, "token-mean"),
+            positive=_flat_weights(self.positive, "token-mean"),
         )
+
+
+def with_imitated(batch: TargetBatch, imitated: Sequence[Judged]) -> TargetBatch:
+    """The batch and, behind it, responses that only the language-model loss takes: no surrogate, no KL and no critic."""
+    rows = [row_of(judged.trajectory) for judged in imitated]
+    counts = np.array([row.scored for row in rows], np.int64)
+    zeros = np.zeros(int(counts.sum()), np.float32)
+    targets = batch.targets.map(lambda column: np.concatenate([column, zeros]))
+    numbers = np.repeat(np.arange(len(rows)) + len(batch.rows), counts).astype(np.float32)
+    no, yes = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    return replace(
+        batch,
+        rows=[*batch.rows, *rows],
+        offsets=np.concatenate([batch.offsets, batch.offsets[-1] + np.cumsum(counts)]),
+        mask=np.concatenate([batch.mask, no]),
+        counted=np.concatenate([batch.counted, no]),
+        positive=np.concatenate([batch.positive, yes]),
+        targets=replace(targets, sequence=np.concatenate([batch.targets.sequence, numbers])),
+    )
 
 
 def train_batches(
@@ -157,7 +176,7 @@ def compute_targets(
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
         counted=counted.numpy(),
-        positive=np.array([s.judged.verdict.correct for s in scored]),
+        positive=mask & np.array([s.judged.verdict.correct for s in scored]),
         targets=targets,
         stats=_stats(scored, targets, behaviour.numpy(), config, version, boundaries),
     )

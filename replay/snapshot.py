@@ -28,7 +28,7 @@ _TYPES = {"tokens": pa.large_binary()}
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
-FORMAT = 5
+FORMAT = 6
 PART = 4096
 """Problems per row group: Arrow cannot read nested columns of more than 2 GiB from one."""
 

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
-from core.records import Candidate, FloatArray, Outcome, ReplayedState
+from core.records import Candidate, FloatArray, IntArray, Outcome, ReplayedState
 from core.seeds import derive
 from replay import writes
 from replay.evidence import Evidence
@@ -33,6 +33,7 @@ from replay.shard import Shard
 from replay.snapshot import FORMAT, MANIFEST, read_manifest
 from replay.stats import StoreStats, combine, shard_stats
 from replay.success import from_text, to_text
+from replay.successes import Successes
 
 R = TypeVar("R")
 
@@ -42,6 +43,7 @@ class ReplayStore:
 
     _model: SuccessModel
     _evidence: Evidence
+    _successes: Successes
 
     def __init__(
         self, config: ReplayConfig, *, vocabulary: int, directory: Path, fingerprint: str, local: bool = False
@@ -82,6 +84,7 @@ class ReplayStore:
         parts = self._split(candidates, [c.problem_id for c in candidates])
         self._write({shard: writes.pack_candidates(part, self._vocabulary) for shard, part in parts.items()})
         self._evidence.add(candidates)
+        self._successes.add(candidates)
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
@@ -108,6 +111,10 @@ class ReplayStore:
         if ranking.uses_model:
             self._evidence.remember(drawn)
         return drawn.states()
+
+    def successes(self, n: int, seed: int) -> list[tuple[str, IntArray]]:
+        """Problem ids and responses [R] of at most n own successes, of problems that the root does not solve yet."""
+        return self._successes.draw(n, seed)
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
         """The n states of highest priority whose value is older than weight version `older_than`, best first.
@@ -140,6 +147,7 @@ class ReplayStore:
             "requested": self._requested,
             "sampled": self._sampled,
             "model": to_text(self._model),
+            "successes": self._successes.to_json(),
         }
         (folder / MANIFEST).write_text(json.dumps(manifest | self._evidence.to_json()), encoding="utf-8")
 
@@ -154,6 +162,7 @@ class ReplayStore:
                 )
         self._requested, self._sampled = manifest["requested"], manifest["sampled"]
         self._model, self._evidence = from_text(manifest["model"]), Evidence.from_json(manifest)
+        self._successes = Successes(manifest["successes"])
         self._load([Path(os.path.abspath(folder)) / name for name in manifest["snapshots"]])
 
     def clear(self) -> None:
@@ -177,7 +186,7 @@ class ReplayStore:
     def _forget(self) -> None:
         """Set what the driver knows to what a new store knows."""
         self._requested, self._sampled = 0, 0  # states requested from `sample`, and returned
-        self._model, self._evidence = SuccessModel(), Evidence()
+        self._model, self._evidence, self._successes = SuccessModel(), Evidence(), Successes()
 
     def _split(self, items: Sequence[Any], problem_ids: list[str]) -> dict[int, list[Any]]:
         parts: dict[int, list[Any]] = {}

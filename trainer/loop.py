@@ -24,6 +24,7 @@ from trainer.starts import (
     candidates,
     canonical_rollouts,
     fresh_starts,
+    imitated_rollouts,
     outcomes,
     replayed_count,
     replayed_starts,
@@ -88,12 +89,14 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
             ]
         )
     with clock.phase("update"):
-        stats = learner.update(scored, parts.boundaries, unsolved_share([*judged, *dropped]))
+        successes = replay.successes(settings.imitated, derive(settings.seed, "imitated", number))
+        imitated = imitated_rollouts(successes, parts.by_id, parts.tool)
+        stats = learner.update(scored, parts.boundaries, unsolved_share([*judged, *dropped]), imitated)
     with clock.phase("broadcast"):
         report, failure = broadcast(
             parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]
         )
-    return IterationResult(number, starts, scored, stats, report, dropped, extra, failure)
+    return IterationResult(number, starts, scored, stats, report, dropped, len(imitated), extra, failure)
 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:

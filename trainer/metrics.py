@@ -89,6 +89,7 @@ class IterationMetrics:
     erroneous_share: float = _metric(
         "success", "share", "Replayed states whose prefix is already wrong, by the task's exact checker if it has one."
     )
+    imitated: int = _metric("success", "responses", "Own earlier successes that the policy repeated (replay.imitated).")
     judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
 
     resampled_starts: int = _metric(

@@ -170,6 +170,18 @@ def canonical_rollouts(
     ]
 
 
+def imitated_rollouts(
+    successes: Sequence[tuple[str, IntArray]], problems: Mapping[str, Problem], tool: TokenTool | None = None
+) -> list[Judged]:
+    """Own earlier successes (problem id, response) as rollouts from the root, to be imitated. `tool`: wrote a part of them."""
+    starts = fresh_starts([problems[name] for name, _ in successes], samples=1, seed=0, iteration=0)
+    verdict = Verdict(1.0, True, "own success")
+    return [
+        _rollout(start, tokens, verdict, None if tool is None else tool.mask(tokens))
+        for start, (_, tokens) in zip(starts, successes, strict=True)
+    ]
+
+
 def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Problem]) -> list[Judged]:
     """A rollout of one arbitrary token from each state; its first value is the value of the state."""
     starts = replayed_starts(states, problems, samples=1, seed=0, iteration=0)

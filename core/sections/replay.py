@@ -42,6 +42,8 @@ class ReplayConfig(Section):
     """Weight of an outcome after one more visit of its problem: 0.95 remembers about 20."""
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
+    imitated: Whole = 0
+    """Own successes of problems that the root does not solve yet which the policy repeats in every update, as a language model does (self-imitation, 1806.05635); their weight is algorithm.positive_coefficient."""
     refresh: Whole = 256
     """Stale values that the critic recomputes per iteration, highest priority first."""
     deadline: Positive = 120.0

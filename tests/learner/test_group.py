@@ -127,6 +127,23 @@ def test_a_minibatch_of_equal_rewards_steps_for_the_kl_alone_where_others_teach(
         assert learner._state.policy_steps == (2 if kl else 1)
 
 
+def test_an_imitated_success_becomes_likelier_where_the_batch_itself_says_nothing(tiny_model: Tiny) -> None:
+    failed = [replace(item, verdict=Verdict(0.0, False)) for item in make_judged(0)]
+    success = replace(make_judged(1)[0], verdict=Verdict(1.0, True))
+    algorithm = AlgorithmConfig(positive_coefficient=1.0, kl_coefficient=0.0)
+    with group(tiny_model(True), algorithm, minibatches=2) as learner:
+
+        def likelihood() -> float:
+            return float(learner.score([success])[0].proximal.sum())
+
+        before = likelihood()
+        assert learner.update(learner.score(failed)).policy_steps == 0
+        assert likelihood() == before
+        stats = learner.update(learner.score(failed), imitated=[success])
+        assert stats.policy_steps == 1  # the minibatch that has it
+        assert likelihood() > before
+
+
 def test_values_that_were_begun_are_those_of_score_at_that_moment(tiny_model: Tiny) -> None:
     with group(tiny_model(True)) as learner:
         judged = on_policy(learner, make_judged(6))

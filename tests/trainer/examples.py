@@ -45,6 +45,7 @@ def iteration(number: int) -> IterationMetrics:
         reward=0.25 + number / 100,
         replay_share=0.5 if number > 1 else 0.0,
         erroneous_share=math.nan,
+        imitated=0,
         judge_failures=0,
         resampled_starts=0,
         policy_loss=-0.015625,

@@ -22,6 +22,7 @@ from trainer.starts import (
     canonical_rollouts,
     erroneous_share,
     fresh_starts,
+    imitated_rollouts,
     outcomes,
     replayed_count,
     replayed_starts,
@@ -139,6 +140,12 @@ def test_canonical_solutions_of_fresh_starts_only() -> None:
     found = canonical_rollouts(starts, problems)
     assert [item.trajectory.tokens.tolist() for item in found] == [[3, 4]]
     assert found[0].verdict.correct
+
+
+def test_an_imitated_success_is_a_whole_response_from_the_root() -> None:
+    found = imitated_rollouts([("p", ids(8, 9))], {"p": PROBLEM})[0].trajectory
+    assert (found.start.replayed, found.start.context_ids.tolist(), found.tokens.tolist()) == (False, [1, 2], [8, 9])
+    assert found.generated.all()
 
 
 def test_a_value_query_reads_the_state_before_its_token() -> None:

@@ -1,0 +1,52 @@
+"""The newest own success of each problem that the root does not solve yet, for the policy to imitate (`replay.imitated`).
+
+Used by `replay/store.py`. It is kept in the driver, because it needs whole responses, and shards keep tokens up to the last state only.
+Invariant: it depends only on the rollouts from the root that were added, in their order.
+
+Worked example, 8 rollouts of a problem in each visit: 2 succeed, and the last of them is kept; none succeeds, and it stays; 4 succeed,
+and it is dropped, because from there on the root itself teaches more.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.records import Candidate, IntArray, Provenance
+from core.seeds import generator
+
+MOST = 4096
+"""Problems whose success is kept; that of the problem visited longest ago goes first."""
+SOLVED = 0.5
+"""Share of a visit's rollouts that succeed, from which on a problem is no longer imitated."""
+
+
+class Successes:
+    """One own success of each problem, the one kept longest first."""
+
+    def __init__(self, kept: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
+        self._kept: dict[str, IntArray] = {name: np.array(tokens, np.int32) for name, tokens in kept}
+
+    def add(self, candidates: Sequence[Candidate]) -> None:
+        """Keep the newest success of each problem, and drop those of solved problems. All rollouts of a visit come together."""
+        visits: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            if candidate.parent is None and candidate.provenance != Provenance.CANONICAL:
+                visits.setdefault(candidate.problem_id, []).append(candidate)
+        for name, rollouts in visits.items():
+            won = [rollout for rollout in rollouts if rollout.provenance == Provenance.OWN_SUCCESSFUL]
+            if won:
+                self._kept.pop(name, None)
+            if won and len(won) < SOLVED * len(rollouts):
+                self._kept[name] = won[-1].response_ids
+        for name in list(self._kept)[: max(0, len(self._kept) - MOST)]:
+            del self._kept[name]
+
+    def draw(self, count: int, seed: int) -> list[tuple[str, IntArray]]:
+        """Problem ids and responses [R] of at most `count` problems, drawn at random without replacement."""
+        names = list(self._kept)
+        chosen = generator(seed, "successes").permutation(len(names))[:count]
+        return [(names[at], self._kept[names[at]]) for at in chosen.tolist()]
+
+    def to_json(self) -> list[tuple[str, list[int]]]:
+        """What the constructor takes, for the manifest of a checkpoint."""
+        return [(name, tokens.tolist()) for name, tokens in self._kept.items()]

@@ -1,0 +1,74 @@
+"""The own successes that the policy imitates: which are kept, drawn and saved."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.records import Candidate, Provenance
+from replay import successes
+from replay.successes import Successes
+from tests.replay.test_store import opened
+
+EMPTY = np.zeros(0, np.int32)
+
+
+def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None) -> list[Candidate]:
+    """Rollouts of a visit, "+" or "-" each, whose responses are [first], [first + 1], ...; c is a canonical solution."""
+    kinds = {"+": Provenance.OWN_SUCCESSFUL, "-": Provenance.OWN_FAILED, "c": Provenance.CANONICAL}
+    return [
+        Candidate(problem, np.array([token], np.int32), EMPTY, EMPTY.astype(np.float32), kinds[kind], 0.0, 1, parent)
+        for token, kind in enumerate(outcomes, first)
+    ]
+
+
+def kept(found: Successes) -> dict[str, list[int]]:
+    return {name: tokens.tolist() for name, tokens in found.draw(100, seed=0)}
+
+
+def test_the_worked_example() -> None:
+    found = Successes()
+    found.add([*visit("p", "-+-+----"), *visit("q", "--------")])
+    assert kept(found) == {"p": [4]}
+    found.add(visit("p", "--------", first=11))
+    assert kept(found) == {"p": [4]}
+    found.add(visit("p", "+-------", first=21))
+    assert kept(found) == {"p": [21]}
+    found.add(visit("p", "++++----"))
+    assert kept(found) == {}
+
+
+def test_continuations_of_states_and_canonical_solutions_are_not_own_successes_from_the_root() -> None:
+    found = Successes()
+    found.add([*visit("p", "+---", parent=7), *visit("q", "c")])
+    assert kept(found) == {}
+
+
+def test_the_problem_visited_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(successes, "MOST", 2)
+    found = Successes()
+    for name in "abac":
+        found.add(visit(name, "+--"))
+    assert set(kept(found)) == {"a", "c"}
+
+
+def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
+    found = Successes([(f"p{at}", [at]) for at in range(50)])
+    drawn = [name for name, _ in found.draw(20, seed=1)]
+    assert len(set(drawn)) == 20
+    assert drawn == [name for name, _ in found.draw(20, seed=1)]
+    assert drawn != [name for name, _ in found.draw(20, seed=2)]
+
+
+def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) -> None:
+    first, second = (opened(tmp_path / name, local=True) for name in ("first", "second"))
+    first.add([*visit("p", "+--"), *visit("q", "-+-")])
+    first.save(tmp_path / "saved")
+    second.restore(tmp_path / "saved")
+    drawn = [(name, tokens.tolist()) for name, tokens in second.successes(5, seed=3)]
+    assert drawn == [(name, tokens.tolist()) for name, tokens in first.successes(5, seed=3)]
+    assert len(drawn) == 2
+    assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [["p", [1]], ["q", [2]]]
+    second.clear()
+    assert second.successes(5, seed=3) == []
