@@ -65,6 +65,8 @@ _EMPTY: Fields = {"replay.start_states": 10**7, "replay.capacity": 10**7}
 _KL: Fields = {"algorithm.kl_coefficient": 0.2, "algorithm.kl_schedule": "unsolved"}
 """A KL that holds the root while it fails, and fades to a tenth as it succeeds."""
 _ON_TOP: Fields = {**_GROWING, **_KL}
+_IMITATING: Fields = {"replay.imitated": 32, "algorithm.positive_coefficient": 1.0}
+"""Every update repeats up to 32 earlier own successes."""
 _RESAMPLED: Fields = {**FROM_ROOT, **_SMALL, **_KL, "rollout.resample": 8}
 """Dynamic sampling: 8 problems with different rewards, of up to 72."""
 
@@ -101,6 +103,8 @@ ARMS: Mapping[str, Fields] = {
     "ppo_falling": {**_GROWING, **_EMPTY},
     "ppo_kl": {**_ON_TOP, **_EMPTY},
     "ppo_kl_falling": {**_ON_TOP, **_EMPTY},
+    "ppo_imitating": {**_GROWING, **_EMPTY, **_IMITATING},
+    "ppo_kl_imitating": {**_ON_TOP, **_EMPTY, **_IMITATING},
     "grpo": {**FROM_ROOT, "algorithm.estimator": "grpo", "learner.policy_lr": 4e-4},
     "grpo_kl": {**_ON_TOP, **_EMPTY, "algorithm.estimator": "grpo"},
     "ppo_resample": _RESAMPLED,
@@ -119,6 +123,7 @@ ARMS: Mapping[str, Fields] = {
     "frontier": {"replay.ranking": "frontier"},
     "frontier_small": ranked("frontier"),
     "learnability_small": ranked("learnability"),
+    "learnability_imitating": {**ranked("learnability"), **_IMITATING},
     "learnability_falling": ranked("learnability"),
     "defaults": {**_shipped(), "rollout.starts": 16},
     "learnability_grpo": {**ranked("learnability"), "algorithm.estimator": "grpo"},
@@ -129,7 +134,7 @@ ARMS: Mapping[str, Fields] = {
 }
 """The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
 of ours. `ppo_growing`: the same growing batch and nothing to replay. `_falling`: with a learning rate that falls, in the settings that say
-how fast (`Setting.falling`). `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
+how fast (`Setting.falling`). `_imitating`: every update also repeats earlier own successes. `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
 canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic; `grpo_kl` is the
 same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to 8 rounds. `defaults`: ours
 with the product's defaults for replay, losses and Adam."""
@@ -137,7 +142,7 @@ with the product's defaults for replay, losses and Adam."""
 REPLAYING = tuple(
     arm
     for arm, fields in ARMS.items()
-    if fields.get("replay.ranking") and fields.items() >= _KL.items() and not arm.endswith("_falling")
+    if fields.get("replay.ranking") and fields.items() >= _KL.items() and not arm.endswith(("_falling", "_imitating"))
 )
 """Arms with the batch and the KL of ours, replayed states, and a learning rate that falls where that of ours does."""
 
@@ -159,8 +164,12 @@ class Setting:
 
 def falling(without: int, replaying: int, **others: int) -> Mapping[str, int]:
     """`Setting.falling`: one number for all arms with our batch and KL and nothing to replay, one for all that replay."""
-    alone = ("ppo_falling", "ppo_kl", "grpo_kl", "oversampling_kl")
-    return {**dict.fromkeys(alone, without), **dict.fromkeys(REPLAYING, replaying), **others}
+    alone = ("ppo_falling", "ppo_kl", "ppo_imitating", "ppo_kl_imitating", "grpo_kl", "oversampling_kl")
+    return {
+        **dict.fromkeys(alone, without),
+        **dict.fromkeys((*REPLAYING, "learnability_imitating"), replaying),
+        **others,
+    }
 
 
 def beside(without: int, replaying: int) -> Mapping[str, int]:

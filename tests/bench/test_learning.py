@@ -108,6 +108,26 @@ def test_every_run_of_the_plan_can_start() -> None:
         assert (config.run.seed, config.learner.schedule) == (1, "linear" if falls else "constant")
 
 
+@pytest.mark.parametrize(
+    ("arm", "plain_arm"),
+    [
+        ("learnability_imitating", "learnability_small"),
+        ("ppo_kl_imitating", "ppo_kl"),
+        ("ppo_imitating", "ppo_growing"),
+    ],
+)
+def test_imitation_is_all_that_its_arms_add(arm: str, plain_arm: str) -> None:
+    for hardness in HARDNESSES:
+        one, other = (configuration(Run("rule", hardness, name, 3), Path("runs"), {}) for name in (arm, plain_arm))
+        assert (one.replay.imitated, one.algorithm.positive_coefficient) == (32, 1.0)
+        replay, algorithm = {**one.replay.model_dump(), "imitated": 0}, one.algorithm.model_dump()
+        assert {
+            **one.model_dump(),
+            "replay": replay,
+            "algorithm": {**algorithm, "positive_coefficient": 0.0},
+        } == other.model_dump()
+
+
 def test_arms_differ_only_where_rollouts_start_and_in_the_kl_that_holds_the_root() -> None:
     plain_one = configuration(Run("rule", "hard", "ppo", 3), Path("runs"), {}).model_dump()
     other = configuration(Run("rule", "hard", "learnability_small", 3), Path("runs"), {}).model_dump()
