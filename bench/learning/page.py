@@ -15,6 +15,7 @@ from bench.learning.measures import LEARNT, MASTERED, area, plain, tokens_to
 from bench.learning.plan import ABLATIONS, ARMS, HARDNESSES, SETTINGS, with_solutions
 from bench.learning.plots import draw, overview, panels_of
 from bench.learning.results import (
+    ABLATED,
     ENOUGH,
     OURS,
     Arms,
@@ -52,6 +53,9 @@ OTHERS = (
     "uniform_filtered_small",
     "success_prefix_small",
     "frontier_small",
+    "learnability_small",
+    "ppo_imitating",
+    "ppo_kl_imitating",
     *OVERSAMPLING,
 )
 """Arms that ours must beat, also where they are not the best baseline."""
@@ -173,8 +177,8 @@ def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
         "",
         *table(arms, usual, setting),
     ]
-    if varied and OURS in arms:
-        lines += [f"`{OURS}` with one piece changed:", "", *table(arms, [OURS, *varied], setting)]
+    if varied and ABLATED in arms:
+        lines += [f"`{ABLATED}` with one piece changed:", "", *table(arms, [ABLATED, *varied], setting, ABLATED)]
     return [*lines, "More measures:", "", *more_measures(arms, [*usual, *varied])]
 
 
@@ -203,17 +207,17 @@ def summary(found: Mapping[Setting, Arms]) -> list[str]:
     return grid(heading, rows)
 
 
-def table(arms: Arms, names: Sequence[str], setting: Setting) -> list[str]:
-    """The main measures of some arms, a row each, and the tokens of ours divided by theirs."""
+def table(arms: Arms, names: Sequence[str], setting: Setting, ours: str = OURS) -> list[str]:
+    """The main measures of some arms, a row each, and the tokens of the arm `ours` divided by theirs."""
     heading = ["arm", "seeds", *(title for _, title, _, _ in COLUMNS)]
-    heading += [f"tokens of `{OURS}` / its: to {HALFWAY}", f"to {LEVEL}", "to its final success"]
+    heading += [f"tokens of `{ours}` / its: to {HALFWAY}", f"to {LEVEL}", "to its final success"]
     task, hardness = setting
     falling = SETTINGS[task][hardness].falling
     rows = []
     for arm in names:
         notes = ["given solutions"] * with_solutions(arm) + ["rate falls"] * (arm in falling)
         title = f"{arm} ({', '.join(notes)})" if notes else arm
-        rows.append([title, str(len(arms[arm])), *cells(arms[arm], COLUMNS), *ratios(arms, arm)])
+        rows.append([title, str(len(arms[arm])), *cells(arms[arm], COLUMNS), *ratios(arms, arm, ours)])
     return grid(heading, rows)
 
 
@@ -235,12 +239,12 @@ def cells(seeds: Mapping[int, Result], columns: Columns) -> list[str]:
     return [text_of(found[name], scale, digits) for name, _, scale, digits in columns]
 
 
-def ratios(arms: Arms, arm: str) -> list[str]:
-    """The tokens of ours divided by those of an arm: to both levels, and to the arm's final success."""
-    if OURS not in arms or arm == OURS:
+def ratios(arms: Arms, arm: str, ours: str = OURS) -> list[str]:
+    """The tokens of the arm `ours` divided by those of an arm: to both levels, and to the arm's final success."""
+    if ours not in arms or arm == ours:
         return ["-"] * 3
     return [
-        text_of(ratio_to(arms, OURS, arm, level), never="ours never", zero="arm never")
+        text_of(ratio_to(arms, ours, arm, level), never="ours never", zero="arm never")
         for level in (HALFWAY, LEVEL, None)
     ]
 

@@ -9,11 +9,23 @@ import numpy as np
 
 from bench.learning.measures import LEARNT
 from bench.learning.plan import ABLATIONS, ARMS, with_solutions
-from bench.learning.results import ENOUGH, OURS, Arms, Setting, curve, success_before
+from bench.learning.results import ABLATED, ENOUGH, OURS, Arms, Setting, curve, success_before
 from bench.learning.statistics import on_grid
 from core.seeds import generator
 
-SHOWN = ("ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "value_small", OURS)
+SHOWN = (
+    "ppo",
+    "ppo_small",
+    "ppo_growing",
+    "ppo_falling",
+    "ppo_kl",
+    "grpo",
+    "value_small",
+    "ppo_imitating",
+    "ppo_kl_imitating",
+    ABLATED,
+    OURS,
+)
 """Arms of the plot that shows all settings."""
 MOST_INSIDE = 8
 """Arms of a panel's legend; a longer one stands beside the panels."""

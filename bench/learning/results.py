@@ -14,7 +14,9 @@ Setting = tuple[str, str]
 """Task and hardness."""
 Arms = Mapping[str, Mapping[int, Result]]
 """Arm -> seed -> result, of one setting."""
-OURS = "learnability_small"
+OURS = "learnability_imitating"
+ABLATED = "learnability_small"
+"""The arm of which the ablations change one piece."""
 ENOUGH = 5
 """Seeds from which a goal is judged."""
 

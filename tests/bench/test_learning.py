@@ -192,10 +192,12 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     never = "arm never (arm never to arm never)"
     assert rows["value"].endswith(f"| {never} | {never} | 0.06 (0.06 to 0.06) |")  # at 0.1 after 12.5 instead of 200
     assert rows["grpo"].endswith("| ours never (ours never to ours never) |")
-    assert "| learnability_small | 0.60 (0.60 to 0.60) |" in more  # area (40 + 80) / 200
-    arms["on_top_filled"] = arms["ppo"]
+    assert f"| {results.OURS} | 0.60 (0.60 to 0.60) |" in more  # area (40 + 80) / 200
+    arms["on_top_filled"], arms[results.ABLATED] = arms["ppo"], arms[results.OURS]
     tables = "\n".join(page.section(("rule", "hard"), arms, "x.png")).split("with one piece changed:")
     assert ["| on_top_filled | 5 |" in one for one in tables] == [False, True]
+    assert [f"tokens of `{results.ABLATED}` / its" in one for one in tables] == [False, True]
+    del arms[results.ABLATED]
     (row,) = page.summary({("rule", "hard"): arms, ("rule", "easy"): {"ppo": arms["ppo"]}})[2:-1]
     assert row.startswith(
         "| rule, hard (5 seeds) | 0.0000 (0.0000 to 0.0000) | ppo, grpo | 0.80 (0.80 to 0.80), 0.90 (0.90 to 0.90) |"
@@ -231,7 +233,7 @@ def test_mastered_arms_end_equally_and_what_is_never_mastered_is_compared_at_the
     del arms["grpo"], arms["ppo"]
     arms["ppo"] = arms["value_small"]
     values = {check.name: check.value for check in page.goals(("rule", "hard"), arms)}
-    name = "rule, hard: tokens of learnability_small to the final success of {} / its tokens, upper end of its interval"
+    name = "rule, hard: tokens of learnability_imitating to the final success of {} / its tokens, upper end of its interval"
     assert values[name.format("value_small")] == pytest.approx(0.5)  # 0.35 after 100 instead of 200
     assert values[name.format("uniform_small")] == 0.0  # it gains 0.02, which is nothing
 
