@@ -89,6 +89,11 @@ def check_algorithm(config: Config, trajectories: int) -> None:
             "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set that to 1, or "
             "replay.imitated to 0"
         )
+    if config.replay.imitated and config.rollout.samples < 2:
+        raise ConfigError(
+            "replay.imitated repeats successes of problems of which at most half of the rollouts succeed, but rollout.samples is 1; "
+            "raise it to 2 or more"
+        )
     _check_learner(config.learner)
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(

@@ -208,6 +208,12 @@ class Candidate:
     reward: float  # of the whole response
     version: int  # weight version at which the values were computed
     parent: StateKey | None = None  # the state the trajectory was started from (lineage)
+    truncated: bool = False  # the response lacks its end
+
+    @property
+    def from_root(self) -> bool:
+        """Whether it is an own rollout from the root."""
+        return self.parent is None and self.provenance != Provenance.CANONICAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from learner.distributed.actor_critic import StepPlan
 from learner.distributed.ranks import LocalRanks, Ranks
 from learner.distributed.worker import RankWorker
 from learner.losses import adapted_coefficient, faded_coefficient
-from learner.packing.assign import Assignment, assign_steps, assign_trees
+from learner.packing.assign import Assignment, assign_steps_apart, assign_trees
 from learner.packing.batch import (
     Row,
     input_batches,
@@ -155,8 +155,8 @@ class LearnerGroup:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
-        Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards: it says nothing about the policy, which
-        takes no step. A minibatch with a NaN or Inf is left out. A NaN or Inf that arises in a loss or a gradient skips that step on
+        Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated responses: it says
+        nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. A NaN or Inf that arises in a loss or a gradient skips that step on
         all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps after a pass that moved it by
         more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response. Raises DivergenceError when
         `max_skipped_steps` in a row were skipped.
@@ -170,9 +170,10 @@ class LearnerGroup:
         changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
         algorithm = self._algorithm.model_copy(update=changed)
         batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._longest)
+        imitated = imitated if warm else ()
         batch = with_imitated(batch, imitated) if imitated else batch
-        starts = [judged.trajectory.start for judged in (*(s.judged for s in scored), *imitated)]
-        train_policy = policy = warm and batch.teaches(range(len(starts)), algorithm)
+        own, earlier = ([item.trajectory.start for item in items] for items in (scored, imitated))
+        train_policy = policy = warm and batch.teaches(range(len(batch.rows)), algorithm)
         taken: list[TakenStep] = []
         has_critic = config.value_model != "none"
         for number in range(max(config.epochs, config.critic_epochs)):
@@ -180,7 +181,7 @@ class LearnerGroup:
             critic = has_critic and number < config.critic_epochs
             if policy or critic or not taken:
                 rng = generator(self._seed, "minibatches", state.updates, number)
-                minibatches = assign_steps(starts, config.minibatches, rng)
+                minibatches = assign_steps_apart(own, earlier, config.minibatches, rng)
                 last = self._pass(batch, algorithm, taken, minibatches, policy, critic)
                 taken += last
                 policy = policy and not moved_too_far([step.sums for step in last], config.kl_stop)

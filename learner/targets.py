@@ -39,7 +39,7 @@ class TargetBatch:
     stats: BatchStats
 
     def teaches(self, rows: Sequence[int], config: AlgorithmConfig) -> bool:
-        """Whether the policy learns from some trajectories: from an advantage, a correct response, or the entropy bonus.
+        """Whether the policy learns from some trajectories: from an advantage, a correct or imitated response, or the entropy bonus.
 
         A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would enlarge rounding errors.
         """

@@ -46,7 +46,7 @@ class Evidence:
 
     def add(self, candidates: Sequence[Candidate]) -> None:
         """Count the values of new states, and the rollouts from the root: all of a problem come together."""
-        roots = [c for c in candidates if c.parent is None and c.provenance != Provenance.CANONICAL]
+        roots = [c for c in candidates if c.from_root]
         won = [c.problem_id for c in roots if c.provenance == Provenance.OWN_SUCCESSFUL]
         self.roots[0] += len(won)
         self.roots[1] += len(roots) - len(won)

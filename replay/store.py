@@ -57,6 +57,7 @@ class ReplayStore:
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._ranking = RANKINGS[config.ranking]
+        self._imitated = config.imitated
         self._max_bytes, self._decay = int(config.max_gib * 2**30), config.decay
         self._forget()
         self._sequence = [0] * config.shards  # number of each shard's last write
@@ -84,7 +85,8 @@ class ReplayStore:
         parts = self._split(candidates, [c.problem_id for c in candidates])
         self._write({shard: writes.pack_candidates(part, self._vocabulary) for shard, part in parts.items()})
         self._evidence.add(candidates)
-        self._successes.add(candidates)
+        if self._imitated:
+            self._successes.add(candidates)
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
@@ -112,9 +114,9 @@ class ReplayStore:
             self._evidence.remember(drawn)
         return drawn.states()
 
-    def successes(self, n: int, seed: int) -> list[tuple[str, IntArray]]:
-        """Problem ids and responses [R] of at most n own successes, of problems that the root does not solve yet."""
-        return self._successes.draw(n, seed)
+    def successes(self, seed: int) -> list[tuple[str, IntArray]]:
+        """Problem ids and responses [R] of at most `replay.imitated` own successes, of problems that the root does not solve yet."""
+        return self._successes.draw(self._imitated, seed)
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
         """The n states of highest priority whose value is older than weight version `older_than`, best first.

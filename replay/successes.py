@@ -3,8 +3,8 @@
 Used by `replay/store.py`. It is kept in the driver, because it needs whole responses, and shards keep tokens up to the last state only.
 Invariant: it depends only on the rollouts from the root that were added, in their order.
 
-Worked example, 8 rollouts of a problem in each visit: 2 succeed, and the last of them is kept; none succeeds, and it stays; 4 succeed,
-and it is dropped, because from there on the root itself teaches more.
+Worked example, 8 rollouts of a problem in each visit: 2 succeed, and the last of them is kept. None succeeds, and it stays. 5 succeed,
+and it is dropped, because from there on the root itself teaches more. A truncated success counts, and is never kept: it has no end.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ import numpy as np
 from core.records import Candidate, IntArray, Provenance
 from core.seeds import generator
 
-MOST = 4096
-"""Problems whose success is kept; that of the problem visited longest ago goes first."""
+MOST = 1024
+"""Successes that are kept; the oldest goes first."""
 SOLVED = 0.5
-"""Share of a visit's rollouts that succeed, from which on a problem is no longer imitated."""
+"""A problem of which a larger share of a visit's rollouts succeeds is not imitated."""
 
 
 class Successes:
-    """One own success of each problem, the one kept longest first."""
+    """One own success of each problem, the oldest first."""
 
     def __init__(self, kept: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
         self._kept: dict[str, IntArray] = {name: np.array(tokens, np.int32) for name, tokens in kept}
@@ -30,14 +30,16 @@ class Successes:
         """Keep the newest success of each problem, and drop those of solved problems. All rollouts of a visit come together."""
         visits: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            if candidate.parent is None and candidate.provenance != Provenance.CANONICAL:
+            if candidate.from_root:
                 visits.setdefault(candidate.problem_id, []).append(candidate)
         for name, rollouts in visits.items():
             won = [rollout for rollout in rollouts if rollout.provenance == Provenance.OWN_SUCCESSFUL]
-            if won:
+            whole = [rollout.response_ids for rollout in won if not rollout.truncated]
+            solved = len(won) > SOLVED * len(rollouts)
+            if solved or whole:
                 self._kept.pop(name, None)
-            if won and len(won) < SOLVED * len(rollouts):
-                self._kept[name] = won[-1].response_ids
+            if whole and not solved:
+                self._kept[name] = whole[-1]
         for name in list(self._kept)[: max(0, len(self._kept) - MOST)]:
             del self._kept[name]
 

@@ -108,6 +108,12 @@ def test_replay_was_used_and_its_outcomes_are_in_the_metrics(straight: Path) -> 
     assert last["weight_version"] == 10
 
 
+def test_earlier_successes_are_repeated(straight: Path) -> None:
+    repeated = [line["imitated"] for line in metrics(straight)]
+    assert repeated[0] == 0  # there are no earlier ones
+    assert 0 < max(repeated) <= 4
+
+
 def test_the_kl_fades_with_the_fresh_problems_that_succeed(straight: Path) -> None:
     for line in metrics(straight):
         fresh = round(16 * (1 - line["replay_share"]))

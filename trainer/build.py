@@ -72,7 +72,6 @@ def iteration_settings(config: Config) -> IterationSettings:
         mask_truncated=config.algorithm.overlong == "mask",
         canonical=config.replay.canonical,
         chains=ranking.chains,
-        imitated=config.replay.imitated,
         refresh_states=config.replay.refresh if ranking.needs_values and critic(config) != "none" else 0,
         refresh_while_generating=not config.rollout.sleep,
         probe_sequences=config.learner.probe_sequences,

@@ -60,7 +60,7 @@ def collect_metrics(
         reward=sum(item.verdict.reward for item in judged) / len(judged),
         replay_share=sum(start.replayed for start in result.starts) / len(result.starts),
         erroneous_share=erroneous_share(result.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
-        imitated=result.imitated,
+        imitated=len(result.imitated) if result.stats.policy_trained else 0,
         judge_failures=sum(item.verdict.judge_failed for item in judged),
         resampled_starts=len({item.trajectory.start.id for item in result.dropped}),
         **_of_update(result.stats),

@@ -80,6 +80,8 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("replay"):
         parts.problems.record([*judged, *dropped])
         replay.record(outcomes([*judged, *dropped]))
+        successes = replay.successes(derive(settings.seed, "imitated", number))
+        imitated = imitated_rollouts(successes, parts.by_id, parts.tool)
         offer = candidates_of(parts, settings)
         replay.add(
             [
@@ -89,14 +91,12 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
             ]
         )
     with clock.phase("update"):
-        successes = replay.successes(settings.imitated, derive(settings.seed, "imitated", number))
-        imitated = imitated_rollouts(successes, parts.by_id, parts.tool)
         stats = learner.update(scored, parts.boundaries, unsolved_share([*judged, *dropped]), imitated)
     with clock.phase("broadcast"):
         report, failure = broadcast(
             parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]
         )
-    return IterationResult(number, starts, scored, stats, report, dropped, len(imitated), extra, failure)
+    return IterationResult(number, starts, scored, stats, report, dropped, imitated, extra, failure)
 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:

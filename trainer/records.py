@@ -63,7 +63,6 @@ class IterationSettings:
     mask_truncated: bool  # the learner leaves truncated continuations out
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
-    imitated: int  # own successes that the policy repeats in an update, at most
     refresh_states: int  # states per iteration that get a new value
     refresh_while_generating: bool  # False if engines and critic share one GPU
     probe_sequences: int
@@ -88,6 +87,6 @@ class IterationResult:
     stats: UpdateStats
     broadcast: BroadcastReport
     dropped: list[Judged]  # rollouts of starts that were replaced
-    imitated: int  # own successes that the policy repeated
+    imitated: list[Judged]  # earlier own successes that the policy repeated
     extra: list[Judged]  # rollouts made for the estimator: baselines and values
     failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete

@@ -152,6 +152,7 @@ def candidates(
                 reward=item.verdict.reward,
                 version=version,
                 parent=start.state_key,
+                truncated=item.trajectory.finish.truncated,
             )
         )
     return found
@@ -189,7 +190,7 @@ def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Proble
 
 
 def _rollout(start: Start, tokens: IntArray, verdict: Verdict, mask: Flags | None = None) -> Judged:
-    """A continuation that no engine generated, to be valued and never trained on."""
+    """A continuation that no engine generated in this iteration, to be valued or imitated."""
     logprobs = np.zeros(tokens.size, np.float32)
     return Judged(Trajectory(start, 0, tokens, logprobs, np.zeros(tokens.size, np.int32), Finish.STOP, mask), verdict)
 

@@ -66,7 +66,7 @@ _KL: Fields = {"algorithm.kl_coefficient": 0.2, "algorithm.kl_schedule": "unsolv
 """A KL that holds the root while it fails, and fades to a tenth as it succeeds."""
 _ON_TOP: Fields = {**_GROWING, **_KL}
 _IMITATING: Fields = {"replay.imitated": 32, "algorithm.positive_coefficient": 1.0}
-"""Every update repeats up to 32 earlier own successes."""
+"""Up to 32 earlier own successes in every update, in the language-model loss that takes the batch's correct responses, too."""
 _RESAMPLED: Fields = {**FROM_ROOT, **_SMALL, **_KL, "rollout.resample": 8}
 """Dynamic sampling: 8 problems with different rewards, of up to 72."""
 
@@ -89,12 +89,13 @@ ABLATIONS: Mapping[str, Fields] = {
     "on_top_ratio_0.25": {**_ON_TOP, "rollout.starts": 11, "replay.ratio": 0.25},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
     "on_top_critic_warmup": {**_ON_TOP, "learner.critic_warmup": 10},
+    "on_top_positive": {**_ON_TOP, "algorithm.positive_coefficient": 1.0},
     "on_top_adam_epsilon": {**_ON_TOP, "learner.adam_epsilon": 1e-8},
     "on_top_adam": {**_ON_TOP, "learner.adam_epsilon": 1e-8, "learner.adam_beta2": 0.999},
 }
 """`learnability_small` with one piece changed, at the medium setting only: with `ratio_0.125`, `ratio_0.25` and `ratio_0.8` 8 fresh
 problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone. `critic_warmup`: the policy learns
-from the 11th iteration on. `adam`: its usual settings, and `adam_epsilon`: its usual epsilon."""
+from the 11th iteration on. `positive`: the language-model loss of the imitating arms, on correct responses of the batch alone. `adam`: its usual settings, and `adam_epsilon`: its usual epsilon."""
 
 ARMS: Mapping[str, Fields] = {
     "ppo": FROM_ROOT,

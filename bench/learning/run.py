@@ -17,7 +17,7 @@ from typing import Any
 from bench.learning.measures import MASTERED, learnability, plain
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from core.config import Config
-from core.records import Scored
+from core.records import Judged, Scored
 from core.run_directory import RunDirectory, write_atomically
 from core.startup import set_environment
 from tasks.starter import resolve_model
@@ -59,11 +59,12 @@ class Progress:
         self.first: dict[str, int | None] = {"root": None, "any": None}  # generated tokens until the first success
         self._recent: list[Row] = []
 
-    def add(self, scored: Sequence[Scored], metrics: IterationMetrics) -> None:
+    def add(self, scored: Sequence[Scored], imitated: Sequence[Judged], metrics: IterationMetrics) -> None:
         """Count an iteration. Trained tokens are all that the learner read in its update: prompt, prefix and continuation."""
         self.iterations += 1
         self.generated = metrics.total_tokens
-        self.trained += sum(item.trajectory.sequence_ids.size for item in scored)
+        judged = [*(item.judged for item in scored), *imitated]
+        self.trained += sum(item.trajectory.sequence_ids.size for item in judged)
         self.seconds += metrics.seconds.total
         row = {name: getattr(metrics, name) for name in MEANS}
         for name, replayed in (("learnability", None), ("replayed_learnability", True)):
@@ -115,7 +116,7 @@ def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, 
         metrics = collect_metrics(
             parts, result, clock.seconds(), tokens_before=before, busy_before=0.0, evaluation=None
         )
-        progress.add(result.scored, metrics)
+        progress.add(result.scored, result.imitated, metrics)
         if progress.generated * POINTS // budget > before * POINTS // budget:
             rows.append(progress.row(evaluate_policy(parts.actors, parts.task, plan)))
             mastered = mastered + 1 if rows[-1]["pass@1"]["mean"] >= MASTERED else 0

@@ -43,7 +43,7 @@ class ReplayConfig(Section):
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
     imitated: Whole = 0
-    """Own successes of problems that the root does not solve yet which the policy repeats in every update, as a language model does (self-imitation, 1806.05635); their weight is algorithm.positive_coefficient."""
+    """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the newest of each problem of which at most half of the rollouts from the root succeed. Their weight is algorithm.positive_coefficient."""
     refresh: Whole = 256
     """Stale values that the critic recomputes per iteration, highest priority first."""
     deadline: Positive = 120.0

@@ -5,6 +5,7 @@ the same number of micro-batches, some of them empty (DeepSpeed's collectives ne
 exceeds the budget. The assignment to micro-batches never changes a loss (see `learner.losses`), only its cost.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,6 +29,19 @@ def assign_steps(starts: Sequence[Start], steps: int, rng: np.random.Generator) 
         problems.setdefault(starts[row].problem_id, {}).setdefault(starts[row].id, []).append(row)
     order = [row for of_problem in problems.values() for rows in of_problem.values() for row in rows]
     return [part.tolist() for part in np.array_split(order, steps) if len(part)]
+
+
+def assign_steps_apart(
+    own: Sequence[Start], imitated: Sequence[Start], steps: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """`assign_steps` for own rows and for imitated rows behind them, each by itself: every step has its part of both.
+
+    The own rows of a step are those that it would have without imitated ones.
+    """
+    first, second = assign_steps(own, steps, rng), assign_steps(imitated, steps, rng)
+    behind = [[len(own) + row for row in rows] for rows in second]
+    none: list[int] = []
+    return [[*rows, *more] for rows, more in itertools.zip_longest(first, behind, fillvalue=none)]
 
 
 def assign_trees(rows: Sequence[IntArray], budget: int, ranks: int) -> Assignment:

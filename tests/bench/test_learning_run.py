@@ -33,14 +33,21 @@ def test_outcomes_are_counted_by_start() -> None:
 def test_progress_counts_tokens_first_successes_and_means() -> None:
     progress = Progress()
     first = replace(iteration(1), total_tokens=100, kl=0.01, replay_success=math.nan)
-    progress.add(batch((False, False), (True, False)), first)
+    progress.add(batch((False, False), (True, False)), [], first)
     assert progress.first == {"root": None, "any": 100}
-    progress.add(batch((True, False), (False, False)), replace(first, total_tokens=200, kl=0.03, replay_success=0.25))
+    earlier = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8, 9), True)
+    second = replace(first, total_tokens=200, kl=0.03, replay_success=0.25)
+    progress.add(batch((True, False), (False, False)), [earlier], second)
     assert progress.first == {"root": 200, "any": 100}
     right = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8), True)
     evaluation = score_responses([PROBLEM], [right], [right, right], {}, 0)
     row = progress.row(evaluation)
-    assert (row["iterations"], row["generated"], row["trained"], row["greedy"]) == (2, 200, 2 * (3 + 3 + 6 + 6), 1.0)
+    assert (row["iterations"], row["generated"], row["trained"], row["greedy"]) == (
+        2,
+        200,
+        2 * (3 + 3 + 6 + 6) + 4,
+        1.0,
+    )
     assert row["kl"] == pytest.approx(0.02)
     assert (row["largest_kl"], row["replay_success"]) == (0.03, 0.25)  # a mean leaves out what has no value
     assert row["learnability"] == pytest.approx(1.0)  # 4 x 2/1 x 1/4 = 2 of one start and 0 of the other, in both

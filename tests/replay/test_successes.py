@@ -15,10 +15,21 @@ EMPTY = np.zeros(0, np.int32)
 
 
 def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None) -> list[Candidate]:
-    """Rollouts of a visit, "+" or "-" each, whose responses are [first], [first + 1], ...; c is a canonical solution."""
+    """Rollouts of a visit, "+", "-" or t (a truncated success) each, whose responses are [first], [first + 1], ...; c is a canonical solution."""
     kinds = {"+": Provenance.OWN_SUCCESSFUL, "-": Provenance.OWN_FAILED, "c": Provenance.CANONICAL}
+    kinds["t"] = Provenance.OWN_SUCCESSFUL
     return [
-        Candidate(problem, np.array([token], np.int32), EMPTY, EMPTY.astype(np.float32), kinds[kind], 0.0, 1, parent)
+        Candidate(
+            problem,
+            np.array([token], np.int32),
+            EMPTY,
+            EMPTY.astype(np.float32),
+            kinds[kind],
+            0.0,
+            1,
+            parent,
+            kind == "t",
+        )
         for token, kind in enumerate(outcomes, first)
     ]
 
@@ -35,7 +46,19 @@ def test_the_worked_example() -> None:
     assert kept(found) == {"p": [4]}
     found.add(visit("p", "+-------", first=21))
     assert kept(found) == {"p": [21]}
-    found.add(visit("p", "++++----"))
+    found.add(visit("p", "++++----", first=31))
+    assert kept(found) == {"p": [34]}
+    found.add(visit("p", "+++++---"))
+    assert kept(found) == {}
+
+
+def test_a_truncated_success_counts_and_is_not_kept() -> None:
+    found = Successes()
+    found.add(visit("p", "+t------"))
+    assert kept(found) == {"p": [1]}
+    found.add(visit("p", "t-------", first=11))
+    assert kept(found) == {"p": [1]}
+    found.add(visit("p", "+tttt---", first=21))
     assert kept(found) == {}
 
 
@@ -45,12 +68,12 @@ def test_continuations_of_states_and_canonical_solutions_are_not_own_successes_f
     assert kept(found) == {}
 
 
-def test_the_problem_visited_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(successes, "MOST", 2)
     found = Successes()
-    for name in "abac":
-        found.add(visit(name, "+--"))
-    assert set(kept(found)) == {"a", "c"}
+    for name, outcomes in (("a", "+--"), ("b", "+--"), ("a", "---"), ("c", "+--")):
+        found.add(visit(name, outcomes))
+    assert set(kept(found)) == {"b", "c"}
 
 
 def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
@@ -62,13 +85,16 @@ def test_a_draw_is_without_replacement_and_by_the_seed() -> None:
 
 
 def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) -> None:
-    first, second = (opened(tmp_path / name, local=True) for name in ("first", "second"))
+    first, second = (opened(tmp_path / name, local=True, imitated=5) for name in ("first", "second"))
     first.add([*visit("p", "+--"), *visit("q", "-+-")])
     first.save(tmp_path / "saved")
     second.restore(tmp_path / "saved")
-    drawn = [(name, tokens.tolist()) for name, tokens in second.successes(5, seed=3)]
-    assert drawn == [(name, tokens.tolist()) for name, tokens in first.successes(5, seed=3)]
+    drawn = [(name, tokens.tolist()) for name, tokens in second.successes(seed=3)]
+    assert drawn == [(name, tokens.tolist()) for name, tokens in first.successes(seed=3)]
     assert len(drawn) == 2
     assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [["p", [1]], ["q", [2]]]
     second.clear()
-    assert second.successes(5, seed=3) == []
+    assert second.successes(seed=3) == []
+    third = opened(tmp_path / "third", local=True)
+    third.add(visit("p", "+--"))
+    assert third.successes(seed=3) == []  # nothing is kept that is not wanted

@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from core.records import (
     Trajectory,
     Verdict,
 )
+from core.tools import TokenTool
 from trainer.starts import (
     NO_VALUES,
     candidates,
@@ -146,6 +149,9 @@ def test_an_imitated_success_is_a_whole_response_from_the_root() -> None:
     found = imitated_rollouts([("p", ids(8, 9))], {"p": PROBLEM})[0].trajectory
     assert (found.start.replayed, found.start.context_ids.tolist(), found.tokens.tolist()) == (False, [1, 2], [8, 9])
     assert found.generated.all()
+    tool = cast(TokenTool, SimpleNamespace(mask=lambda tokens: tokens != 9))
+    answered = imitated_rollouts([("p", ids(8, 9, 8))], {"p": PROBLEM}, tool)[0].trajectory
+    assert answered.generated.tolist() == [True, False, True]  # the tool's part is not imitated
 
 
 def test_a_value_query_reads_the_state_before_its_token() -> None:

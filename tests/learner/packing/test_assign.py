@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.records import IntArray, Start
-from learner.packing.assign import Assignment, assign_padded, assign_steps, assign_trees
+from learner.packing.assign import Assignment, assign_padded, assign_steps, assign_steps_apart, assign_trees
 from learner.packing.trees import line_of
 
 LENGTHS = st.lists(st.integers(2, 400), min_size=1, max_size=60)
@@ -25,6 +25,19 @@ def check_whole(assignment: Assignment, rows: int, ranks: int) -> None:
 def read(rows: list[IntArray], group: IntArray) -> int:
     """Tokens of a micro-batch's line."""
     return len(line_of([rows[i] for i in group])[0]) if len(group) else 0
+
+
+@given(st.integers(0, 40), st.integers(0, 20), st.integers(1, 8), st.integers(0, 9))
+def test_imitated_rows_come_to_steps_that_are_otherwise_the_same(own: int, more: int, steps: int, seed: int) -> None:
+    none = np.zeros(0, dtype=np.int32)
+    starts = [Start(f"s{number // 4}", f"p{number // 4}", none, none, 4, 0, None) for number in range(own)]
+    earlier = [Start(f"i{number}", f"q{number}", none, none, 1, 0, None) for number in range(more)]
+    found = assign_steps_apart(starts, earlier, steps, np.random.default_rng(seed))
+    alone = assign_steps(starts, steps, np.random.default_rng(seed))
+    assert [step for step in ([row for row in rows if row < own] for rows in found) if step] == alone
+    assert sorted(row for step in found for row in step) == list(range(own + more))
+    counts = [sum(row >= own for row in step) for step in found]
+    assert max(counts, default=0) - min(counts, default=0) <= 1
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 8), st.integers(0, 9))
