@@ -308,7 +308,8 @@ def write_page(folder: Path, *, quick: bool) -> None:
 
 HEAD = f"""# learning
 
-Does replay learn more than PPO? The first table has a row per setting. It compares `{OURS}` with two baselines: the one with
+Does replay learn more than PPO? `{OURS}` replays states and repeats earlier own successes. `{ABLATED}` only replays,
+`ppo_kl_imitating` only repeats. The first table has a row per setting. It compares `{OURS}` with two baselines that do neither: the one with
 the largest area, and the one that ends highest. Its last three columns are ratios of tokens: those of `{OURS}` divided by those
 of the first baseline (to {HALFWAY} and to {LEVEL}) and of the second (to its final success, which counts as at least {LEARNT} above the
 first and at most {MASTERED}).
