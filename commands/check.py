@@ -84,14 +84,13 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
         "starts per iteration": f"{plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), {'the rest fresh' if config.replay.fill else 'the rest fresh or left out'}",
         "trajectories": f"{plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
         "minibatch": f"{plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
-        "imitated": f"up to {config.replay.imitated} own earlier successes more in every update",
         "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = {plan.steps_per_iteration} per iteration, "
         f"{plan.total_steps} in {config.run.iterations} iterations",
         "context": f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = {plan.context_tokens} tokens",
         "generated tokens": f"at most {plan.max_tokens:,} per iteration",
     }
-    if not config.replay.imitated:
-        del rows["imitated"]
+    if config.replay.imitated:
+        rows["imitated"] = f"up to {config.replay.imitated} own earlier successes more in every update"
     return "\n".join(["batch arithmetic", *(f"  {name:<25} {text}" for name, text in rows.items())])
 
 

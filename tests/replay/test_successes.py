@@ -15,9 +15,12 @@ EMPTY = np.zeros(0, np.int32)
 
 
 def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None) -> list[Candidate]:
-    """Rollouts of a visit, "+", "-" or t (a truncated success) each, whose responses are [first], [first + 1], ...; c is a canonical solution."""
-    kinds = {"+": Provenance.OWN_SUCCESSFUL, "-": Provenance.OWN_FAILED, "c": Provenance.CANONICAL}
-    kinds["t"] = Provenance.OWN_SUCCESSFUL
+    """Rollouts of a visit with the responses [first], [first + 1], ...
+
+    A character each: + a success, t a truncated one, - a failure, c a canonical solution.
+    """
+    own, failed = Provenance.OWN_SUCCESSFUL, Provenance.OWN_FAILED
+    kinds = {"+": own, "t": own, "-": failed, "c": Provenance.CANONICAL}
     return [
         Candidate(
             problem,
