@@ -7,8 +7,8 @@ Called by `launch.py`. It reads only the run's files, so the run may still be ru
 from argparse import Namespace
 
 from core.run_directory import RunDirectory
+from monitor import store_table
 from monitor.store_view import open_store
-from replay import inspection
 from replay.stats import combine, shard_stats
 
 
@@ -17,14 +17,14 @@ def show_states(options: Namespace) -> int:
     view = open_store(RunDirectory.open(options.run))
     table, shards = view.table, view.shards
     depth = None if options.depth is None else tuple(options.depth)  # prefix tokens, both ends included
-    found = inspection.select(table, problem=options.problem, provenance=options.provenance, depth=depth)
+    found = store_table.select(table, problem=options.problem, provenance=options.provenance, depth=depth)
     if options.export is not None:
-        inspection.export(inspection.with_prefixes(found, shards, view.decode), options.export)
+        store_table.export(store_table.with_prefixes(found, shards, view.decode), options.export)
         print(f"{found.num_rows} states written to {options.export}")
         return 0
-    best = inspection.first_states(found, options.problems, options.top)
+    best = store_table.first_states(found, options.problems, options.top)
     prompts = {name: prompt for name, (prompt, _) in view.problems.items()}
-    print(inspection.states_text(inspection.with_prefixes(best, shards, view.decode), table, prompts))
-    print(inspection.store_summary(combine([shard_stats(shard) for shard in shards])))
+    print(store_table.states_text(store_table.with_prefixes(best, shards, view.decode), table, prompts))
+    print(store_table.store_summary(combine([shard_stats(shard) for shard in shards])))
     print(f"{found.num_rows} of {table.num_rows} states match")
     return 0

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from core.errors import RetrospectError, first_line
 from core.run_directory import RunDirectory
+from monitor.store_table import store_summary, with_prefixes
 from monitor.store_view import StoreView, open_store
-from replay.inspection import store_summary, with_prefixes
 from replay.stats import combine, shard_stats
 
 PAGE = Path(__file__).with_name("inspector.html")

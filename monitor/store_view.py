@@ -17,7 +17,7 @@ from core.errors import CheckpointError
 from core.load import load_config
 from core.records import IntArray
 from core.run_directory import RunDirectory
-from replay.inspection import read_shards, states_table
+from monitor.store_table import read_shards, states_table
 from replay.shard import Shard
 from trainer.checkpoint import latest, saved
 

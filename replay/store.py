@@ -24,6 +24,7 @@ from core.records import Candidate, FloatArray, IntArray, Outcome, ReplayedState
 from core.seeds import derive
 from replay import writes
 from replay.evidence import Evidence
+from replay.imitation import Successes
 from replay.keys import Keys, shard_of
 from replay.rankings.base import SuccessModel
 from replay.rankings.registry import RANKINGS
@@ -33,7 +34,6 @@ from replay.shard import Shard
 from replay.snapshot import FORMAT, MANIFEST, read_manifest
 from replay.stats import StoreStats, combine, shard_stats
 from replay.success import from_text, to_text
-from replay.successes import Successes
 
 R = TypeVar("R")
 

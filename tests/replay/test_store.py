@@ -15,7 +15,7 @@ import ray
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay.inspection import store_summary
+from monitor.store_table import store_summary
 from replay.rankings.registry import RANKINGS
 from replay.server import ShardServer
 from replay.shard import Shard

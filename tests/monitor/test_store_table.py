@@ -11,7 +11,7 @@ import pytest
 from core.config import ReplayConfig
 from core.errors import StoreError
 from core.records import Candidate, Outcome, Provenance
-from replay.inspection import (
+from monitor.store_table import (
     export,
     first_states,
     lineage,

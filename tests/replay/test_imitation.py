@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from core.records import Candidate, Provenance
-from replay import successes
-from replay.successes import Successes
+from replay import imitation
+from replay.imitation import Successes
 from tests.replay.test_store import opened
 
 EMPTY = np.zeros(0, np.int32)
@@ -72,7 +72,7 @@ def test_continuations_of_states_and_canonical_solutions_are_not_own_successes_f
 
 
 def test_the_oldest_success_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(successes, "MOST", 2)
+    monkeypatch.setattr(imitation, "MOST", 2)
     found = Successes()
     for name, outcomes in (("a", "+--"), ("b", "+--"), ("a", "---"), ("c", "+--")):
         found.add(visit(name, outcomes))
