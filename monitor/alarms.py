@@ -10,7 +10,7 @@ from trainer.metrics import IterationMetrics
 SPELL = 10
 """Iterations without any reward, or with useless replay, after which a person is told."""
 NEAR = 0.02
-"""Distance of replayed success from 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
+"""Distance of a success from 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
 RARE = 0.05
 """Success below which rewards are rare: with 8 samples, two starts in three have none."""
 MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1
@@ -73,9 +73,13 @@ def kl_spike(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the policy has (almost) no entropy left, and had some in the beginning. NaN, of the critic's warm-up, is no entropy."""
+    """Whether the policy has (almost) no entropy left, had some in the beginning, and has something left to find.
+
+    NaN, of the critic's warm-up, is no entropy.
+    """
     measured = [one.entropy for one in shown if one.entropy == one.entropy]
-    return bool(measured) and measured[-1] < GONE and measured[-1] < GONE * measured[0]
+    gone = bool(measured) and measured[-1] < GONE and measured[-1] < GONE * measured[0]
+    return gone and shown[-1].root_success < 1.0 - NEAR
 
 
 WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
