@@ -172,7 +172,8 @@ def profile(forms: Mapping[str, Laps]) -> list[Check]:
 
 def main(quick: bool) -> None:
     """Measure and write bench/results/loop.json."""
-    config = recipe({"rollout.starts": DEMO.rollout.starts // (4 if quick else 1), "replay.ratio": 0.0})
+    as_trl = {"replay.ratio": 0.0, "replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
+    config = recipe({"rollout.starts": DEMO.rollout.starts // (4 if quick else 1), **as_trl})
     iterations = 3 if quick else 6
     python = Path(os.environ.get("BENCH_PYTHON", ROOT / ".venv-bench" / "bin" / "python"))
     with ExitStack() as stack:

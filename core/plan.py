@@ -92,7 +92,7 @@ def check_algorithm(config: Config, trajectories: int) -> None:
     if config.replay.imitated and config.rollout.samples < 2:
         raise ConfigError(
             "replay.imitated repeats successes of problems of which at most half of the rollouts succeed, but rollout.samples is 1; "
-            "raise it to 2 or more"
+            "raise it to 2 or more, or set replay.imitated to 0"
         )
     _check_learner(config.learner)
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):

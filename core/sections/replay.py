@@ -42,8 +42,8 @@ class ReplayConfig(Section):
     """Weight of an outcome after one more visit of its problem: 0.95 remembers about 20."""
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
-    imitated: Whole = 0
-    """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the newest of each problem of which at most half of the rollouts from the root succeed. Their weight is algorithm.positive_coefficient."""
+    imitated: Whole = 32
+    """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the newest of each problem of which at most half of the rollouts from the root succeed. Their weight is algorithm.positive_coefficient. Measured: docs/method.md, Defaults."""
     refresh: Whole = 256
     """Stale values that the critic recomputes per iteration, highest priority first."""
     deadline: Positive = 120.0

@@ -177,11 +177,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"learner": {"critic_settled": 0.1}}, "learner.critic_warmup"),
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_coefficient": 0, "kl_target": 0.1}}, "algorithm.kl_coefficient"),
-    ({"replay": {"imitated": 8}}, "replay.imitated has no effect while algorithm.positive_coefficient"),
-    (
-        {"replay": {"imitated": 8}, "algorithm": {"positive_coefficient": 1.0}, "rollout": {"samples": 1}},
-        "rollout.samples is 1",
-    ),
+    ({"algorithm": {"positive_coefficient": 0}}, "replay.imitated has no effect while algorithm.positive_coefficient"),
+    ({"rollout": {"samples": 1}}, "rollout.samples is 1; raise it to 2 or more, or set replay.imitated to 0"),
     ({"rollout": {"engine": "hf", "tensor_parallel": 2}}, "rollout.tensor_parallel = 2"),
     ({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "rollout.gpus = 0.5"),
     ({"rollout": {"threads": 64}}, "rollout.threads = 64, but this machine has 4 cores"),

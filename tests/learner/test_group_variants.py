@@ -162,7 +162,7 @@ def check_final_values(learner: LearnerGroup, scored: list[Scored]) -> None:
 def bare_gradients(
     path: Path, rows: list[Row], batch: TrainBatch, value_coefficient: float, tau: float
 ) -> dict[str, torch.Tensor]:
-    """Gradient of PPO's loss on a shared trunk, written out: row by row, full logits, no engine."""
+    """Gradient of PPO's loss and the language-model loss on a shared trunk, written out: row by row, full logits, no engine."""
     from transformers import AutoModelForCausalLM
 
     model = SharedModel(AutoModelForCausalLM.from_pretrained(path, attention_dropout=0.0))
@@ -179,7 +179,8 @@ def bare_gradients(
     values = model.head(hidden)[:, 0]
     near = t.old_values + (values - t.old_values).clamp(-c.value_clip, c.value_clip)
     critic = 0.5 * torch.maximum((values - t.returns) ** 2, (near - t.returns) ** 2)
-    ((t.weights * t.importance * surrogate).sum() + value_coefficient * (t.weights * critic).sum()).backward()
+    policy = (t.weights * t.importance * surrogate - c.positive_coefficient * t.positive * chosen).sum()
+    (policy + value_coefficient * (t.weights * critic).sum()).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
