@@ -92,7 +92,7 @@ def _curves(panel: Any, arms: Arms, cost: str) -> None:
     from matplotlib import color_sequences
 
     shades = color_sequences["tab20"]
-    colors = [*shades[::2], *shades[1::2]]  # the ten strong ones first
+    colors = [*shades[::2], *shades[1::2], *color_sequences["tab20b"]]  # the ten strong ones first
     title, unit = COSTS[cost]
     for arm in (one for one in ARMS if one in arms):
         curves = [curve(one, cost) for one in arms[arm].values()]
