@@ -28,8 +28,8 @@ from core.plan import (
     check_resources,
     choose_device,
     demand,
-    kl_warnings,
     placement,
+    plan_warnings,
 )
 from core.run_directory import check_root
 from core.seeds import derive
@@ -54,7 +54,12 @@ def check_recipe(options: Namespace) -> int:
     check_methods(config)
     device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
     bundles = placement(config, device)
-    lines = [dump_config(config), describe_plan(config, plan), *describe_options(config.rollout), *kl_warnings(config)]
+    lines = [
+        dump_config(config),
+        describe_plan(config, plan),
+        *describe_options(config.rollout),
+        *plan_warnings(config),
+    ]
     print("\n".join([*lines, describe_placement(bundles, device)]))
     if options.offline:
         print("offline: model, data and devices were not checked")

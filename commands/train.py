@@ -16,7 +16,7 @@ from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
 from core.load import dump_config, load_config, override, setting
-from core.plan import batch_plan, check_machine, choose_device, kl_warnings
+from core.plan import batch_plan, check_machine, choose_device, plan_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from core.startup import check_reachable, named_address
 from monitor.console import RunConsole
@@ -58,7 +58,7 @@ def train(config: Config, recipe: str, local: bool = False, callback: Callback |
     with run.lock():
         run.clear()
         write_atomically(run.config, dump_config(config))
-        for line in kl_warnings(config):
+        for line in plan_warnings(config):
             print(line, flush=True)
         _run(config, run, None, local, callback)
     return run

@@ -89,11 +89,6 @@ def check_algorithm(config: Config, trajectories: int) -> None:
             "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set that to 1, or "
             "replay.imitated to 0"
         )
-    if config.replay.imitated and config.rollout.samples < 2:
-        raise ConfigError(
-            "replay.imitated repeats successes of problems of which at most half of the rollouts succeed, but rollout.samples is 1; "
-            "raise it to 2 or more, or set replay.imitated to 0"
-        )
     _check_learner(config.learner)
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(
@@ -135,8 +130,8 @@ def _check_learner(learner: LearnerConfig) -> None:
         )
 
 
-def kl_warnings(config: Config) -> list[str]:
-    """Lines for a KL to the reference whose gradient is not that of the reverse KL, or that fades where a reward model judges."""
+def plan_warnings(config: Config) -> list[str]:
+    """Lines for settings that do not do what a reader may expect: of the KL to the reference, and of imitation."""
     algorithm, lines = config.algorithm, []
     if algorithm.kl_coefficient > 0 and algorithm.chosen_kl != algorithm.unbiased_kl:
         lines.append(
@@ -147,6 +142,10 @@ def kl_warnings(config: Config) -> list[str]:
         lines.append(
             "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above reward_model.threshold; to keep the policy near its "
             "start, set algorithm.kl_target, or the schedule to constant"
+        )
+    if config.replay.imitated and config.rollout.samples == 1:
+        lines.append(
+            "replay.imitated repeats successes of problems of which at most half of the rollouts succeed; with rollout.samples 1 there are none"
         )
     return lines
 

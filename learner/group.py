@@ -155,11 +155,11 @@ class LearnerGroup:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
         During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
-        Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch without advantages and without responses to repeat: it
-        says nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One that arises in a loss or
-        a gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps
-        after a pass that moved it by more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each
-        response. Raises DivergenceError when `max_skipped_steps` in a row were skipped.
+        Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated responses: it says
+        nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One that arises in a loss or a
+        gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps after
+        a pass that moved it by more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response. Raises
+        DivergenceError when `max_skipped_steps` in a row were skipped.
 
         `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved, and no `kl_target`,
         the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which only the language-model loss takes.

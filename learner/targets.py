@@ -34,7 +34,7 @@ class TargetBatch:
     offsets: IndexArray  # [n + 1]
     mask: Flags  # [n] whether the trajectory takes part in the loss
     counted: Flags  # [n] whether it counts in the mean of the surrogate: not if its group's rewards are all equal
-    positive: Flags  # [n] whether the language-model loss takes the response: correct ones with loss, and imitated ones
+    positive: Flags  # [n] whether the language-model loss takes the response: imitated, or correct where rewards differ
     targets: ArrayTargets  # flat; its weights are set per optimizer step by `weighted`
     stats: BatchStats
 
@@ -157,7 +157,8 @@ def compute_targets(
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]
     totals = torch.tensor([whole_reward(s.judged, config, longest) for s in scored], dtype=torch.float64)
-    advantages, counted = _advantages(scored, config, rewards, totals, values, in_loss)
+    advantages, varied = _advantages(scored, config, rewards, totals, values, in_loss)
+    in_groups = find_estimator(config.estimator).needs_groups
     unset = np.zeros(int(counts.sum()), dtype=np.float32)
     targets = TokenTargets(
         proximal=proximal.numpy(),
@@ -175,8 +176,8 @@ def compute_targets(
         rows=rows,
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
-        counted=counted.numpy(),
-        positive=mask & np.array([s.judged.verdict.correct for s in scored]),
+        counted=varied if in_groups else np.ones_like(varied),
+        positive=mask & varied & np.array([s.judged.verdict.correct for s in scored]),
         targets=targets,
         stats=_stats(scored, targets, behaviour.numpy(), config, version, boundaries),
     )
@@ -209,8 +210,8 @@ def _importance(proximal: Tensor, behaviour: Tensor, counts: Tensor, config: Alg
 
 def _advantages(
     scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, totals: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The policy's advantages [B, T], and which rows count in its loss [B]; rows without loss take no part in baselines.
+) -> tuple[Tensor, Flags]:
+    """The policy's advantages [B, T], and whose task rewards say something [B]; rows without loss take no part in baselines.
 
     Rows whose task rewards `totals` [B] say nothing have no advantage, and whitening leaves them out.
     """
@@ -231,8 +232,7 @@ def _advantages(
     episodes = Episodes(rewards, values, mask, groups, replayed, baselines, steps, step_values, config.gamma, lam)
     estimator = find_estimator(config.estimator)
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
-    every = torch.ones(len(scored), dtype=torch.bool)
-    varied, in_loss = every, mask.any(dim=1)
+    varied, in_loss = torch.ones(len(scored), dtype=torch.bool), mask.any(dim=1)
     if estimator.needs_groups:
         varied = _rewards_vary(totals, in_loss, groups)
     elif estimator.whitened and config.normalise != "none":  # rows that are normalised together
@@ -241,7 +241,7 @@ def _advantages(
     mask = mask & varied[:, None]
     if estimator.whitened:
         advantages = normalised(advantages, mask, replayed, config.normalise)
-    return torch.where(mask, advantages, 0.0), varied if estimator.needs_groups else every
+    return torch.where(mask, advantages, 0.0), varied.numpy()
 
 
 def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:

@@ -178,7 +178,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_coefficient": 0, "kl_target": 0.1}}, "algorithm.kl_coefficient"),
     ({"algorithm": {"positive_coefficient": 0}}, "replay.imitated has no effect while algorithm.positive_coefficient"),
-    ({"rollout": {"samples": 1}}, "rollout.samples is 1; raise it to 2 or more, or set replay.imitated to 0"),
     ({"rollout": {"engine": "hf", "tensor_parallel": 2}}, "rollout.tensor_parallel = 2"),
     ({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "rollout.gpus = 0.5"),
     ({"rollout": {"threads": 64}}, "rollout.threads = 64, but this machine has 4 cores"),

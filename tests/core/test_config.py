@@ -8,7 +8,7 @@ import pytest
 from core.config import Config
 from core.errors import ClusterError, ConfigError
 from core.load import dump_config, load_config, override, parse_config
-from core.plan import Resources, batch_plan, check_context, check_resources, kl_warnings, placement, transport
+from core.plan import Resources, batch_plan, check_context, check_resources, placement, plan_warnings, transport
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
 
@@ -123,7 +123,7 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         ("k3", "reward", 1),
     ):
         chosen = {"kl_coefficient": 0.05, "kl_estimator": estimator, "kl_placement": where}
-        assert len(kl_warnings(parse_config({"algorithm": chosen}, "test"))) == warned
+        assert len(plan_warnings(parse_config({"algorithm": chosen}, "test"))) == warned
     for fields, warned in (
         ({}, 1),
         ({"kl_schedule": "constant"}, 0),
@@ -131,7 +131,10 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         ({"kl_coefficient": 0}, 0),
     ):
         judged: dict[str, Any] = {"task": {"name": "dialogue", "path": "talk.jsonl"}, "algorithm": fields}
-        assert len(kl_warnings(parse_config(judged, "test"))) == warned
+        assert len(plan_warnings(parse_config(judged, "test"))) == warned
+    for imitated, warned in ((32, 1), (0, 0)):
+        alone = {"rollout": {"samples": 1}, "replay": {"imitated": imitated}}
+        assert len(plan_warnings(parse_config(alone, "test"))) == warned
     in_reward = {"kl_coefficient": 0.05, "kl_estimator": "k1", "kl_placement": "reward"}
     batch_plan(parse_config({"algorithm": in_reward}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.zero_stage is 0"):

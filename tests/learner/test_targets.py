@@ -237,7 +237,7 @@ def test_with_a_critic_all_rows_count() -> None:
 
 
 def test_the_weights_of_correct_responses() -> None:
-    batch = compute_targets(grouped([1.0, 0.0, 1.0], [0, 1, 2]), AlgorithmConfig(), 0)
+    batch = compute_targets(grouped([1.0, 0.0, 1.0], [0, 1, 2]), AlgorithmConfig(normalise="global"), 0)
     right = batch.token_index([0, 2])
     positive = batch.weighted(range(3), "token-mean").positive
     np.testing.assert_allclose(positive[right], 1 / len(right), rtol=1e-6)
@@ -369,12 +369,14 @@ def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: s
     batch = compute_targets(scored_from(judged), config, 0)
     assert not batch.teaches(range(len(judged)), config)
     assert not batch.targets.advantages.any()
-    positive = config.model_copy(update={"positive_coefficient": 0.1})
-    assert batch.teaches([0], positive) == bool(reward)  # correct responses teach what no advantage does
+    assert not batch.positive.any()  # nor does the language-model loss take any
     assert batch.teaches([0], config.model_copy(update={"entropy_coefficient": 0.1}))
     assert batch.targets.returns.any() == bool(reward)  # the critic learns from it
     one = [replace(judged[0], verdict=Verdict(1.0 - reward, not reward)), *judged[1:]]
-    assert compute_targets(scored_from(one), config, 0).targets.advantages.any()
+    varied = compute_targets(scored_from(one), config, 0)
+    assert varied.targets.advantages.any()
+    beside = [normalise == "global" or j.trajectory.start.replayed == one[0].trajectory.start.replayed for j in one]
+    assert varied.positive.tolist() == [j.verdict.correct and together for j, together in zip(one, beside, strict=True)]
 
 
 def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> None:

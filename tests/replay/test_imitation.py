@@ -98,6 +98,6 @@ def test_a_store_goes_on_with_its_successes_from_a_checkpoint(tmp_path: Path) ->
     assert json.loads((tmp_path / "saved" / "store.json").read_text())["successes"] == [["p", [1]], ["q", [2]]]
     second.clear()
     assert second.successes(seed=3) == []
-    third = opened(tmp_path / "third", local=True)
+    third = opened(tmp_path / "third", local=True, imitated=0)
     third.add(visit("p", "+--"))
     assert third.successes(seed=3) == []  # nothing is kept that is not wanted
