@@ -95,7 +95,7 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
         "generated tokens": f"at most {plan.max_tokens:,} per iteration",
     }
     if config.replay.imitated:
-        rows["imitated"] = f"up to {config.replay.imitated} own earlier successes more in every update"
+        rows["imitated"] = f"up to {config.replay.imitated} earlier own successes, added to every update"
     return "\n".join(["batch arithmetic", *(f"  {name:<25} {text}" for name, text in rows.items())])
 
 

@@ -131,7 +131,7 @@ def _check_learner(learner: LearnerConfig) -> None:
 
 
 def plan_warnings(config: Config) -> list[str]:
-    """Lines for settings that do not do what a reader may expect: of the KL to the reference, and of imitation."""
+    """Lines for settings that are allowed, but may not do what is expected."""
     algorithm, lines = config.algorithm, []
     if algorithm.kl_coefficient > 0 and algorithm.chosen_kl != algorithm.unbiased_kl:
         lines.append(
@@ -145,7 +145,8 @@ def plan_warnings(config: Config) -> list[str]:
         )
     if config.replay.imitated and config.rollout.samples == 1:
         lines.append(
-            "replay.imitated repeats successes of problems of which at most half of the rollouts succeed; with rollout.samples 1 there are none"
+            "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which at most half of the "
+            "rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
         )
     return lines
 

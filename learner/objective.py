@@ -37,7 +37,7 @@ def policy_objective(
     """Loss (scalar) and statistics of the policy on N tokens.
 
     surrogate x importance - c_ent entropy + c_kl KL x importance + c_pos (-log pi of correct responses). The last is VAPO's
-    (2504.05118, section 4.3): a mean over the tokens of the correct responses of the step, the imitated ones among them.
+    (2504.05118, section 4.3): a mean over the tokens of the step's responses that `TargetBatch.positive` names.
     """
     w, bounds = targets.weights, (config.clip_low, config.clip_high, config.dual_clip)
     sequence = torch.unique(targets.sequence, return_inverse=True)[1]

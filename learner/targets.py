@@ -211,9 +211,10 @@ def _importance(proximal: Tensor, behaviour: Tensor, counts: Tensor, config: Alg
 def _advantages(
     scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, totals: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Flags]:
-    """The policy's advantages [B, T], and whose task rewards say something [B]; rows without loss take no part in baselines.
+    """The policy's advantages [B, T], and whose task rewards differ in their group or source [B].
 
-    Rows whose task rewards `totals` [B] say nothing have no advantage, and whitening leaves them out.
+    Rows without loss take no part in baselines. Rows that are compared, and whose task rewards `totals` [B] do not differ, have no
+    advantage, and whitening leaves them out.
     """
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
@@ -232,13 +233,10 @@ def _advantages(
     episodes = Episodes(rewards, values, mask, groups, replayed, baselines, steps, step_values, config.gamma, lam)
     estimator = find_estimator(config.estimator)
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
-    varied, in_loss = torch.ones(len(scored), dtype=torch.bool), mask.any(dim=1)
-    if estimator.needs_groups:
-        varied = _rewards_vary(totals, in_loss, groups)
-    elif estimator.whitened and config.normalise != "none":  # rows that are normalised together
-        sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)
-        varied = _rewards_vary(totals, in_loss, sources)
-    mask = mask & varied[:, None]
+    sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)
+    varied = _rewards_vary(totals, mask.any(dim=1), groups if estimator.needs_groups else sources)
+    if estimator.needs_groups or (estimator.whitened and config.normalise != "none"):
+        mask = mask & varied[:, None]
     if estimator.whitened:
         advantages = normalised(advantages, mask, replayed, config.normalise)
     return torch.where(mask, advantages, 0.0), varied.numpy()

@@ -79,7 +79,8 @@ def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
     """
     measured = [one.entropy for one in shown if one.entropy == one.entropy]
     gone = bool(measured) and measured[-1] < GONE and measured[-1] < GONE * measured[0]
-    return gone and shown[-1].root_success < 1.0 - NEAR
+    recent = [one.root_success for one in shown[-SPELL:]]
+    return gone and not sum(recent) > (1.0 - NEAR) * len(recent)
 
 
 WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {

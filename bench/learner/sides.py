@@ -66,7 +66,7 @@ def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: 
     return LearnerGroup(
         model,
         config,
-        AlgorithmConfig(kl_coefficient=0.0),  # the bare loop has no reference policy
+        AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0),  # the bare loop has PPO's losses alone
         dtype=dtype,
         device=device,
         temperature=1.0,
