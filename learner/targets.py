@@ -158,7 +158,6 @@ def compute_targets(
     in_loss = inside & torch.from_numpy(mask)[:, None]
     totals = torch.tensor([whole_reward(s.judged, config, longest) for s in scored], dtype=torch.float64)
     advantages, varied = _advantages(scored, config, rewards, totals, values, in_loss)
-    in_groups = find_estimator(config.estimator).needs_groups
     unset = np.zeros(int(counts.sum()), dtype=np.float32)
     targets = TokenTargets(
         proximal=proximal.numpy(),
@@ -176,7 +175,7 @@ def compute_targets(
         rows=rows,
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
-        counted=varied if in_groups else np.ones_like(varied),
+        counted=varied if find_estimator(config.estimator).needs_groups else np.ones_like(varied),
         positive=mask & varied & np.array([s.judged.verdict.correct for s in scored]),
         targets=targets,
         stats=_stats(scored, targets, behaviour.numpy(), config, version, boundaries),
@@ -213,8 +212,8 @@ def _advantages(
 ) -> tuple[Tensor, Flags]:
     """The policy's advantages [B, T], and whose task rewards differ in their group or source [B].
 
-    Rows without loss take no part in baselines. Rows that are compared, and whose task rewards `totals` [B] do not differ, have no
-    advantage, and whitening leaves them out.
+    Rows without loss take no part in baselines. Where rows are compared, in groups or by whitening, those whose task rewards `totals`
+    [B] do not differ have no advantage, and whitening leaves them out.
     """
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])

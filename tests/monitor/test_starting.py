@@ -96,9 +96,8 @@ def test_a_person_is_told_once_when_nothing_is_rewarded_or_explored() -> None:
     ]
     assert [len(alarms(falls[:count])) for count in range(1, 6)] == [0, 0, 0, 1, 0]
     assert "entropy is gone" in alarms(falls[:4])[0]
-    assert (
-        alarms([replace(one, root_success=0.99) for one in falls[:4]]) == []
-    )  # all is solved: nothing is left to find
+    solved = [replace(one, root_success=0.99) for one in falls[:4]]  # nothing is left to find
+    assert alarms(solved) == []
 
 
 def test_the_console_shows_and_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
