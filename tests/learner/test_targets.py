@@ -379,18 +379,6 @@ def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: s
     assert varied.positive.tolist() == [j.verdict.correct and together for j, together in zip(one, beside, strict=True)]
 
 
-@pytest.mark.parametrize("fields", [{"normalise": "none"}, {"estimator": "remax"}])
-def test_the_language_model_loss_leaves_out_equal_rewards_with_every_estimator(fields: dict[str, str]) -> None:
-    config = AlgorithmConfig.model_validate(fields)
-    equal, varied = (
-        [replace(s, judged=replace(s.judged, baseline=0.0)) for s in grouped(rewards, [0, 1, 2, 3])]
-        for rewards in ([1.0] * 4, [1.0, 0.0, 1.0, 0.0])
-    )
-    assert compute_targets(equal, config, 0).targets.advantages.any()  # they are not compared with each other
-    assert not compute_targets(equal, config, 0).positive.any()
-    assert compute_targets(varied, config, 0).positive.any()
-
-
 def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> None:
     judged = make_judged(0)
     fresh = [not j.trajectory.start.replayed for j in judged]

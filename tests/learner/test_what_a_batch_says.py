@@ -51,6 +51,18 @@ def test_a_value_in_the_reward_alone_makes_no_step() -> None:
     assert not batch.targets.advantages.any()
 
 
+@pytest.mark.parametrize("fields", [{"normalise": "none"}, {"estimator": "remax"}])
+def test_the_language_model_loss_leaves_out_equal_rewards_with_every_estimator(fields: dict[str, str]) -> None:
+    config = AlgorithmConfig.model_validate(fields)
+    equal, varied = (
+        [replace(s, judged=replace(s.judged, baseline=0.0)) for s in grouped(rewards, [0, 1, 2, 3])]
+        for rewards in ([1.0] * 4, [1.0, 0.0, 1.0, 0.0])
+    )
+    assert compute_targets(equal, config, 0).targets.advantages.any()  # they are not compared with each other
+    assert not compute_targets(equal, config, 0).positive.any()
+    assert compute_targets(varied, config, 0).positive.any()
+
+
 def test_equal_groups_take_no_part_in_whitening() -> None:
     """R - mean is +-1/2 in the first group and 0 in the other; over all tokens the deviation would be smaller than 1/2."""
     scored = grouped([1.0, 0.0, 0.1, 0.1, 0.1], [0, 0, 1, 1, 1])
