@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from commands.check import local_resources, this_machine
 from core.command_line import FIELDS
 from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
 from core.load import dump_config, load_config, override, setting
+from core.machine import this_machine
 from core.plan import batch_plan, check_machine, choose_device, plan_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
 from core.startup import check_reachable, named_address
@@ -149,13 +149,16 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
     config = single_process(config) if local else config
     if not local:
         check_reachable(config.cluster)
-    if local or not named_address(config.cluster):
-        check_machine(config, this_machine(), choose_device(config.cluster, lambda: local_resources().gpus > 0))
     model_path = build.find_model(config)
     with ExitStack() as stack:
         waiting = ["task", *([] if local else ["cluster"]), "engines", "learner"]
         starting = stack.enter_context(closing(Starting(run, waiting)))
         model = stack.enter_context(build.open_task(config, model_path))
+        config = model.config
+        write_atomically(run.config, dump_config(config))  # a resumed run keeps what was chosen
+        if local or not named_address(config.cluster):
+            machine = this_machine()
+            check_machine(config, machine, choose_device(config.cluster, lambda: machine.gpus > 0))
         write_versions(run)
         write_problems(run, model.task)
         starting.ready(waiting[0])

@@ -23,6 +23,8 @@ MOST_KL = 0.01
 """KL of an update in nats per token that may be damage, if the root succeeds less than before. Runs that learn have larger ones, too."""
 SPIKE, SPIKES = 0.05, 3
 """KL of an update that is too much at any success, if so many in a row have it: small batches have single ones and learn."""
+CUT = 0.2
+"""Share of truncated responses after the first iteration at which a person is told: their rewards say nothing about their beginning."""
 GONE = 0.02
 """Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
 
@@ -46,6 +48,11 @@ def replay_fails(shown: Sequence[IterationMetrics]) -> bool:
 def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
     """Whether nearly all replayed starts of the last iterations succeeded."""
     return len(shown) >= SPELL and all(one.replay_success > 1.0 - NEAR for one in shown[-SPELL:])
+
+
+def many_cut(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether many responses of the first iteration used up the budget."""
+    return bool(shown) and shown[0].iteration == 1 and shown[0].truncated_share > CUT
 
 
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
@@ -84,6 +91,7 @@ def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
 
 
 WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
+    f"warning: more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: raise it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong mask)": many_cut,
     f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first (launch.py sft), reward parts of an answer, or set replay.canonical": no_reward,
     f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio": replay_fails,
     f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set replay.ranking learnability or replay.share unsolved, or lower replay.ratio": replay_mastered,

@@ -6,15 +6,14 @@ checkpoint (weights, optimizers, problem cursor, replay store), so a resumed run
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from core.errors import ActorError, LearnerError, WeightError
-from core.records import Candidate, IntArray, Provenance, Start
+from core.records import Candidate, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
@@ -93,9 +92,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("update"):
         stats = learner.update(scored, parts.boundaries, unsolved_share([*judged, *dropped]), imitated)
     with clock.phase("broadcast"):
-        report, failure = broadcast(
-            parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]
-        )
+        report, failure = broadcast(parts)
     return IterationResult(number, starts, scored, stats, report, dropped, imitated, extra, failure)
 
 
@@ -144,8 +141,8 @@ def finish_refresh(parts: Components, refresh: ValueRefresh, clock: PhaseClock) 
         parts.replay.revalue([refresh.states[at] for at in finite], values[finite], refresh.version)
 
 
-def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastReport, ActorError | WeightError | None]:
-    """Send the new weights to the engines and compare log-probabilities on `probe`.
+def broadcast(parts: Components) -> tuple[BroadcastReport, ActorError | WeightError | None]:
+    """Send the new weights to the engines.
 
     A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then has no
     gap. Raises LearnerError.
@@ -153,8 +150,8 @@ def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastRe
     from learner.stats import BroadcastReport
 
     try:
-        return parts.learner.broadcast(parts.actors, probe), None
+        return parts.learner.broadcast(parts.actors), None
     except LearnerError:
         raise
     except (ActorError, WeightError) as error:
-        return BroadcastReport(parts.learner.version, math.nan), error
+        return BroadcastReport(parts.learner.version, None), error

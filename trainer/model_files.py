@@ -32,7 +32,12 @@ class ModelInfo:
     architecture: str
     context: int  # tokens
     vocabulary: int  # rows of the embedding
-    parameters: int | None  # None when the weights were not read
+    parameters: int
+    dtype: str  # of the weights: float32 or bfloat16 (float16 counts as bfloat16, which has the larger range)
+    layers: int
+    hidden: int  # width
+    intermediate: int  # width inside the feed-forward part
+    key_value_width: int  # numbers of a token's keys in one layer, and of its values
 
 
 def run_of(target: Path) -> RunDirectory | None:
@@ -69,6 +74,7 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
 
     Raises ModelError, DataError, ConfigError.
     """
+    from tasks.problems import TokenLimits
     from tasks.task import build_task
 
     info = inspect_model(model)
@@ -80,8 +86,8 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     task = build_task(
         config.task,
         tokenizer,
-        max_prompt_tokens=config.rollout.max_prompt_tokens,
-        max_response_tokens=config.rollout.max_response_tokens,
+        limits=TokenLimits(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
+        context=info.context,
         seed=derive(config.run.seed, "task"),
         reward_model=located(config.reward_model),
     )
@@ -156,8 +162,34 @@ def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
         raise ModelError(f"{field} = {path}: {architecture or 'unknown architecture'} is not a causal language model")
     if folder.exists() and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{field} = {path}: no *.safetensors in it; save the model with save_pretrained")
+    return ModelInfo(
+        architecture=architecture, parameters=weights_size(folder) or parameters_of(config), **_shape(config)
+    )
+
+
+def _shape(config: Any) -> dict[str, Any]:
+    """The fields of `ModelInfo` that a model's configuration tells."""
     text = config.get_text_config()
-    return ModelInfo(architecture, int(text.max_position_embeddings), int(text.vocab_size), weights_size(folder))
+    heads = text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return {
+        "context": int(text.max_position_embeddings),
+        "vocabulary": int(text.vocab_size),
+        "dtype": "float32" if str(getattr(config, "dtype", None)).endswith(("None", "float32")) else "bfloat16",
+        "layers": int(text.num_hidden_layers),
+        "hidden": int(text.hidden_size),
+        "intermediate": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        "key_value_width": size * int(getattr(text, "num_key_value_heads", None) or heads),
+    }
+
+
+def parameters_of(config: Any) -> int:
+    """Number of parameters of a model that is not on this machine, by its configuration."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
 
 
 def weights_size(folder: Path) -> int | None:

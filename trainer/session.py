@@ -23,6 +23,7 @@ from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evalu
 from trainer.loop import iterate
 from trainer.metrics import MetricSink, Phase, PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings
+from trainer.starts import known_texts
 
 logger = logging.getLogger("retrospect.session")
 
@@ -150,6 +151,8 @@ def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again
         if checkpoint.saved(session.directory) is None:
             return checkpoint.start_over(cursor, parts)
         resumed = checkpoint.latest(session.directory)
+    else:
+        parts.learner.measure_noise(parts.actors, known_texts(parts.task.train))
     return RunProgress(0, cursor, 0) if resumed is None else checkpoint.continue_from(resumed, parts)
 
 

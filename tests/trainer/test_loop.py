@@ -1,6 +1,5 @@
 """Renewing stale values: what is charged to which phase, and when it is done at all."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -107,7 +106,7 @@ class Learner:
     error: Exception
     version: int = 4
 
-    def broadcast(self, _engines: Any, _probe: Any) -> None:
+    def broadcast(self, _engines: Any) -> None:
         self.version += 1
         raise self.error
 
@@ -117,10 +116,10 @@ def test_engines_lost_in_a_broadcast_do_not_undo_the_update_but_a_lost_learner_d
         return cast(Components, SimpleNamespace(learner=Learner(error), actors=None))
 
     for error in (ActorError("rollout-0 died"), WeightError("rollout-0 acknowledged version 3")):
-        report, failure = broadcast(parts(error), [])
-        assert (report.version, math.isnan(report.logprob_gap), failure) == (5, True, error)
+        report, failure = broadcast(parts(error))
+        assert (report.version, report.gap, failure) == (5, None, error)
     with pytest.raises(LearnerError):
-        broadcast(parts(LearnerError("rank 0 died")), [])
+        broadcast(parts(LearnerError("rank 0 died")))
 
 
 def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_saved(
