@@ -30,7 +30,7 @@ def test_only_what_leaves_the_noise_stops_a_run() -> None:
             check_gap(gap, noise, 4.0, 7)
     exact = Gap(2e-6, 9e-6)  # as in float32
     check_gap(Gap(9e-4, 9e-3), exact, 4.0, 7)
-    with pytest.raises(WeightError, match="learner.gap_tolerance"):
+    with pytest.raises(WeightError, match=r"learner\.gap_tolerance"):
         check_gap(Gap(2e-3, 9e-3), exact, 4.0, 7)
 
 

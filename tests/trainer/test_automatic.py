@@ -103,6 +103,6 @@ def test_an_iteration_is_estimated_from_operations() -> None:
 @pytest.mark.parametrize("bad", ["0", "nothing", "-1"])
 def test_what_is_neither_a_number_nor_auto_is_refused(bad: str) -> None:
     given: Any = [f"--rollout.max_running={bad}"]
-    with pytest.raises(ConfigError, match="rollout.max_running"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_running"):
         override(Config(), given)
     assert override(Config(), ["--rollout.max_running", "auto"]) == Config()
