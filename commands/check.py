@@ -40,6 +40,7 @@ from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import check_methods, open_tool, rollout_settings
+from trainer.gguf import model_folder
 from trainer.model_files import check_judging_model, check_place, describe_data, load_task, located
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
@@ -113,7 +114,7 @@ def check_model_and_data(config: Config) -> str:
         check_judging_model(config)
         model, task = "starter, built at the first training run", None
     else:
-        task, info = load_task(config, config.model.path)
+        task, info = load_task(config, model_folder(config.model.path, "model.path"))
         task.close()
         open_tool(config, task.tokenizer)
         size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
