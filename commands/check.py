@@ -37,6 +37,7 @@ from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import check_methods, chosen, open_tool, rollout_settings
+from trainer.gguf import model_folder
 from trainer.model_files import check_judging_model, check_place, load_task, located
 
 
@@ -109,9 +110,10 @@ def check_model_and_data(config: Config) -> str:
     if config.model.path == "starter":
         check_context(config, CONTEXT)
         check_judging_model(config)
-        model, task, told = "starter, built at the first training run", None, []
+        model, task = "starter, built at the first training run", None
+        told: list[str] = []
     else:
-        task, info = load_task(config, config.model.path)
+        task, info = load_task(config, model_folder(config.model.path, "model.path"))
         task.close()
         config, told = chosen(config, task, info)
         open_tool(config, task.tokenizer)

@@ -16,6 +16,7 @@ from tasks.dialogue.chat import Messages
 from tasks.sources import load_rows, missing_column
 from tasks.starter import resolve_model
 from trainer.automatic import resolved_learner
+from trainer.gguf import model_folder
 from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
 
 RowType = TypeVar("RowType")
@@ -39,7 +40,8 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} cannot fit a row of {'two times ' * (dialogues - 1)}{section}.max_tokens "
             f"= {tokens}; raise it to at least {dialogues * tokens}"
         )
-    model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    path = model_folder(config.model.path, "model.path")
+    model = resolve_model(path, config.starter, config.task, config.run.seed)
     info = inspect_model(model)
     check_vocabulary(model, info, load_tokenizer(model))
     if tokens > info.context:

@@ -27,6 +27,7 @@ from core.tools import TokenTool, load_tool
 from trainer.automatic import resolved
 from trainer.estimates import iteration_estimate, warnings_of
 from trainer.evaluation.scores import EvaluationPlan
+from trainer.gguf import model_folder
 from trainer.model_files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
 
@@ -188,7 +189,8 @@ def find_model(config: Config) -> str:
 
     check_options(rollout_settings(config), config.cluster.device)
     check_methods(config)
-    return resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    path = model_folder(config.model.path, "model.path")
+    return resolve_model(path, config.starter, config.task, config.run.seed)
 
 
 def open_model_and_task(config: Config) -> AbstractContextManager[ModelAndTask]:
@@ -347,10 +349,11 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup
 
+    critic_path = model_folder(config.learner.value_path, "learner.value_path")
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
     return LearnerGroup(
         model,
-        config.learner.model_copy(update={"value_model": critic(config)}),
+        config.learner.model_copy(update={"value_model": critic(config), "value_path": critic_path}),
         config.algorithm,
         dtype=config.model.dtype,
         device=device,

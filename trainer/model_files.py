@@ -15,6 +15,7 @@ from core.plan import check_context
 from core.run_directory import RunDirectory
 from core.seeds import derive
 from trainer import checkpoint
+from trainer.gguf import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,12 +51,12 @@ def run_of(target: Path) -> RunDirectory | None:
 
 
 def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is a hub model.
+    """The Hugging Face directory of a run, a checkpoint, a model or a `.gguf` file. A name that is no path is a hub model.
 
     A run's model is that of its newest checkpoint; RUN/policy is older while a run is extended. Checkpoints of `sft` and
     `reward-model` have no policy, so for them it is RUN/policy. Raises CheckpointError when an existing path is none of these.
     """
-    place = target.expanduser().resolve()
+    place = Path(model_folder(str(target))).expanduser().resolve()
     if (place / "config.yaml").is_file():
         run = RunDirectory(place)
         newest = run.checkpoints / f"{checkpoint.saved(run) or 0:06d}" / "policy"
@@ -81,7 +82,7 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     tokenizer = load_tokenizer(model)
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
-    check_value_model(config.learner.value_path, model)
+    check_value_model(model_folder(config.learner.value_path, "learner.value_path"), model)
     check_judging_model(config)
     task = build_task(
         config.task,
