@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from core.errors import ActorError, LearnerError, WeightError
-from core.records import Candidate, IntArray, Provenance, Start
+from core.errors import ActorError, WeightError
+from core.records import Candidate, IntArray, Judged, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
@@ -67,6 +67,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         )
     with clock.phase("reward"):
         judged = parts.task.judge(trajectories)
+        check_verdicts(judged, number)
     judged, dropped, extra = with_more_rollouts(
         parts, settings, judged, lambda few, again: choose_starts(parts, few, number, again), clock
     )
@@ -97,6 +98,13 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
             parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]
         )
     return IterationResult(number, starts, scored, stats, report, dropped, imitated, extra, failure)
+
+
+def check_verdicts(judged: Sequence[Judged], number: int) -> None:
+    """Raises ActorError when no response of iteration `number` has a verdict: all rewards would be those of a failed judge."""
+    if all(item.verdict.judge_failed for item in judged):
+        first = judged[0].verdict.detail
+        raise ActorError(f"none of the {len(judged)} responses of iteration {number} has a verdict; the first: {first}")
 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
@@ -154,7 +162,5 @@ def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastRe
 
     try:
         return parts.learner.broadcast(parts.actors, probe), None
-    except LearnerError:
-        raise
     except (ActorError, WeightError) as error:
         return BroadcastReport(parts.learner.version, math.nan), error
