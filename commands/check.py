@@ -7,47 +7,41 @@ import contextlib
 from argparse import Namespace
 from dataclasses import asdict
 
-from actors.options import check_options, check_sampling_values, check_training_options, describe_options
+from actors.options import describe_options
 from commands.options import configuration
+from commands.preflight import cluster_resources, preflight
 from commands.reward_model import preferences
 from commands.sft import dialogues
-from core.config import ClusterConfig, Config, task_sources
+from core.config import Config, task_sources
 from core.errors import DataError
 from core.load import dump_config
 from core.machine import this_machine
 from core.plan import (
     BatchPlan,
     Bundle,
-    Resources,
     batch_plan,
     check_context,
-    check_machine,
     check_resources,
     choose_device,
     demand,
     placement,
     plan_warnings,
 )
-from core.run_directory import check_root
 from core.seeds import derive
-from core.startup import check_reachable, named_address
 from tasks.judging import check_judges
 from tasks.kinds import task_items
 from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
-from trainer.build import check_methods, chosen, open_tool, rollout_settings
+from trainer.build import chosen, open_tool
 from trainer.gguf import model_folder
-from trainer.model_files import check_judging_model, check_place, load_task, located
+from trainer.model_files import check_judging_model, load_task, located
 
 
 def check_recipe(options: Namespace) -> int:
     """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
     config = configuration(options)
     plan = batch_plan(config)
-    check_options(rollout_settings(config), config.cluster.device)
-    check_training_options(config)
-    check_methods(config)
     device = choose_device(config.cluster, lambda: this_machine().gpus > 0)
     bundles = placement(config, device)
     lines = [
@@ -57,23 +51,16 @@ def check_recipe(options: Namespace) -> int:
         *plan_warnings(config),
     ]
     print("\n".join([*lines, describe_placement(bundles, device)]))
-    if options.offline:
-        print("offline: model, data and devices were not checked")
-        return 0
-    check_reachable(config.cluster)
-    check_root(config.run.root)
-    if config.learner.value_path:
-        check_place(config.learner.value_path, "learner.value_path")
-    if given := config.rollout.sampling_options:
-        check_sampling_values(given)
     try:
+        preflight(config, offline=options.offline)
+        if options.offline:
+            print("offline: model, data and devices were not checked")
+            return 0
         print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     except BadRowsError as error:
         print(list_bad_rows(error.rows))
         raise
     check_resources(bundles, cluster_resources(config.cluster))
-    if not named_address(config.cluster):
-        check_machine(config, this_machine(), device)
     print("devices: enough\ncheck passed")
     return 0
 
@@ -156,13 +143,3 @@ def check_supervised(config: Config) -> list[str]:
         pairs, wrong = preferences(config.reward_model)
         lines += [f"reward model: {len(pairs)} pairs in {config.reward_model.pairs}", *wrong]
     return lines
-
-
-def cluster_resources(cluster: ClusterConfig) -> Resources:
-    """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
-    if not named_address(cluster):
-        machine = this_machine()
-        return Resources(cpus=float(machine.cores), gpus=float(machine.gpus))
-    from trainer.cluster import attached_resources
-
-    return attached_resources(cluster)

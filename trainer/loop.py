@@ -6,14 +6,14 @@ checkpoint (weights, optimizers, problem cursor, replay store), so a resumed run
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from core.errors import ActorError, LearnerError, WeightError
-from core.records import Candidate, Provenance, Start
+from core.errors import ActorError, WeightError
+from core.records import Candidate, Judged, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
@@ -66,6 +66,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         )
     with clock.phase("reward"):
         judged = parts.task.judge(trajectories)
+        check_verdicts(judged, number)
     judged, dropped, extra = with_more_rollouts(
         parts, settings, judged, lambda few, again: choose_starts(parts, few, number, again), clock
     )
@@ -94,6 +95,13 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("broadcast"):
         report, failure = broadcast(parts)
     return IterationResult(number, starts, scored, stats, report, dropped, imitated, extra, failure)
+
+
+def check_verdicts(judged: Sequence[Judged], number: int) -> None:
+    """Raises ActorError when no response of iteration `number` has a verdict: all rewards would be those of a failed judge."""
+    if all(item.verdict.judge_failed for item in judged):
+        first = judged[0].verdict.detail
+        raise ActorError(f"none of the {len(judged)} responses of iteration {number} has a verdict; the first: {first}")
 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
@@ -151,7 +159,5 @@ def broadcast(parts: Components) -> tuple[BroadcastReport, ActorError | WeightEr
 
     try:
         return parts.learner.broadcast(parts.actors), None
-    except LearnerError:
-        raise
     except (ActorError, WeightError) as error:
         return BroadcastReport(parts.learner.version, None), error

@@ -123,7 +123,7 @@ def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer:
         built.close()
         return [(verdict.reward, verdict.detail) for verdict in verdicts]
 
-    assert judged(60.0, "7", "9") == [(0.5, ""), (0.0, "judge raised ValueError: nine")]
+    assert judged(60.0, "7", "9") == [(0.5, ""), (0.0, "judge raised ValueError: nine (verifiers.py, line 30)")]
     assert judged(0.2, "8") == [(0.0, "judge timed out after 2 s")]  # it sleeps: 10 x its processor time
 
 
