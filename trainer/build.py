@@ -66,7 +66,6 @@ def iteration_settings(config: Config) -> IterationSettings:
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
         resample=config.rollout.resample,
-        greedy=estimator.needs_greedy,
         continuations=config.algorithm.continuations if estimator.needs_continuations else 0,
         reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
         mask_truncated=config.algorithm.overlong == "mask",
@@ -150,7 +149,7 @@ def check_needs(config: Config) -> None:
         raise ConfigError(
             "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
         )
-    if (estimator.needs_greedy or estimator.needs_continuations) and config.rollout.max_staleness:
+    if estimator.needs_continuations and config.rollout.max_staleness:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but rollout.max_staleness is "
             f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
