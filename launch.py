@@ -13,7 +13,6 @@
     python launch.py runs [ROOT]                               the runs of a folder: state, step, success, size
     python launch.py report RUN...                             results so far, as text and as one page; several are compared
     python launch.py export RUN --to FOLDER|hub:OWNER/NAME     the policy with its tokenizer and a model card
-    python launch.py completion bash|zsh                       the script that completes the console script `retrospect`
 
 Every field of the configuration is an option: `python launch.py COMMAND --help`. `--version` prints what is installed.
 """
@@ -88,8 +87,6 @@ def _command(name: str) -> Callable[[Namespace], int]:
             from commands.runs import list_runs as command
         case "export":
             from commands.export import export_run as command
-        case "completion":
-            from commands.completion import print_completion as command
         case _:
             from commands.report import report_runs as command
     return command

@@ -103,10 +103,6 @@ def _export(parser: OptionParser) -> None:
     parser.add_argument("--public", action="store_true", help="hub: make a new repository public (default: private)")
 
 
-def _completion(parser: OptionParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh"))
-
-
 COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
     "train": ("Train a recipe, or continue a run.", True, [_resume, _engines]),
     "evaluate": (
@@ -122,6 +118,5 @@ COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]
     "runs": ("List the runs of a folder.", False, [_runs]),
     "report": ("Summarise runs and write them as one page; several are compared.", False, [_report]),
     "export": ("Export a run's policy with its tokenizer and a model card.", False, [_export]),
-    "completion": ("Print the script that completes `retrospect` in a shell.", False, [_completion]),
 }
 """Command -> its description, whether it takes a configuration, and the functions that add its own options."""
