@@ -34,7 +34,7 @@ from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import chosen, open_tool
-from trainer.gguf import model_folder
+from trainer.model.gguf import model_folder
 from trainer.model_files import check_judging_model, load_task, located
 
 

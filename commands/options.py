@@ -111,10 +111,6 @@ def _export(parser: OptionParser) -> None:
     parser.add_argument("--public", action="store_true", help="hub: make a new repository public (default: private)")
 
 
-def _completion(parser: OptionParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh"))
-
-
 class Command(NamedTuple):
     """One command of `launch.py`."""
 
@@ -178,13 +174,6 @@ COMMANDS: Mapping[str, Command] = {
         "RUN --to FOLDER|hub:OWNER/NAME",
         "Export a run's policy with its tokenizer and a model card.",
         [_export],
-        False,
-    ),
-    "completion": Command(
-        "commands.completion:print_completion",
-        "bash|zsh",
-        "Print the script that completes `retrospect` in a shell.",
-        [_completion],
         False,
     ),
 }

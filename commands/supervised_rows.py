@@ -15,8 +15,8 @@ from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.sources import load_rows, missing_column
 from tasks.starter import resolve_model
-from trainer.automatic import resolved_learner
-from trainer.gguf import model_folder
+from trainer.model.automatic import resolved_learner
+from trainer.model.gguf import model_folder
 from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
 
 RowType = TypeVar("RowType")

@@ -100,13 +100,9 @@ class OptionParser(argparse.ArgumentParser):
             name = text.partition("=")[0]
             if not name.startswith("-"):
                 self.error(f"unexpected argument {name!r}")
-            names = [option.removeprefix("--") for option in self.options()]
+            names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
             self.error(f"unknown option {name!r}; the nearest is '--{nearest(name.lstrip('-'), names, self._section)}'")
         return known
-
-    def options(self) -> list[str]:
-        """All options that begin with two hyphens."""
-        return [option for option in self._option_string_actions if option.startswith("--")]
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""

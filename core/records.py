@@ -170,7 +170,6 @@ class Judged:
 
     trajectory: Trajectory
     verdict: Verdict
-    baseline: float | None = None  # shaped reward of its start's greedy continuation, if the estimator needs it
     step_rewards: FloatArray | None = None  # [C] reward of the step that ends with each token, 0 elsewhere
     continued: Continued | None = None  # from continuations of the trajectory's own states, if the estimator needs them
 

@@ -25,7 +25,6 @@ class Episodes:
     mask: Tensor  # [B, T] bool: generated tokens that take part in the loss
     groups: Tensor  # [B] int64: continuations of the same start share a number
     replayed: Tensor  # [B] bool: the start is a replayed state
-    baselines: Tensor  # [B] float64: reward of the greedy continuation of the start; NaN unless `needs_greedy`
     steps: Tensor  # [B, T] int64: number of the token's step; 0 unless `needs_continuations`
     step_values: Tensor  # [B, T] float64: mean reward of continuations from where that step begins; NaN likewise
     gamma: float  # discount
@@ -54,8 +53,6 @@ class Estimator:
     needs_groups: bool = False
     """Whether it compares the continuations of a start: then there must be at least two. A group of equal rewards has no
     advantage; its tokens do not count in the mean of the policy's loss."""
-    needs_greedy: bool = False
-    """Whether it reads `Episodes.baselines`: then every start is also continued greedily."""
     needs_continuations: bool = False
     """Whether it reads `Episodes.steps` and `step_values`: then the states of every trajectory are continued, too."""
     whitened: bool = False
@@ -71,11 +68,6 @@ def advantages_by_critic(episodes: Episodes) -> Tensor:
 def returns(episodes: Episodes) -> Tensor:
     """REINFORCE++ [B, T]: the discounted return of every token (2501.03262), without a critic."""
     return gae(episodes.rewards, torch.zeros_like(episodes.rewards), episodes.mask, episodes.gamma, 1.0)
-
-
-def remax(episodes: Episodes) -> Tensor:
-    """ReMax [B, T]: the return of every token less the reward of the greedy continuation of the same start (2310.10505)."""
-    return torch.where(episodes.mask, returns(episodes) - episodes.baselines[:, None], 0.0)
 
 
 def vineppo(episodes: Episodes) -> Tensor:
@@ -149,6 +141,5 @@ ESTIMATORS = {
     "opo": Estimator(opo, needs_groups=True),
     "reinforce++": Estimator(returns, whitened=True),
     "reinforce++_baseline": Estimator(dr_grpo, needs_groups=True, whitened=True),  # 2501.03262
-    "remax": Estimator(remax, needs_greedy=True),
     "vineppo": Estimator(vineppo, needs_continuations=True),
 }

@@ -221,15 +221,13 @@ def _advantages(
     if config.adaptive_lambda is not None:
         lam = adaptive_lambda(torch.tensor([s.trajectory.generated.sum() for s in scored]), config.adaptive_lambda)
     replayed = torch.tensor([s.trajectory.start.replayed for s in scored])
-    greedy = [s.judged.baseline for s in scored]
-    baselines = torch.tensor([torch.nan if b is None else b for b in greedy], dtype=torch.float64)
     steps, step_values = torch.zeros(mask.shape, dtype=torch.int64), torch.full(mask.shape, torch.nan).double()
     for row, item in enumerate(scored):
         if (continued := item.judged.continued) is not None:
             own = item.trajectory.generated
             steps[row, : own.sum()] = torch.from_numpy(continued.step[own]).long()
             step_values[row, : own.sum()] = torch.from_numpy(continued.values[own]).double()
-    episodes = Episodes(rewards, values, mask, groups, replayed, baselines, steps, step_values, config.gamma, lam)
+    episodes = Episodes(rewards, values, mask, groups, replayed, steps, step_values, config.gamma, lam)
     estimator = find_estimator(config.estimator)
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
     sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)

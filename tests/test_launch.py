@@ -117,19 +117,6 @@ def test_mistakes_are_answered_before_any_library_is_imported() -> None:
     assert "the nearest is 'train'" in error_here("trian")
 
 
-def test_a_shell_completes_commands_and_options() -> None:
-    script = here("completion", "bash").stdout
-    for words, found in (
-        ("retrospect ev", "evaluate"),
-        ("retrospect train --replay.ra", "--replay.ratio --replay.ranking"),
-        ("retrospect inspect --p", "--port"),
-    ):
-        ask = f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; _retrospect; echo ${{COMPREPLY[@]}}"
-        done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == found
-    assert here("completion", "zsh").stdout.endswith(script)  # after what lets zsh read a script for bash
-
-
 def test_what_is_no_option() -> None:
     assert "argument --replay.ratio: expected one argument" in error_here("train", "--replay.ratio")
     assert "unexpected argument 'demo.yaml'" in error_here("train", "demo.yaml")

@@ -24,10 +24,10 @@ from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
 from core.startup import named_address, without_gc
 from core.tools import TokenTool, load_tool
-from trainer.automatic import resolved
-from trainer.estimates import iteration_estimate, warnings_of
 from trainer.evaluation.scores import EvaluationPlan
-from trainer.gguf import model_folder
+from trainer.model.automatic import resolved
+from trainer.model.estimates import iteration_estimate, warnings_of
+from trainer.model.gguf import model_folder
 from trainer.model_files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
 
@@ -71,7 +71,6 @@ def iteration_settings(config: Config) -> IterationSettings:
         samples=config.rollout.samples,
         sampling=_sampling(config, config.rollout.temperature, config.rollout.top_p),
         resample=config.rollout.resample,
-        greedy=estimator.needs_greedy,
         continuations=config.algorithm.continuations if estimator.needs_continuations else 0,
         reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
         mask_truncated=config.algorithm.overlong == "mask",
@@ -154,7 +153,7 @@ def check_needs(config: Config) -> None:
         raise ConfigError(
             "algorithm.overlong 'bootstrap' needs values, but there is no critic; set it to mask or penalise"
         )
-    if (estimator.needs_greedy or estimator.needs_continuations) and config.rollout.max_staleness:
+    if estimator.needs_continuations and config.rollout.max_staleness:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but rollout.max_staleness is "
             f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"

@@ -15,7 +15,7 @@ from core.plan import check_context
 from core.run_directory import RunDirectory
 from core.seeds import derive
 from trainer import checkpoint
-from trainer.gguf import model_folder
+from trainer.model.gguf import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -57,7 +57,6 @@ class IterationSettings:
     samples: int  # continuations per start
     sampling: Sampling
     resample: int  # most rounds in which starts of equal rewards are replaced
-    greedy: bool  # every start is also continued greedily, as a baseline
     continuations: int  # of every state of a trajectory, for the estimator's values
     reward: Callable[[Judged], float]  # of a whole continuation, as the learner sees it
     mask_truncated: bool  # the learner leaves truncated continuations out
@@ -87,5 +86,5 @@ class IterationResult:
     broadcast: BroadcastReport
     dropped: list[Judged]  # rollouts of starts that were replaced
     imitated: list[Judged]  # earlier own successes that the policy repeated
-    extra: list[Judged]  # rollouts made for the estimator: baselines and values
+    extra: list[Judged]  # continuations of states, made for the estimator
     failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete

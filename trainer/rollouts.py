@@ -1,4 +1,4 @@
-"""Rollouts beyond the starts of an iteration: replacements of starts that teach nothing, greedy baselines, continuations of states.
+"""Rollouts beyond the starts of an iteration: replacements of starts that teach nothing, continuations of states.
 
 Called by `trainer/loop.py` in synchronous mode. Invariant: results depend only on the arguments and the state of the parts.
 """
@@ -24,15 +24,11 @@ def with_more_rollouts(
 ) -> tuple[list[Judged], list[Judged], list[Judged]]:
     """The batch after resampling, with what its estimator needs; the rollouts that were left out; those made for the estimator."""
     dropped: list[Judged] = []
-    extra: list[Judged] = []
     if settings.resample:
         judged, dropped = resampled(parts, settings, judged, choose, clock)
-    if settings.greedy:
-        judged, more = with_baselines(parts, settings, judged, clock)
-        extra += more
+    extra: list[Judged] = []
     if settings.continuations:
-        judged, more = with_continuations(parts, settings, judged, clock)
-        extra += more
+        judged, extra = with_continuations(parts, settings, judged, clock)
     return judged, dropped, extra
 
 
@@ -87,24 +83,6 @@ def resampled(
 
 def _replayed(judged: Sequence[Judged]) -> set[str]:
     return {item.trajectory.start.id for item in judged if item.trajectory.start.replayed}
-
-
-def with_baselines(
-    parts: Components, settings: IterationSettings, judged: Sequence[Judged], clock: PhaseClock
-) -> tuple[list[Judged], list[Judged]]:
-    """Every rollout with the reward of the greedy continuation of its start (ReMax, 2310.10505), and these continuations.
-
-    Rollouts of a start that no engine could continue greedily are left out.
-    """
-    starts = {item.trajectory.start.id: item.trajectory.start for item in judged}
-    alone = [replace(start, id=f"{name}.greedy", samples=1) for name, start in starts.items()]
-    with clock.phase("generate"):
-        found = parts.actors.generate(alone, replace(settings.sampling, temperature=0.0, top_p=1.0))
-    with clock.phase("reward"):
-        greedy = parts.task.judge(found)
-    rewards = {item.trajectory.start.id.removesuffix(".greedy"): settings.reward(item) for item in greedy}
-    kept = [item for item in judged if item.trajectory.start.id in rewards]
-    return [replace(item, baseline=rewards[item.trajectory.start.id]) for item in kept], greedy
 
 
 def with_continuations(

@@ -21,7 +21,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each with one thread")
-    parser.add_argument("--results", type=Path, default=RESULTS / "learning", help="folder of the result files")
+    parser.add_argument("--results", type=Path, default=RESULTS / "learning", help="folder of the tables of results")
     parser.add_argument("--logs", type=Path, default=Path("runs/learning"), help="folder of the runs' output")
     parser.add_argument("--tokens", type=int, help="generated tokens of a run, instead of the plan's")
     parser.add_argument(

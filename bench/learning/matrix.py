@@ -1,6 +1,6 @@
 """Performs the runs of a matrix that have no result yet: a child process each, several side by side.
 
-Called by `bench/learning/__main__.py`. Invariant: a run whose result file is in the folder is never repeated, so a matrix that was
+Invariant: a run whose result is in a table of the folder is never repeated, so a matrix that was
 stopped goes on where it was, also on another machine with the same files.
 """
 
@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.learning.plan import Fields, Run
+from bench.learning.results import by_name
 
 ROOT = Path(__file__).parents[2]
 NICE = 15
@@ -24,14 +25,14 @@ NICE = 15
 
 
 def pending(runs: Sequence[Run], results: Path) -> list[Run]:
-    """The runs without a result file, in the same order."""
-    return [run for run in runs if not (results / f"{run.name}.json").exists()]
+    """The runs without a result, in the same order."""
+    done = by_name(results)
+    return [run for run in runs if run.name not in done]
 
 
 def perform_all(runs: Sequence[Run], results: Path, logs: Path, jobs: int, changes: Fields, tokens: int | None) -> None:
     """Perform all pending runs, `jobs` at a time. A run that fails is named and left out; the next start tries it again."""
     left = pending(runs, results)
-    results.mkdir(parents=True, exist_ok=True)
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{len(left)} of {len(runs)} runs to do, {jobs} at a time; logs in {logs}", flush=True)
 
@@ -46,8 +47,7 @@ def perform_all(runs: Sequence[Run], results: Path, logs: Path, jobs: int, chang
 
 def perform(run: Run, results: Path, log: Path, changes: Fields, tokens: int | None) -> bool:
     """One run in a child process with one thread. Returns whether it wrote its result."""
-    result = (results / f"{run.name}.json").resolve()
-    if result.exists():  # another matrix was faster
+    if not pending([run], results):  # another matrix was faster
         return True
     about = {
         "run": asdict(run),
@@ -55,7 +55,13 @@ def perform(run: Run, results: Path, log: Path, changes: Fields, tokens: int | N
         "commit": commit(),
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    order = {"run": asdict(run), "changes": dict(changes), "tokens": tokens, "about": about, "result": str(result)}
+    order = {
+        "run": asdict(run),
+        "changes": dict(changes),
+        "tokens": tokens,
+        "about": about,
+        "results": str(results.resolve()),
+    }
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, log.open("w") as output:
         path = Path(folder) / "order.json"
@@ -68,9 +74,10 @@ def perform(run: Run, results: Path, log: Path, changes: Fields, tokens: int | N
             stderr=subprocess.STDOUT,
             check=False,
         )
-    word = "done" if result.exists() else "FAILED"
+    good = not pending([run], results)
+    word = "done" if good else "FAILED"
     print(f"{datetime.now():%H:%M:%S} {run.name}: {word} after {time.monotonic() - begun:.0f} s", flush=True)
-    return result.exists()
+    return good
 
 
 def commit() -> str:

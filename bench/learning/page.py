@@ -1,6 +1,6 @@
-"""The page of the experiment: bench/results/learning.md and .json, and one plot per setting, from all result files.
+"""The page of the experiment: bench/results/learning.md and .json, and one plot per setting, from the tables of results.
 
-Called by `bench/learning/__main__.py`. Invariant: no number without its interval over seeds, and none from arms of unlike commits
+Invariant: no number without its interval over seeds, and none from arms of unlike commits
 without saying so.
 """
 
@@ -285,7 +285,7 @@ def goals(setting: Setting, arms: Arms) -> list[Check]:
 
 
 def write_page(folder: Path, *, quick: bool) -> None:
-    """Write the page, its JSON and its plots from the result files in `folder`."""
+    """Write the page, its JSON and its plots from the tables in `folder`."""
     runs = read_results(folder)
     found = {(task, level): runs[task, level] for task in SETTINGS for level in HARDNESSES if (task, level) in runs}
     lines, checks, numbers = [HEAD, *summary(found)], [], {}

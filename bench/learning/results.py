@@ -1,13 +1,14 @@
-"""The result files of the runs, and what is read from one of them. Pure but for `read_results`."""
+"""The tables of results, one line of JSON per run, and what is read from one result."""
 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.learning.measures import Curve
+from bench.learning.plan import Run
 
 Result = dict[str, Any]
 Setting = tuple[str, str]
@@ -21,11 +22,28 @@ ENOUGH = 5
 """Seeds from which a goal is judged."""
 
 
+def by_name(folder: Path) -> dict[str, Result]:
+    """The result of each complete run, by its name."""
+
+    def _lines() -> Iterator[Result]:
+        for path in folder.glob("*.jsonl"):
+            with path.open(encoding="utf-8") as table:
+                yield from map(json.loads, table)
+
+    return {Run(**result["run"]).name: result for result in _lines()}
+
+
+def append_result(folder: Path, result: Result) -> None:
+    """Add a line to the table of the run's task. It is written at once, because several processes append to one table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{result['run']['task']}.jsonl").open("ab", buffering=0) as table:
+        table.write(f"{json.dumps(result)}\n".encode())
+
+
 def read_results(folder: Path) -> dict[Setting, dict[str, dict[int, Result]]]:
-    """The arms of each setting, of all complete result files."""
+    """The arms of each setting, of all complete runs."""
     found: dict[Setting, dict[str, dict[int, Result]]] = defaultdict(lambda: defaultdict(dict))
-    for path in sorted(folder.glob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
+    for _, result in sorted(by_name(folder).items()):
         run = result["run"]
         found[run["task"], run["hardness"]][run["arm"]][run["seed"]] = result
     return {setting: dict(arms) for setting, arms in found.items()}

@@ -1,7 +1,7 @@
 """One training run with the product's own loop, engines included, in this process: `python -m bench.learning.run FILE.json`.
 
-Called by `bench/learning/matrix.py` as a child process, one per run; the file says which run and gets its result. Invariant: a
-result is written only when its run is complete.
+`bench/learning/matrix.py` starts it as a child process, one per run; the file says which run, and which tables get its result.
+Invariant: a result is written only when its run is complete.
 """
 
 import json
@@ -16,9 +16,10 @@ from typing import Any
 
 from bench.learning.measures import MASTERED, learnability, plain
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
+from bench.learning.results import append_result
 from core.config import Config
 from core.records import Judged, Scored
-from core.run_directory import RunDirectory, write_atomically
+from core.run_directory import RunDirectory
 from core.startup import set_environment
 from tasks.starter import resolve_model
 from trainer import build
@@ -151,11 +152,11 @@ def with_starter(config: Config) -> Config:
 
 
 def main(path: Path) -> None:
-    """Perform the order in `path` (`run`, `changes`, `tokens`, and what describes it) and write its result beside it."""
+    """Perform the order in `path` (`run`, `changes`, `tokens`, and what describes it) and append its result to its table."""
     set_environment()
     order = json.loads(path.read_text(encoding="utf-8"))
     found = perform(Run(**order["run"]), order["changes"], order["tokens"])
-    write_atomically(Path(order["result"]), json.dumps(plain({**order["about"], **found})) + "\n")
+    append_result(Path(order["results"]), plain({**order["about"], **found}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from core.sections.base import Count, NonNegative, Positive, Section, Share
 
-ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "remax", "vineppo")
+ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "vineppo")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
 
 

@@ -58,8 +58,6 @@ class Columns(Section):
     """Column of the name of the function that is tested (humaneval; apps where the tests do not name it)."""
     checker: str | None = None
     """Column of a Python program that judges what was printed, for problems with several answers (apps)."""
-    language: str | None = None
-    """Column of the language of the program: python, cpp or javascript; none: python (apps)."""
 
 
 class CodeConfig(Section):

@@ -27,7 +27,7 @@ FLAGS = ("-s", "-S", "-P", "-B")  # no user packages, no site, no modules from t
 PACKAGES = "/packages"
 """Where a sandbox has the packages that the user allows."""
 FOLDER_BYTES = 256 << 20
-"""Bound on the files that the driver writes for a test: its input, a source, a compiled program."""
+"""Bound on the files that the driver writes for a test: its input, and those of a checker."""
 MOST_TASKS = 256
 """Processes and threads in the control group of a judge: two sandboxes, of which each program may have 64."""
 _GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))

@@ -17,7 +17,6 @@ from typing import Any
 
 from core.config import Columns
 from core.errors import ConfigError, DataError
-from tasks.code.languages import find_language
 from tasks.code.unit_tests import read_setup, split_test, statements
 from tasks.problems import Item, level_of, solution_of, text_of
 from tasks.sources import Row
@@ -101,12 +100,6 @@ def read_apps(row: Row, columns: Columns, where: str) -> Item:
         record["checker"] = checker = _lines(text_of(row, columns.checker, "checker", where))
         with _refused(f"{where}: column {columns.checker!r} (task.columns.checker)", "Python"):
             compile(checker, "checker", "exec", dont_inherit=True)
-    if columns.language and row[columns.language]:
-        record["language"] = str(row[columns.language]).lower()
-        try:
-            find_language(record["language"])
-        except DataError as error:
-            raise DataError(f"{where}: column {columns.language!r} (task.columns.language): {error}") from None
     solution = _first_solution(row, columns, where)
     return Item(prompt, json.dumps(record), level_of(row, columns), solution and _lines(solution))
 

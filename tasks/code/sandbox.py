@@ -30,7 +30,6 @@ from core.errors import ConfigError
 from tasks.child import ChildProcess
 from tasks.code import confinement
 from tasks.code.confinement import SandboxError
-from tasks.code.languages import Language
 from tasks.code.seccomp import program_filter
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
@@ -76,12 +75,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, and statements that run before and after it in its namespace (Python only)."""
+    """A program, and statements that run before and after it in its namespace."""
 
     source: str
     before: str = ""
     after: str = ""
-    language: Language | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Ending:
     """How the process of a test ended. The program controls all of it: compare it, do not trust it."""
 
     output: bytes = b""
-    errors: str = ""  # the line of its error stream that says most: the last, or a compiler's first error
+    errors: str = ""  # the last line of its error stream
     status: int = 0  # as os.waitstatus_to_exitcode
     why: str = ""  # why it did not end well; empty if it did
     seconds: float = 0.0  # of processor time and of doing nothing
@@ -178,16 +176,14 @@ class Session(ChildProcess):
             said = self._errors.read().decode(errors="replace").strip().splitlines()
             raise SandboxError(said[-1] if said else f"exit status {status}") from None
 
-    def compile(self) -> Ending:
-        """Wait for the compiler; only for a language that has one."""
-        return self._follow(4 * START_LIMIT)
-
     def run(self, test: Mapping[str, Any]) -> Ending:
         """Run the program once; a script on a test's `input`, `files` and `arguments`."""
         if self._gone:
             return Ending(why=self._gone)
         self.tell(test)
-        return self._follow(self._patience)
+        ending = Ending()
+        ending.output = b"".join(self._pieces(ending))
+        return ending
 
     def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
         """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
@@ -206,18 +202,13 @@ class Session(ChildProcess):
     def lines(self, ending: Ending) -> Iterator[bytes]:
         """The lines of a process that exchanges messages, as they come. At its end `ending` says how."""
         pending = b""
-        for data in self._pieces(ending, self._patience):
+        for data in self._pieces(ending):
             *lines, pending = (pending + data).split(b"\n")
             yield from lines
 
-    def _follow(self, patience: float) -> Ending:
-        ending = Ending()
-        ending.output = b"".join(self._pieces(ending, patience))
-        return ending
-
-    def _pieces(self, ending: Ending, patience: float) -> Iterator[bytes]:
+    def _pieces(self, ending: Ending) -> Iterator[bytes]:
         """What a process writes, piece by piece, until it ends. The driver's frames are a letter, a length, and data."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + self._patience
         try:
             while True:
                 kind, length = struct.unpack(">cI", self.exactly(5, deadline))
@@ -227,7 +218,8 @@ class Session(ChildProcess):
                 if kind == b"o":
                     yield data
                 elif kind == b"e":
-                    ending.errors = _telling_line(data)
+                    lines = data.decode(errors="replace").strip().splitlines()
+                    ending.errors = lines[-1][:MOST_REASON] if lines else ""
                 else:
                     return _end(ending, data)
         except (TimeoutError, EOFError, ValueError):
@@ -239,12 +231,6 @@ class Session(ChildProcess):
         self._errors.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _telling_line(data: bytes) -> str:
-    """The first line of an error stream with a compiler's error; if there is none, its last line."""
-    lines = data.decode(errors="replace").strip().splitlines()
-    return next((line for line in lines if " error: " in line), lines[-1] if lines else "")[:MOST_REASON]
 
 
 def _end(ending: Ending, data: bytes) -> None:

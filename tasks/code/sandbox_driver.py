@@ -36,7 +36,6 @@ else:
 NOT_COMPILED = 65
 """Exit status of a script that does not compile."""
 MODULE = "program"
-PATH = {"PATH": "/usr/bin:/usr/local/bin"}
 TICK = 0.05
 """Seconds between two looks at the processor time of a program."""
 _PRELOADED = ("collections", "heapq", "itertools", "re", "operator", "bisect", "math", "functools")
@@ -87,14 +86,13 @@ def reason(error: BaseException) -> str:
         return "an exception that cannot be printed"
 
 
-def limit(config: dict[str, Any], language: dict[str, Any] | None) -> None:
+def limit(config: dict[str, Any]) -> None:
     """Bound this process: processor time, memory, file size, threads, open files, no core files."""
     cpu = int(-(-config["seconds"] // 1))
     memory = config["mebibytes"] << 20
-    reserves = language is not None and language["reserves"]  # far more addresses than memory: count what it writes to
     for kind, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),
-        (resource.RLIMIT_DATA if reserves else resource.RLIMIT_AS, memory, memory),
+        (resource.RLIMIT_AS, memory, memory),
         (resource.RLIMIT_FSIZE, 0, 0),
         (resource.RLIMIT_NPROC, config["tasks"], config["tasks"]),
         (resource.RLIMIT_NOFILE, 64, 64),
@@ -211,10 +209,10 @@ def child(
 ) -> None:
     """The process of one test: read it, give up all rights, run the program as a module, exit."""
     output, errors = pipes
-    test, language = read_frame(job), program["language"]
+    test = read_frame(job)
     script = "input" in test
     if script:
-        for name in set(os.listdir()) - ({language["file"], "program"} if language else set()):
+        for name in os.listdir():
             os.unlink(name)  # a program cannot make a file, but it can rename its input and so keep it
         for name, text in {**test.get("files", {}), "stdin": test["input"]}.items():
             write_file(name, text)
@@ -225,11 +223,9 @@ def child(
         os.close(errors)
         if not program["interactive"]:
             os.close(job)
-    limit(config, language)
+    limit(config)
     if config["filter"]:
         confine(config["filter"])
-    if language:
-        os.execve(language["run"][0], language["run"], PATH)
     module.__name__ = "__main__" if script else MODULE
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     names = module.__dict__
@@ -302,24 +298,6 @@ class Watch:
         write_all(self._sink, kind + len(data).to_bytes(4, "big") + data)
 
 
-def compile_program(program: dict[str, Any], watch: Watch) -> None:
-    """Write the source into the working directory and run the language's compiler on it, if it has one."""
-    language = program["language"]
-    write_file(language["file"], program["source"])
-    if language["compile"]:
-        output, errors, pid = start()
-        if not pid:
-            os.dup2(errors, 2)
-            for kind, most in (
-                (resource.RLIMIT_CPU, 30),
-                (resource.RLIMIT_AS, 2 << 30),
-                (resource.RLIMIT_FSIZE, 32 << 20),
-            ):
-                resource.setrlimit(kind, (most, most))
-            os.execve(language["compile"][0], language["compile"], PATH)
-        watch.follow(pid, output, errors, idles=True)
-
-
 def start() -> tuple[int, int, int]:
     """Fork. Returns the ends of the new process's output and error pipes on this side, and its id (0 inside it)."""
     (output, output_in), (errors, errors_in) = os.pipe(), os.pipe()
@@ -336,8 +314,6 @@ def serve(config: dict[str, Any], module: ModuleType, job: int, sink: int) -> No
     if not program:
         return
     watch = Watch(config, sink)
-    if program["language"]:
-        compile_program(program, Watch({**config, "seconds": 30.0}, sink))
     for name in _PRELOADED:
         if f"import {name}" in program["source"] or f"from {name} " in program["source"]:
             __import__(name)

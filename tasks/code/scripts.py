@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.code.compare import same_output, same_value
-from tasks.code.languages import find_language
 from tasks.code.outcomes import Boxes, Outcome, outcome_of_each, unanswered
 from tasks.code.sandbox import Ending, Program, Session
 from tasks.code.sandbox_driver import NOT_COMPILED
@@ -23,7 +22,6 @@ Test = tuple[Any, Any]
 def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
     """The outcome of every test of a program that reads standard input and prints. Raises SandboxError."""
     tests: list[Test] = list(zip(record["inputs"], record["outputs"], strict=True))
-    language = find_language(record.get("language", "python"))
     tolerance, judged_by = record.get("tolerance", boxes.config.tolerance), record.get("checker", "")
     printed: list[tuple[int, Test, str]] = []  # what a checker judges
 
@@ -41,9 +39,7 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
         why = f"test {number + 1}: expected {expected.strip()[:60]!r}, printed {found.strip()[:60]!r}"
         return Outcome(same, "" if same else why), ending.seconds
 
-    with boxes.program.session(Program(source, before=record["setup"], language=language)) as session:
-        if language and language.compile and (problem := _problem(session.compile())):
-            return [Outcome(False, problem, raised=True, syntax=True)] * len(tests)
+    with boxes.program.session(Program(source, before=record["setup"])) as session:
         outcomes = outcome_of_each(tests, _run, boxes.config.program_seconds)
     if printed:
         with boxes.own.session(Program(judged_by)) as checker:

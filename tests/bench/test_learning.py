@@ -1,7 +1,7 @@
 """The pure parts of `bench.learning`: measures, statistics, the plan and the page. Its engine part is `--quick`."""
 
-import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -152,35 +152,33 @@ def test_arms_differ_only_where_rollouts_start_and_in_the_kl_that_holds_the_root
 def test_the_matrix_takes_every_arm_before_the_next_seed_and_skips_what_is_done(tmp_path: Path) -> None:
     runs = matrix(["rule"], ["easy", "hard"], ["ppo", "value"], [1, 2])
     assert [run.seed for run in runs] == [1] * 4 + [2] * 4
-    (tmp_path / "rule-easy-value-1.json").write_text("{}")
+    results.append_result(tmp_path, {"run": asdict(Run("rule", "easy", "value", 1))})
     assert [run.name for run in pending(runs, tmp_path)][:2] == ["rule-easy-ppo-1", "rule-hard-ppo-1"]
 
 
-def result(arm: str, seed: int, curve: Curve, erroneous: float | None) -> str:
-    """The text of a result file."""
+def result(arm: str, seed: int, curve: Curve, erroneous: float | None) -> results.Result:
+    """The result of a run of the hard rule."""
     rows = [
         {"generated": at, "trained": 2 * at, "seconds": at, "pass@1": {"mean": success}, "erroneous_share": erroneous}
         for at, success in zip(curve.tokens, curve.success, strict=True)
     ]
     last = {"pass@1": {"mean": curve.success[-1]}, "pass@8": {"mean": 0.9}, "seconds": 60.0, "trained": 400}
-    return json.dumps(
-        {
-            "run": {"task": "rule", "hardness": "hard", "arm": arm, "seed": seed},
-            "commit": "abc",
-            "budget": 200,
-            "rows": rows,
-            "first_success": {"root": 50, "any": 50},
-            "final": last,
-        }
-    )
+    return {
+        "run": {"task": "rule", "hardness": "hard", "arm": arm, "seed": seed},
+        "commit": "abc",
+        "budget": 200,
+        "rows": rows,
+        "first_success": {"root": 50, "any": 50},
+        "final": last,
+    }
 
 
 def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
     for seed in range(1, 6):
-        (tmp_path / f"a{seed}.json").write_text(result(results.OURS, seed, FAST, 0.25))
-        (tmp_path / f"d{seed}.json").write_text(result("value", seed, Curve([0, 200], [0.0, 0.1]), 0.75))
-        (tmp_path / f"b{seed}.json").write_text(result("ppo", seed, SLOW, None))
-        (tmp_path / f"c{seed}.json").write_text(result("grpo", seed, Curve([0, 199, 200], [0.0, 0.0, 0.9]), None))
+        results.append_result(tmp_path, result(results.OURS, seed, FAST, 0.25))
+        results.append_result(tmp_path, result("value", seed, Curve([0, 200], [0.0, 0.1]), 0.75))
+        results.append_result(tmp_path, result("ppo", seed, SLOW, None))
+        results.append_result(tmp_path, result("grpo", seed, Curve([0, 199, 200], [0.0, 0.0, 0.9]), None))
     arms = results.read_results(tmp_path)["rule", "hard"]
     assert [page.best_baseline(arms, measure) for measure in ("area", "final success")] == ["ppo", "grpo"]
     table, more = "\n".join(page.section(("rule", "hard"), arms, "x.png")).split("More measures:")
@@ -221,11 +219,11 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
 
 def test_mastered_arms_end_equally_and_what_is_never_mastered_is_compared_at_the_end(tmp_path: Path) -> None:
     for seed in range(1, 6):
-        (tmp_path / f"a{seed}.json").write_text(result(results.OURS, seed, Curve([0, 200], [0.0, 0.7]), None))
-        (tmp_path / f"b{seed}.json").write_text(result("ppo", seed, Curve([0, 100, 200], [0.0, 0.9, 0.992]), None))
-        (tmp_path / f"c{seed}.json").write_text(result("grpo", seed, Curve([0, 200], [0.0, 0.998]), None))
-        (tmp_path / f"d{seed}.json").write_text(result("value_small", seed, Curve([0, 200], [0.0, 0.35]), None))
-        (tmp_path / f"e{seed}.json").write_text(result("uniform_small", seed, Curve([0, 200], [0.1, 0.12]), None))
+        results.append_result(tmp_path, result(results.OURS, seed, Curve([0, 200], [0.0, 0.7]), None))
+        results.append_result(tmp_path, result("ppo", seed, Curve([0, 100, 200], [0.0, 0.9, 0.992]), None))
+        results.append_result(tmp_path, result("grpo", seed, Curve([0, 200], [0.0, 0.998]), None))
+        results.append_result(tmp_path, result("value_small", seed, Curve([0, 200], [0.0, 0.35]), None))
+        results.append_result(tmp_path, result("uniform_small", seed, Curve([0, 200], [0.1, 0.12]), None))
     arms = results.read_results(tmp_path)["rule", "hard"]
     assert (
         page.best_baseline(arms, "final success") == "ppo"
@@ -240,8 +238,8 @@ def test_mastered_arms_end_equally_and_what_is_never_mastered_is_compared_at_the
 
 def test_a_task_that_no_arm_learns_is_not_in_the_plot_of_all_settings(tmp_path: Path) -> None:
     for seed in range(1, 6):
-        (tmp_path / f"a{seed}.json").write_text(result("ppo", seed, Curve([0, 200], [0.04, 0.06]), None))
-        (tmp_path / f"b{seed}.json").write_text(result("grpo", seed, Curve([0, 200], [0.04, 0.2]), None))
+        results.append_result(tmp_path, result("ppo", seed, Curve([0, 200], [0.04, 0.06]), None))
+        results.append_result(tmp_path, result("grpo", seed, Curve([0, 200], [0.04, 0.2]), None))
     arms = results.read_results(tmp_path)["rule", "hard"]
     assert plots.overview({("rule", "hard"): {"ppo": arms["ppo"]}}) == []
     assert len(plots.overview({("rule", "hard"): arms})) == 1

@@ -21,7 +21,7 @@ def episodes(totals: list[float], groups: list[int], lengths: list[int] | None =
     fresh = torch.zeros(len(totals), dtype=torch.bool)
     lam = torch.full((len(totals),), 0.95).double()
     steps = torch.zeros(mask.shape, dtype=torch.int64)
-    return Episodes(rewards, none, mask, torch.tensor(groups), fresh, none[:, 0], steps, none, 1.0, lam)
+    return Episodes(rewards, none, mask, torch.tensor(groups), fresh, steps, none, 1.0, lam)
 
 
 def estimate(name: str, batch: Episodes) -> Tensor:
@@ -105,15 +105,8 @@ def test_adaptive_lambda_by_hand() -> None:
 @pytest.mark.parametrize("name", [name for name, entry in ESTIMATORS.items() if not entry.needs_values])
 def test_an_estimator_that_needs_no_values_reads_none(name: str) -> None:
     batch = episodes([1.0, 0.0, 2.0], [0, 0, 0])
-    batch = replace(batch, baselines=torch.zeros(3).double(), step_values=torch.zeros(3, 2).double())
+    batch = replace(batch, step_values=torch.zeros(3, 2).double())
     assert bool(torch.isfinite(estimate(name, batch)).all())  # the values are NaN
-
-
-def test_remax_compares_with_the_greedy_continuation() -> None:
-    # rewards 1 and 0 with a greedy reward of 1, and 0.5 with one of 0
-    batch = replace(episodes([1.0, 0.0, 0.5], [0, 0, 1]), baselines=torch.tensor([1.0, 1.0, 0.0]).double())
-    assert_per_sequence(estimate("remax", batch), [0.0, -1.0, 0.5])
-    assert ESTIMATORS["remax"].needs_greedy
 
 
 def test_vineppo_gives_every_step_what_it_changes() -> None:

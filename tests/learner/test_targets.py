@@ -204,17 +204,6 @@ def test_a_group_of_equal_rewards_does_not_count_in_the_denominator(estimator: s
         np.testing.assert_array_equal(batch.targets.advantages[varied], alone.targets.advantages)
 
 
-def test_remax_reads_the_baselines_of_the_loop() -> None:
-    scored = grouped([1.0, 0.0], [0, 0])
-    scored = [replace(s, judged=replace(s.judged, baseline=0.25)) for s in scored]
-    batch = compute_targets(scored, AlgorithmConfig(estimator="remax"), 0)
-    for row, expected in ((0, 0.75), (1, -0.25)):
-        np.testing.assert_allclose(batch.targets.advantages[batch.token_index([row])], expected)
-    lost = [replace(s, judged=replace(s.judged, baseline=0.25)) for s in grouped([0.0, 0.0], [0, 0])]
-    equal = compute_targets(lost, AlgorithmConfig(estimator="remax"), 0)  # equal rewards are worse than the greedy one
-    np.testing.assert_allclose(equal.targets.advantages, -0.25)
-
-
 def test_a_reward_at_the_mean_of_its_group_counts() -> None:
     batch = compute_targets(grouped([0.0, 0.5, 1.0], [0, 0, 0]), AlgorithmConfig(estimator="dr_grpo"), 0)
     assert not batch.targets.advantages[batch.token_index([1])].any()

@@ -1,4 +1,4 @@
-"""Replacing starts that teach nothing, and greedy baselines."""
+"""Replacing starts that teach nothing, and continuations of states."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainer import build
 from trainer.loop import choose_starts
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
-from trainer.rollouts import by_information, resampled, with_baselines, with_continuations, with_more_rollouts
+from trainer.rollouts import by_information, resampled, with_continuations, with_more_rollouts
 from trainer.starts import fresh_starts
 
 PROBLEMS = [Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)]
@@ -175,21 +175,6 @@ def test_the_fill_of_a_batch_keeps_its_share_of_replay() -> None:
     batch, dropped = resampled(parts.components(), settings, judged, _choose, PhaseClock())
     assert [item.trajectory.start.problem_id for item in batch[::2]] == ["p0", "p50", "p2", "p3"]
     assert [item.trajectory.start.problem_id for item in dropped[::2]] == ["p1", "p51", "p52"]
-
-
-def test_the_baseline_is_the_reward_of_the_greedy_continuation() -> None:
-    parts = Parts({"p0": 1, "p1": 2})
-    settings = settings_of("--algorithm.estimator", "remax")
-    assert settings.greedy
-    judged = first_batch(parts, settings)
-    with_them, greedy = with_baselines(parts.components(), settings, judged, PhaseClock())
-    assert parts.asked[-1] == ([f"7.f{number}.greedy" for number in range(4)], 0.0)
-    # sample 0 is the greedy one: right for p0 and p1
-    assert [item.baseline for item in with_them] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert len(greedy) == 4
-    assert [replace(item, baseline=None) for item in with_them] == judged
-    scaled = settings_of("--algorithm.estimator", "remax", "--algorithm.reward_scale", "2")
-    assert with_baselines(parts.components(), scaled, judged, PhaseClock())[0][0].baseline == 2.0
 
 
 def test_the_states_of_every_rollout_are_continued_and_valued() -> None:

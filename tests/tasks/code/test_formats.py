@@ -1,10 +1,9 @@
-"""The formats of programs' tests: HumanEval's checks, APPS's inputs and outputs, checkers, other languages."""
+"""The formats of programs' tests: HumanEval's checks, APPS's inputs and outputs, checkers."""
 
 import base64
 import json
 import pickle
 import re
-import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from core.errors import ConfigError, DataError
 from core.records import Verdict
 from tasks.code.confinement import package_paths
 from tasks.code.formats import read_apps, read_humaneval, read_mbpp
-from tasks.code.languages import LANGUAGES, Language, find_language
 from tasks.code.outcomes import Boxes, Outcome, grade
 from tasks.code.programs import judge_program, setting_of, verifier
 from tasks.code.sandbox import Limits, Program, Sandbox
@@ -30,8 +28,6 @@ from tests.tasks.code.apps_from_mbpp import apps_rows
 APPS = Columns(prompt="question", tests="input_output", solution="solutions", level="difficulty", checker="checker")
 CHECK = Columns(prompt="prompt", tests="test", entry_point="entry_point", solution="canonical_solution")
 STDIN = Path(__file__).parents[2] / "data" / "apps" / "stdin.jsonl"
-
-MADE_BY = {"cpp": "g++", "javascript": "node"}
 
 Judge = Callable[[Item, str], Verdict]
 
@@ -53,8 +49,8 @@ def judge(boxes: Boxes) -> Judge:
 
 def script(*pairs: tuple[str, str], **row: Any) -> Item:
     told = {"inputs": [one for one, _ in pairs], "outputs": [other for _, other in pairs], **row.pop("told", {})}
-    columns = Columns(prompt="question", tests="input_output", checker="checker", language="language")
-    return read_apps({"question": "?", "input_output": told, "checker": "", "language": "", **row}, columns, "row 1")
+    columns = Columns(prompt="question", tests="input_output", checker="checker")
+    return read_apps({"question": "?", "input_output": told, "checker": "", **row}, columns, "row 1")
 
 
 def calls(name: str, *pairs: tuple[list[Any], Any]) -> Item:
@@ -248,42 +244,6 @@ def test_a_tolerance_of_the_data(judge: Judge) -> None:
     near = script(("", "0.3333333"), told={"tolerance": 1e-6})
     assert judge(near, "print(1 / 3)").correct
     assert not judge(script(("", "0.3333333")), "print(1 / 3)").correct
-
-
-@pytest.mark.parametrize(
-    ("language", "right", "wrong", "broken"),
-    [
-        (
-            "cpp", "#include <bits/stdc++.h>\nint main() { long long n; std::cin >> n; std::cout << 2 * n << '\\n'; }",
-            "#include <unistd.h>\nint main() { return fork() < 0 ? 3 : 0; }", "int main() { return x; }",
-        ),
-        (
-            "javascript", "console.log(2 * Number(require('fs').readFileSync('/dev/stdin', 'utf8')))",
-            "require('child_process').execSync('true')", "let = ;",
-        ),
-    ],
-)  # fmt: skip
-def test_other_languages(judge: Judge, language: str, right: str, wrong: str, broken: str) -> None:
-    if not shutil.which(MADE_BY[language], path="/usr/bin"):
-        with pytest.raises(DataError, match="install it or leave its rows out"):
-            script(("", ""), language=language)
-        return
-    item = script(("21\n", "42\n"), ("-1\n", "-2\n"), language=language)
-    assert judge(item, f"```\n{right}\n```") == Verdict(1.0, True)
-    assert judge(item, wrong).reward == CodeConfig().runtime_error
-    assert judge(item, broken).reward == (
-        CodeConfig().compile_error if language == "cpp" else CodeConfig().runtime_error
-    )
-
-
-def test_a_language_whose_compiler_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LANGUAGES, "pascal", Language("p.pas", ("no-such-compiler",), ("./program",)))  # type: ignore[arg-type]
-    with pytest.raises(
-        DataError, match="'pascal' needs no-such-compiler, which is not in /usr/bin; install it or leave"
-    ):
-        script(("", ""), language="pascal")
-    with pytest.raises(DataError, match="'cobol' is not known; use one of python, cpp, javascript"):
-        find_language("cobol")
 
 
 def test_packages_that_the_user_allows(bubblewrap: None) -> None:
