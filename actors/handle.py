@@ -60,7 +60,7 @@ class EngineRecipe:
             runtime_env={"env_vars": environment(self.device, self.config.threads)},
             max_restarts=0,  # the pool restarts: it alone knows the current weights and what was in flight
             max_task_retries=0,
-            **(in_group("rollout actor", index) if index < self.config.actors else {}),  # more actors: any node
+            **in_group("rollout actor", index),
         )
         return options.remote(name)
 
@@ -85,20 +85,14 @@ class Request:
 
 
 class ActorHandle:
-    """The rollout actor named rollout-`index`. Its process may be replaced.
+    """The rollout actor named rollout-`index`. Its process may be replaced."""
 
-    An `elastic` actor is one beyond `rollout.actors`; the run continues without it. It waits for room in the cluster without a deadline: a
-    waiting actor makes Ray's autoscaler add a node.
-    """
-
-    def __init__(self, index: int, recipe: EngineRecipe, elastic: bool = False) -> None:
+    def __init__(self, index: int, recipe: EngineRecipe) -> None:
         self.index = index
         self.name = f"rollout-{index}"
-        self.elastic = elastic
         self.serving = False  # its engine is loaded
         self.process: Process | None = None  # the current or last one
         self.acknowledged: tuple[int, str] | None = None  # version and digest of its weights
-        self._losses: list[float] = []  # when its process died
         self.requests: deque[Request] = deque()
         self._recipe = recipe
         self._actor: Any = None
@@ -113,12 +107,6 @@ class ActorHandle:
         self._actor = self._named_actor()
         self.ask(lambda actor: actor.process.remote(), START_SECONDS, _placed)
         self.ask(self._recipe.start, START_SECONDS, ready)
-
-    def losses_within(self, seconds: float) -> int:
-        """Note that the process died, and say how often it did within so many seconds."""
-        now = time.monotonic()
-        self._losses = [*(moment for moment in self._losses if now - moment < seconds), now]
-        return len(self._losses)
 
     def ask(
         self, call: Callable[[Any], Any], seconds: float, accept: Callable[[Any], None], kind: Kind = "ask"

@@ -47,9 +47,6 @@ class LocalPool:
         """Swap the engine's weights. Raises WeightError when a parameter is missing."""
         return [self._engine.load_weights(handle)]
 
-    def make_room(self) -> None:
-        """There are no elastic actors."""
-
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
         """[1][sequence][T - 1]: log-probability of tokens 1..T-1 of each sequence at temperature 1."""
         return [self._engine.sequence_logprobs(sequences)]

@@ -75,8 +75,6 @@ def check_options(config: RolloutConfig, device: str) -> None:
         ("engine_options", config.engine_options, engine, "engine/arg_utils.py", "EngineArgs"),
         ("sampling_options", config.sampling_options, SAMPLING, "sampling_params.py", "SamplingParams"),
     ):
-        if given and config.engine != "vllm":
-            raise ConfigError(f"rollout.{field} are vLLM's; leave them out with rollout.engine {config.engine}")
         for option in given:
             if option in fixed:
                 raise ConfigError(f"rollout.{field}.{option} cannot be set: {fixed[option]}")

@@ -16,9 +16,6 @@ Invariants:
 An engine gets at most its share of the open samples, at most 1.25 x `rollout.max_running` samples, and at most `rollout.tokens_in_flight`
 tokens. The other samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. An
 engine handles new weights and probes between two requests to generate.
-
-`rollout.actors` actors are required. Further ones, up to `rollout.max_actors` in total, are elastic. Which ones are elastic may change: the
-actors that are furthest in starting count as required.
 """
 
 import logging
@@ -38,8 +35,6 @@ from core.weights import Acknowledgement, WeightHandle
 
 CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
 """How long an engine steps before it answers: CALL_SECONDS in `generate`; STREAM_SECONDS after `submit`, because new weights wait for it."""
-JOIN_TRIES = 3
-"""An elastic actor is given up after so many failed starts in a row."""
 INCIDENT_SECONDS = 60.0
 """Seconds within which losses of different actors are one incident: a node is lost, or memory runs out."""
 
@@ -47,9 +42,9 @@ logger = logging.getLogger("retrospect.actors")
 
 
 class RolloutPool:
-    """`rollout.actors` rollout actors, and up to `rollout.max_actors` in total when the cluster has room.
+    """`rollout.actors` rollout actors.
 
-    The constructor returns when all `rollout.actors` serve. Every start that makes engines raise is passed to `quarantine`, with the reason.
+    The constructor returns when all of them serve. Every start that makes engines raise is passed to `quarantine`, with the reason.
     Raises ModelError when the model cannot be loaded and ActorError when an actor does not start.
     """
 
@@ -65,8 +60,6 @@ class RolloutPool:
         self._weights: WeightHandle | None = None
         self._current: tuple[int, str] | None = None  # version and digest of the weights; None while they are swapped
         self._weights_lost = False  # the process that published them has died
-        self._growing = True  # whether elastic actors may join
-        self._size = max(config.actors, config.max_actors)
         self._busy, self._seconds = 0.0, CALL_SECONDS
         self._ledger = Ledger()
         self._recipe = recipe
@@ -121,7 +114,7 @@ class RolloutPool:
         The pool keeps `handle` for engines that start later. Raises WeightError when the weights do not fit the model, and ActorError
         when they were lost before every engine had read them. In that case the engines still work and can load other weights.
         """
-        self._weights, self._current, self._weights_lost, self._growing = handle, None, False, True
+        self._weights, self._current, self._weights_lost = handle, None, False
         members = [actor.process for actor in self._actors if actor.serving]
         found: list[Acknowledgement] = self._ask_all(lambda actor: actor.load_weights.remote(handle, members), "load")
         for one in found:
@@ -134,15 +127,6 @@ class RolloutPool:
         """[engine][sequence][T - 1]: log-probability of tokens 1..T-1 of each sequence at temperature 1."""
         given = ray.put(list(sequences))
         return self._ask_all(lambda actor: actor.sequence_logprobs.remote(given))
-
-    def make_room(self) -> None:
-        """End all elastic actors until new weights come: another part of the run needs their resources."""
-        self._growing = False
-        self._choose_required()
-        for actor in [actor for actor in self._actors if actor.elastic]:
-            self._ledger.requeue(actor.name)
-            actor.kill()
-            self._actors.remove(actor)
 
     def queues(self) -> Queues:
         """Where the samples are, and how long the engines have generated."""
@@ -196,34 +180,8 @@ class RolloutPool:
 
         actor.launch(_serve)
 
-    def _join(self) -> ActorHandle:
-        """Start one more elastic actor. It gets work once the cluster has room for it and its engine is loaded."""
-        taken = {actor.index for actor in self._actors}
-        actor = ActorHandle(next(n for n in range(len(taken) + 1) if n not in taken), self._recipe, elastic=True)
-        self._actors.append(actor)
-        self._launch(actor)
-        return actor
-
-    def _choose_required(self) -> None:
-        """Make `rollout.actors` of the actors required, first those that serve, then those with a process; the rest is elastic.
-
-        An elastic actor may get the resources of a required one that was lost. It then becomes required, so that the run does not end. A
-        required actor must get a process within START_SECONDS, counted from when it becomes required.
-        """
-        count = self._config.actors  # those with a place in the run's placement group first: its resources stay theirs
-        order = sorted(self._actors, key=lambda one: (not one.serving, one.process is None, one.index >= count))
-        for place, actor in enumerate(order):
-            actor.elastic = place >= self._config.actors
-            if actor.elastic and actor.process is None and actor.requests:
-                actor.requests[0].begun = time.monotonic()
-
     def _round(self) -> None:
-        if self._growing:
-            for _ in range(len(self._actors), self._size):
-                self._join()
-        if len(self._actors) > self._config.actors:
-            self._choose_required()
-        for actor in list(self._actors):
+        for actor in self._actors:
             self._verify(actor)
         serving = max(1, sum(actor.serving for actor in self._actors))
         for actor in self._actors:
@@ -298,8 +256,7 @@ class RolloutPool:
         """Handle the failure of an actor: queue its samples again and start another process.
 
         If an engine raises while it generates, a start may be the cause. `Ledger.requeue` finds that start, and it is quarantined; this
-        costs one restart of the budget. The death of an elastic actor's process costs none, because nodes come and go; after
-        JOIN_TRIES deaths within `restart_window` it is given up.
+        costs one restart of the budget.
 
         Raises `error` if it is a WeightError, because a restart would load the same weights; ActorError when the budget is used up.
         """
@@ -307,7 +264,7 @@ class RolloutPool:
             self._weights_lost = True  # the engine still works and keeps its samples
             logger.warning("%s: %s", actor.name, error_text(error))
             return
-        reason, served = actor.explain(error), actor.serving
+        reason = actor.explain(error)
         raised = isinstance(error, RetrospectError | ray.exceptions.RayTaskError)
         generating = request is not None and request.kind == "generate"
         cause = self._ledger.requeue(actor.name, raised=raised and generating)
@@ -316,14 +273,6 @@ class RolloutPool:
             raise error
         if cause is not None:
             self._quarantine(cause, error_text(error))  # charged when its first engine raised
-        elif actor.elastic and not (served and raised):
-            if raised or actor.losses_within(self._config.restart_window) >= JOIN_TRIES:
-                self._actors.remove(actor)
-                self._size -= 1
-                logger.warning(
-                    "%s %s and is given up: %s", actor.name, "keeps dying" if served else "cannot join", reason
-                )
-                return
         else:
             self._budget.charge(actor.name, reason)
         self.restarts += 1

@@ -78,10 +78,6 @@ class RolloutStream:
         """As `RolloutPool.load_weights`: an engine swaps between two steps and continues the samples that it has."""
         return self._call(lambda: self._pool.load_weights(handle))
 
-    def make_room(self) -> None:
-        """As `RolloutPool.make_room`."""
-        self._call(self._pool.make_room)
-
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[list[FloatArray]]:
         """As `RolloutPool.sequence_logprobs`."""
         return self._call(lambda: self._pool.sequence_logprobs(sequences))

@@ -1,8 +1,4 @@
-"""The inputs of vLLM: environment variables, engine arguments, a user's sampling options, end tokens of a checkpoint.
-
-Used by `actors/vllm_engine.py`, by those that start its process (`actors/handle.py`, `trainer/local.py`), and by `actors/hf_engine.py`
-(`stop_tokens`).
-"""
+"""The inputs of vLLM: environment variables, engine arguments, a user's sampling options, end tokens of a checkpoint."""
 
 import os
 from collections.abc import Mapping

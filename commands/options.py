@@ -54,7 +54,6 @@ def _resume(parser: OptionParser) -> None:
 
 def _engines(parser: OptionParser) -> None:
     parser.add_argument("--local", action="store_true", help="everything in this one process, without Ray (debugging)")
-    parser.add_field("--engine", "rollout.engine", metavar="{vllm,hf}", help="short for --rollout.engine")
 
 
 def _evaluate(parser: OptionParser) -> None:

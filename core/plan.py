@@ -67,11 +67,6 @@ def check_algorithm(config: Config, trajectories: int) -> None:
             "replay.fill = false makes iterations of different sizes, which rollout.resample and rollout.max_staleness above 0 cannot "
             "use; set both to 0, or replay.fill to true"
         )
-    if config.rollout.engine == "hf" and config.rollout.tensor_parallel > 1:
-        raise ConfigError(
-            f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: the engine 'hf' uses one device; set it to 1, or "
-            f"rollout.engine to vllm"
-        )
     if config.rollout.gpus < 1 and config.rollout.tensor_parallel > 1:
         raise ConfigError(
             f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: Ray gives "
@@ -204,8 +199,8 @@ def transport(config: Config, device: str) -> Literal["object_store", "collectiv
     keeps its model in other processes than the receiving one, so it needs the object store.
     """
     asked, rollout, cluster = config.learner.transport, config.rollout, config.cluster
-    cuda, engines = device == "cuda", max(rollout.actors, rollout.max_actors)
-    one_gpu = engines * rollout.gpus + config.learner.ranks * cluster.learner_gpus <= 1
+    cuda = device == "cuda"
+    one_gpu = rollout.actors * rollout.gpus + config.learner.ranks * cluster.learner_gpus <= 1
     own_gpus = rollout.gpus == 1 and cluster.learner_gpus >= 1
     if asked == "auto":
         if not cuda or rollout.tensor_parallel > 1 or not (one_gpu or own_gpus):
@@ -292,10 +287,10 @@ def check_starter(config: Config) -> None:
         raise ConfigError(
             f"starter.hidden_size = {starter.hidden_size} does not divide into starter.heads = {starter.heads}; change one of them"
         )
-    if config.rollout.engine == "vllm" and config.cluster.device != "cuda" and size not in HEAD_SIZES:
+    if config.cluster.device != "cuda" and size not in HEAD_SIZES:
         raise ConfigError(
             f"starter.hidden_size / starter.heads = {size}: vLLM's CPU engine has heads of {', '.join(map(str, HEAD_SIZES))}; "
-            f"change one of them, or set rollout.engine to hf"
+            f"change one of them"
         )
 
 

@@ -4,7 +4,7 @@
 `actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched; every wait has a deadline; the receiver's
 digest decides whether the bytes are right.
 
-Each broadcast makes a new group of the engines that serve at that moment. So engines may die, leave and join between two broadcasts. An
+Each broadcast makes a new group of the engines that serve at that moment. So engines may die and be restarted between two broadcasts. An
 engine that starts after a broadcast reads the object store's copy, without the learner.
 """
 

@@ -28,7 +28,6 @@ def options(root: Path, address: str) -> list[str]:
         *("--starter.cache", str(root / "starters"), "--evaluation.every", "0"),
         *("--run.iterations", str(ITERATIONS), "--run.checkpoint-every", str(EVERY), "--run.keep-checkpoints", "10"),
         *("--rollout.max-staleness", str(STALENESS), "--rollout.max-running", "8"),  # so that there is a queue
-        *("--engine", "hf"),  # quickly there; vLLM in asynchronous mode: tests/trainer/test_asynchronous.py
     ]
 
 

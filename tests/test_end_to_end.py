@@ -217,14 +217,14 @@ def test_evaluate_repeats_the_last_evaluation_of_the_run(straight: Path, one_pro
     assert f"{straight / 'checkpoints' / '000010' / 'policy'}: success {100 * last['success']:.1f} %" in one_process
 
 
-def test_the_example_notebook_trains_with_transformers_generation_until_its_callback_ends_the_run(
+def test_the_example_notebook_trains_until_its_callback_ends_the_run(
     roots: tuple[Path, list[str]], straight: Path
 ) -> None:
     """Its cells in one process; the first one, which chooses the recipe, is replaced."""
     root, options = roots
     cells = json.loads((ROOT / "docs" / "example.ipynb").read_text())["cells"]
     _, *code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    fields = [*options[2:], "--run.name", "plain", "--evaluation.every", "2", "--rollout.engine", "hf"]
+    fields = [*options[2:], "--run.name", "plain", "--evaluation.every", "2"]
     chosen = f"recipe, options, enough, local = {RECIPE!r}, {fields!r}, 0.0, True"
     done = subprocess.run(
         [sys.executable, "-c", "\n".join([chosen, *code])],
@@ -302,7 +302,7 @@ def test_a_run_whose_engine_is_lost_saves_what_it_has_and_can_be_resumed(
     """When it is terminated then, it stops its processes and says how to resume."""
     root, options = roots
     folder = root / "stopped"
-    more = ("--run.iterations", "500", "--run.checkpoint-every", "500", "--rollout.max-restarts", "0", "--engine", "hf")
+    more = ("--run.iterations", "500", "--run.checkpoint-every", "500", "--rollout.max-restarts", "0")
     process = begin("train", *options, "--run.name", "stopped", *more)
     wait_for_iterations(folder, 1, process)
     (engine,) = [one for one in descendants(process) if "rollout" in title(one).lower()]
@@ -331,4 +331,4 @@ def test_a_run_whose_engine_is_lost_saves_what_it_has_and_can_be_resumed(
     assert (folder / "curves.png").stat().st_mtime > (folder / "metrics.jsonl").stat().st_mtime
     assert [line["iteration"] for line in lines] == [*range(1, len(lines) + 1)]
     assert_engines_agreed(lines, lost=saved)
-    assert all(line["behaviour_gap_max"] < 1e-3 for line in lines)  # of plain transformers; of vLLM: above
+    assert all(line["behaviour_gap_max"] < 1e-3 for line in lines)

@@ -110,7 +110,6 @@ def submit(dashboard: str, command: list[str]) -> "subprocess.CompletedProcess[s
 def test_a_submitted_job_trains_on_the_cluster(dashboard: str, tmp_path: Path) -> None:
     options = ["--config", "tests/recipes/tiny.yaml", "--run.root", str(tmp_path), "--run.name", "job"]
     small = ["--run.iterations", "1", "--starter.steps", "5", "--starter.cache", str(tmp_path / "starters")]
-    small += ["--engine", "hf"]  # quickly there
     done = submit(dashboard, ["launch.py", "train", *options, *small])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "succeeded" in done.stdout

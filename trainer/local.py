@@ -13,7 +13,7 @@ from core.plan import choose_device
 from core.startup import ENVIRONMENT, LOOPBACK, set_environment
 
 SINGLE: dict[str, dict[str, Any]] = {
-    "rollout": {"actors": 1, "max_actors": 0, "tensor_parallel": 1, "max_staleness": 0},
+    "rollout": {"actors": 1, "tensor_parallel": 1, "max_staleness": 0},
     "learner": {"ranks": 1, "transport": "object_store"},
     "task": {"judge_workers": 0},
 }

@@ -145,7 +145,6 @@ def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again
     """Set the parts to where training begins. `again`: after a lost rank or shard. `cursor`: the problem sampler's first one."""
     parts = session.parts
     if again:
-        parts.actors.make_room()  # an engine that joined later may have taken the lost rank's resources
         parts.learner.restart()
         if checkpoint.saved(session.directory) is None:
             return checkpoint.start_over(cursor, parts)

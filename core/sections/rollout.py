@@ -1,6 +1,6 @@
 """Generation."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -16,12 +16,8 @@ def _more_than_one(tokens: int) -> int:
 class RolloutConfig(Section):
     """Generation."""
 
-    engine: Literal["vllm", "hf"] = "vllm"
-    """vllm; or hf: plain transformers generation, slow, for machines that vLLM does not support."""
     actors: Count = 1
     """Rollout actors, one engine each."""
-    max_actors: Whole = 0
-    """Most rollout actors. Those beyond rollout.actors ask Ray's autoscaler for room and join during the run; at most rollout.actors: there are none."""
     max_staleness: Whole = 0
     """Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from 1: generation continues during the update."""
     starts: Count = 64

@@ -1,14 +1,20 @@
-"""Tiny models and one engine of each kind for the whole session, in processes of their own (vLLM alters its process)."""
+"""Tiny models, and engines for many tests, in processes of their own (vLLM alters its process)."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from core.config import RolloutConfig
 from tests.actors import models
 
+if TYPE_CHECKING:
+    from actors.pool import RolloutPool
+
+QUARANTINED: list[tuple[str, str]] = []
+"""Starts that `pool` left out, and why."""
 CONFIG = RolloutConfig(
     actors=2, max_prompt_tokens=48, max_response_tokens=48, max_running=64, kv_cache_gib=0.05, threads=1, deadline=120.0
 )
@@ -34,39 +40,32 @@ def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: Path) -> Iterator[dict[bool, Any]]:
-    """vLLM in a rollout actor for tied and in one for untied embeddings."""
-    yield from start(tiny_model, "vllm", vllm_cache)
-
-
-@pytest.fixture(scope="session")
-def hf_engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: Path) -> Iterator[dict[bool, Any]]:
-    """The same with plain transformers."""
-    yield from start(tiny_model, "hf", vllm_cache)
-
-
-@pytest.fixture(params=["vllm", "hf"])
-def engines(request: pytest.FixtureRequest) -> dict[bool, Any]:
-    """The rollout actors of either engine: what holds for one holds for the other."""
-    found: dict[bool, Any] = request.getfixturevalue(f"{request.param}_engines")
-    return found
-
-
-def start(tiny_model: Callable[[bool], Path], engine: str, cache: Path) -> Iterator[dict[bool, Any]]:
-    """Rollout actors for tied and for untied embeddings, started at the same time."""
+def engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: Path) -> Iterator[dict[bool, Any]]:
+    """A rollout actor for tied and one for untied embeddings, started at the same time."""
     import ray
 
     from actors.handle import EngineRecipe
 
-    config = CONFIG.model_copy(update={"engine": engine})
     actors, ready = {}, []
     for tied in (True, False):
-        recipe = EngineRecipe(str(tiny_model(tied)), config, "float32", "cpu", seed=0, cpus=0.25)
+        recipe = EngineRecipe(str(tiny_model(tied)), CONFIG, "float32", "cpu", seed=0, cpus=0.25)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VLLM_CACHE_ROOT", str(cache))
-            actors[tied] = recipe.create(f"{engine}-{tied}", 0)
+            patch.setenv("VLLM_CACHE_ROOT", str(vllm_cache))
+            actors[tied] = recipe.create(f"engine-{tied}", 0)
         ready.append(recipe.start(actors[tied]))
     ray.get(ready, timeout=500)
     yield actors
     for actor in actors.values():
         ray.kill(actor)
+
+
+@pytest.fixture(scope="package")
+def pool(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator["RolloutPool"]:
+    """One engine, which many tests end."""
+    from actors.handle import EngineRecipe
+    from actors.pool import RolloutPool
+
+    config = CONFIG.model_copy(update={"actors": 1, "max_restarts": 100, "deadline": 600.0})
+    recipe = EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
+    with closing(RolloutPool(recipe, lambda start, reason: QUARANTINED.append((start.id, reason)))) as pool:
+        yield pool

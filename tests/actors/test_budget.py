@@ -1,11 +1,8 @@
 """How restarts are counted: hand-made times, no engines."""
 
-from typing import cast
-
 import pytest
 
-from actors.handle import ActorHandle, EngineRecipe
-from actors.pool import INCIDENT_SECONDS, JOIN_TRIES, RestartBudget
+from actors.pool import INCIDENT_SECONDS, RestartBudget
 from core.errors import ActorError
 
 
@@ -53,10 +50,3 @@ def test_a_loss_of_long_ago_does_not_count() -> None:
     budget.charge("a", "its process died")
     with pytest.raises(ActorError, match="is used up"):
         RestartBudget(0, 3600.0).charge("a", "its process died")
-
-
-def test_an_elastic_actor_counts_the_deaths_of_its_process_within_the_window() -> None:
-    """The third one within `rollout.restart_window` gives it up (`RolloutPool._replace`), whether or not it served."""
-    actor = ActorHandle(3, cast(EngineRecipe, None), elastic=True)
-    assert [actor.losses_within(600.0) for _ in range(JOIN_TRIES)] == [1, 2, 3]
-    assert actor.losses_within(0.0) == 1  # earlier ones are out of the window

@@ -49,9 +49,9 @@ def largest_gap(model: Any, trajectories: Sequence[Trajectory], temperature: flo
     return float(max(gaps))
 
 
-def test_a_first_start_looks_at_the_model_in_no_second_process(vllm_engines: dict[bool, Any], vllm_cache: Path) -> None:
+def test_a_first_start_looks_at_the_model_in_no_second_process(engines: dict[bool, Any], vllm_cache: Path) -> None:
     """Such a process writes down what it has found, after 8 s."""
-    assert len(vllm_engines) == 2
+    assert len(engines) == 2
     assert not (vllm_cache / "modelinfos").exists()
 
 
@@ -172,10 +172,10 @@ def test_what_is_aborted_is_gone_and_may_come_again(engines: dict[bool, Any]) ->
 
 
 def test_an_engine_sleeps_when_it_has_nothing_to_do_and_wakes_for_whatever_comes(
-    vllm_engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
+    engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
 ) -> None:
     """vLLM's own states of sleep: on CPU its scheduler stops and starts as on a GPU, only the memory stays where it is."""
-    engine, old = vllm_engines[True], models.load(tiny_model(True))
+    engine, old = engines[True], models.load(tiny_model(True))
     new = models.load(models.build(tmp_path, True, seed=12))
     update(engine, old, 1)
     starts = [models.start(index, samples=2) for index in range(4)]
@@ -257,10 +257,10 @@ def test_a_checkpoint_without_end_token_is_refused(tmp_path: Path) -> None:
 
 
 def test_samples_share_their_context_through_the_cache_until_the_weights_change(
-    vllm_engines: dict[bool, Any], tiny_model: Get
+    engines: dict[bool, Any], tiny_model: Get
 ) -> None:
     """Of a context of 44 tokens the cache keeps one block of 32."""
-    engine, model = vllm_engines[True], models.load(tiny_model(True))
+    engine, model = engines[True], models.load(tiny_model(True))
     starts = [models.start(index, prompt=44, samples=3) for index in range(2)]
 
     def cached(actor: Any) -> list[list[int]]:

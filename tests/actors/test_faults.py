@@ -1,5 +1,8 @@
-"""What a run must survive besides single deaths: poison starts, engines that join, a node that is lost."""
+"""What a run must survive besides single deaths: poison starts, a node that is lost, damaged weights, a slow engine."""
 
+import logging
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,32 +12,18 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import ray
 
-from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
 from actors.stream import RolloutStream
 from core.records import Start, Trajectory
 from tests.actors import models
-from tests.actors.conftest import CONFIG
+from tests.actors.conftest import QUARANTINED
 from tests.actors.test_pool import SAMPLING, Get, collect, keys, many, pump_until, tokens
 from tests.processes import LONG, ends
 from trainer.cluster import STARTS
-
-QUARANTINED: list[tuple[str, str]] = []
-
-
-@pytest.fixture(scope="module")
-def pool(ray_cluster: None, tiny_model: Get) -> Iterator[RolloutPool]:
-    """One engine, with weights of version 1 that are not those of the model directory."""
-    config = CONFIG.model_copy(update={"actors": 1, "max_restarts": 2})
-    recipe = EngineRecipe(str(tiny_model(True)), config, "float32", "cpu", seed=0, cpus=0.5)
-    pool = RolloutPool(recipe, lambda start, reason: QUARANTINED.append((start.id, reason)))
-    yield pool
-    pool.close()
 
 
 def test_a_start_that_makes_engines_raise_is_quarantined_on_its_second_try_and_the_run_goes_on(
@@ -47,30 +36,21 @@ def test_a_start_that_makes_engines_raise_is_quarantined_on_its_second_try_and_t
     ids = models.start(99).prompt_ids.copy()
     ids[3] = 10 * models.VOCABULARY  # the embedding has no such row, not even as padding
     poison = replace(models.start(99, samples=2), prompt_ids=ids)
-    restarts, quarantined = pool.restarts, pool.quarantined
+    restarts, quarantined, spent = pool.restarts, pool.quarantined, pool._budget.spent
     found = pool.generate([*starts[:8], poison, *starts[8:]], SAMPLING)
     assert tokens(found) == tokens(expected)
     assert keys(found) == keys(expected)
+    assert pool._budget.spent == spent + 1  # for both of its tries
     ((name, reason),) = QUARANTINED
     assert name == poison.id
     assert "index out of range" in reason
     assert (pool.restarts - restarts, pool.quarantined - quarantined) == (2, 1)
     assert "its log ends: " in caplog.text
-    assert pool.generate([poison, starts[0]], SAMPLING)[0].start.id == starts[0].id  # not tried again
+    again = replace(poison, id="again")
+    assert pool.generate([again, starts[0]], SAMPLING)[0].start.id == starts[0].id  # not tried again
+    assert QUARANTINED[1] == ("again", "engines have raised on its context before")
+    assert pool.quarantined - quarantined == 2
     assert pool.restarts - restarts == 2
-
-
-def test_an_engine_joins_with_the_current_weights(pool: RolloutPool, tmp_path: Path) -> None:
-    pump_until(pool, lambda: pool.queues().actors == 1)
-    pool._join()
-    model = models.load(models.build(tmp_path, True, seed=2))
-    pool.load_weights(ray.put(models.weights(model, 2)))  # it is starting and not asked
-    pump_until(pool, lambda: pool.queues().actors == 2)
-    assert {v for one in pool.generate(many(), SAMPLING) for v in one.versions.tolist()} == {2}
-    sequence = models.start(5, prompt=20).prompt_ids
-    for scores in pool.sequence_logprobs([sequence]):
-        np.testing.assert_allclose(scores[0], models.logprobs(model, sequence), atol=1e-4)
-    pool.make_room()
 
 
 def nodes_alive() -> int:
@@ -115,33 +95,85 @@ def lose_node(process: subprocess.Popen[bytes]) -> None:
     process.wait(LONG)
 
 
-def test_an_engine_joins_on_a_new_node_and_nothing_is_lost_with_the_node(
-    pool: RolloutPool, second_node: Callable[[], subprocess.Popen[bytes]]
+def test_an_engine_continues_on_a_new_node_and_nothing_is_lost_with_the_node(
+    pool: RolloutPool, tmp_path: Path, second_node: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
+    pool.load_weights(ray.put(models.weights(models.load(models.build(tmp_path, True, seed=2)), 2)))
     starts: list[Start] = many(192)
-    restarts, counted = pool.restarts, pool._budget.spent
     expected = pool.generate(starts, SAMPLING)
-    pool._recipe = replace(pool._recipe, cpus=5.0)  # more than the first node has
-    joining = pool._join()
-    pool.generate(many(4), SAMPLING)
-    assert pool.queues().actors == 1  # it waits for room, the run does not
-    node = second_node()
-    pump_until(pool, lambda: pool.queues().actors == 2)
-    assert joining.process is not None
-    assert joining.log_end() == f"; its log: {joining.process.log} on node {joining.process.node[:12]}"
+    (engine,), restarts = pool._actors, pool.restarts
+    recipe = engine._recipe
+    engine._recipe = replace(recipe, cpus=5.0)  # more than the first node has
     pool.submit(starts, SAMPLING)
     pool.pump()
-    victim = pool.pids()[1]
+    os.kill(pool.pids()[0], signal.SIGKILL)
+    pump_until(pool, lambda: pool.restarts > restarts)
+    assert engine.process is None  # it waits for a node
+    node = second_node()
+    found = collect(pool, len(starts))
+    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    assert engine.process is not None
+    assert engine.log_end() == f"; its log: {engine.process.log} on node {engine.process.node[:12]}"
+
+    engine._recipe, victim = recipe, engine.process.pid
+    pool.submit(starts, SAMPLING)
+    pool.pump()
     lose_node(node)
     found = collect(pool, len(starts))
     assert ends(victim)
     assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
-    pump_until(pool, lambda: pool.restarts > restarts)
-    assert pool.queues().actors == 1
-    assert pool._budget.spent == counted  # nodes come and go
-    assert joining.process is None  # its successor waits for a node again
-    pool.make_room()
-    assert pool.queues().actors == 1
+    assert pool.restarts == restarts + 2
+
+
+def receive_badly(_: object) -> None:
+    """In the actor's process: as if the weights had been damaged on their way."""
+    import actors.vllm_engine
+
+    vars(actors.vllm_engine)["digest"] = lambda *_: "0" * 32
+
+
+def test_an_engine_that_comes_back_with_other_weights_gets_no_work_and_is_replaced(
+    pool: RolloutPool, tiny_model: Get, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = models.weights(models.load(tiny_model(True)), 7)
+    pool.load_weights(ray.put(weights))
+    (engine,), restarts = pool._actors, pool.restarts
+    pool.submit(many(8), SAMPLING)
+    pool.pump()
+    os.kill(pool.pids()[0], signal.SIGKILL)
+    pump_until(pool, lambda: pool.restarts > restarts and engine.process is not None)
+    wrong = engine.process
+    ray.get(engine._actor.__ray_call__.remote(receive_badly))  # before it is sent the weights
+    assert len(collect(pool, 8)) == 8
+    assert f"rollout-0: ActorError: it acknowledged weights (7, '{'0' * 32}'), the others (7, " in caplog.text
+    assert engine.acknowledged == (7, weights.manifest.digest)
+    assert engine.process != wrong
+    assert pool.restarts == restarts + 2
+
+
+def test_a_slow_engine_is_named_and_left_alone(
+    pool: RolloutPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts, restarts = many(8), pool.restarts
+    expected = pool.generate(starts, SAMPLING)
+    pump_until(pool, lambda: pool.idle)
+    monkeypatch.setattr("actors.handle.SLOW_SHARE", 0.005)  # 3 s of 600
+    caplog.set_level(logging.WARNING)
+    pool.submit(starts, SAMPLING)
+    (process,) = pool.pids()
+    os.kill(process, signal.SIGSTOP)
+    try:
+        pump_until(pool, lambda: "rollout-0 is slow: no answer within 3 s" in caplog.text)
+        for _ in range(3):
+            pool.pump()
+        unreachable = ray.exceptions.ActorUnavailableError("connection lost", None)
+        assert pool._actors[0].explain(unreachable).startswith("it cannot be reached (")  # its process is there
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert caplog.text.count("is slow") == 1  # once per request
+    found = collect(pool, len(starts))
+    assert tokens([one for start in starts for one in found[start.id]]) == tokens(expected)
+    assert (pool.pids(), pool.restarts) == ([process], restarts)
 
 
 def test_weights_may_come_while_a_stream_generates(pool: RolloutPool, tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def test_options_are_json_on_the_command_line_and_survive_the_run_directory() ->
         ({"engine_options": {"logprobs_mode": "x"}}, r"logprobs_mode cannot be set: Retrospect needs"),
         ({"sampling_options": {"top_q": 4}}, r"sampling_options\.top_q: vLLM's SamplingParams .* 'top_"),
         ({"sampling_options": {"seed": 4}}, r"sampling_options\.seed cannot be set: run\.seed"),
-        ({"engine": "hf", "sampling_options": {"top_k": 4}}, r"sampling_options are vLLM's; leave them out"),
     ],
 )
 def test_an_option_that_cannot_be_set_is_named(options: dict[str, Any], message: str) -> None:
@@ -118,7 +117,7 @@ def test_what_the_engine_sets_cannot_be_set() -> None:
         assert set(options) <= set(class_fields(file, name))
 
 
-def test_a_minimum_of_tokens_gives_way_to_what_a_prefix_leaves(vllm_engines: dict[bool, Any]) -> None:
+def test_a_minimum_of_tokens_gives_way_to_what_a_prefix_leaves(engines: dict[bool, Any]) -> None:
     """Room for 12 tokens, and for 3 after a prefix of 9; at least 6 are asked for."""
     starts = [models.start(4, samples=16), models.start(5, prefix=9, samples=16)]
 
@@ -131,14 +130,14 @@ def test_a_minimum_of_tokens_gives_way_to_what_a_prefix_leaves(vllm_engines: dic
         finally:
             engine._extra = {}
 
-    found = ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300)
+    found = ray.get(engines[True].__ray_call__.remote(generate), timeout=300)
     lengths = {start.id: [len(one.tokens) for one in found if one.start_id == start.id] for start in starts}
     assert len(lengths["start-4"]) == len(lengths["start-5"]) == 16
     assert min(lengths["start-4"]) >= 6
     assert set(lengths["start-5"]) == {3}
 
 
-def test_names_read_from_the_text_are_those_of_the_classes(vllm_engines: dict[bool, Any]) -> None:
+def test_names_read_from_the_text_are_those_of_the_classes(engines: dict[bool, Any]) -> None:
     def real(_: Any) -> tuple[set[str], set[str]]:
         import dataclasses
 
@@ -146,12 +145,12 @@ def test_names_read_from_the_text_are_those_of_the_classes(vllm_engines: dict[bo
 
         return {field.name for field in dataclasses.fields(EngineArgs)}, set(SamplingParams.__struct_fields__)
 
-    engine, sampling = ray.get(vllm_engines[True].__ray_call__.remote(real))
+    engine, sampling = ray.get(engines[True].__ray_call__.remote(real))
     assert set(class_fields("engine/arg_utils.py", "EngineArgs")) == {n for n in engine if not n.startswith("_")}
     assert set(class_fields("sampling_params.py", "SamplingParams")) == {n for n in sampling if not n.startswith("_")}
 
 
-def test_sampling_options_shape_the_draws_and_their_logprobs(vllm_engines: dict[bool, Any], tiny_model: Get) -> None:
+def test_sampling_options_shape_the_draws_and_their_logprobs(engines: dict[bool, Any], tiny_model: Get) -> None:
     """Three tokens allowed and the likelier two of them kept: a distribution that can be computed by hand."""
     start, allowed, path = models.start(3, samples=16), [5, 6, 7], str(tiny_model(True))
     options = {"allowed_token_ids": allowed, "top_k": 2}
@@ -163,7 +162,7 @@ def test_sampling_options_shape_the_draws_and_their_logprobs(vllm_engines: dict[
         return engine.run(500.0)
 
     model = models.load(tiny_model(True))
-    for one in ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300):
+    for one in ray.get(engines[True].__ray_call__.remote(generate), timeout=300):
         sequence = np.concatenate([start.context_ids, one.tokens])
         with torch.no_grad():
             logits = model(torch.from_numpy(sequence.astype(np.int64))[None]).logits[0, len(start.context_ids) - 1 :]
@@ -174,9 +173,7 @@ def test_sampling_options_shape_the_draws_and_their_logprobs(vllm_engines: dict[
             assert abs(float(expected) - logprob) < 1e-4
 
 
-def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(
-    vllm_engines: dict[bool, Any], tmp_path: Path
-) -> None:
+def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(engines: dict[bool, Any], tmp_path: Path) -> None:
     """Two to six letters of three, then the end: what is allowed after any number of letters can be said by hand.
 
     The weights change after the second step. A grammar that is none is refused before any start is taken up; one that no allowed
@@ -203,7 +200,7 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(
             engine.run(500.0)
         return batch, str(refused.value), str(unfit.value)
 
-    batch, refused, unfit = ray.get(vllm_engines[True].__ray_call__.remote(generate), timeout=300)
+    batch, refused, unfit = ray.get(engines[True].__ray_call__.remote(generate), timeout=300)
     assert refused.startswith("rollout.sampling_options = ['structured_outputs']: ")
     assert "where no token of the model's vocabulary fits the grammar" in unfit
     policies = {0: models.load(old), 2: models.load(new)}

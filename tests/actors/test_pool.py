@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from actors.handle import EngineRecipe
-from actors.pool import RolloutPool
+from actors.pool import RestartBudget, RolloutPool
 from core.errors import ActorError, ModelError
 from core.records import Sampling, Start, Trajectory
 from tests.actors import models
@@ -154,33 +154,31 @@ def pump_until(pool: RolloutPool, condition: Callable[[], bool]) -> None:
 def test_engines_lost_together_count_once_and_too_many_losses_end_the_pool(
     pool: RolloutPool, tiny_model: Get, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.close()
+    pool._budget, restarts = RestartBudget(1, 3600.0), pool.restarts
     monkeypatch.setattr(
         "actors.pool.INCIDENT_SECONDS", 3600.0
     )  # however long a busy machine takes to notice the second
-    config = {"engine": "hf", "max_restarts": 1, "deadline": 600.0}
-    with closing(launch(tiny_model(True), **config)) as pool:
-        starts = many()
-        expected = pool.generate(starts, SAMPLING)
-        found = disturbed(pool, starts, signal.SIGKILL, pool.pids())
-        assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
-        assert (pool.restarts, pool._budget.spent) == (2, 1)
-        pump_until(pool, lambda: pool.queues().actors == 2)
-        with pytest.raises(
-            ActorError, match=r"^rollout-\d: its process died.*max_restarts = 1 within 3600 s is used up"
-        ) as raised:
-            disturbed(pool, [replace(start, id=f"again-{start.id}") for start in starts], signal.SIGKILL, pool.pids())
-        assert "\n" not in str(raised.value)
-        assert all(ends(process) for process in pool.pids())
-        unreachable = ray.exceptions.ActorUnavailableError(
-            "connection lost", None
-        )  # what Ray says as long as it does not know
-        assert pool._actors[0].explain(unreachable).startswith("its process died")
-        weights = models.weights(models.load(tiny_model(True)), 9)
-        with pytest.raises(ActorError, match="is used up"):  # and no waiting for engines that will not come
-            pool.load_weights(ray.put(weights))
-        with pytest.raises(ActorError, match="is used up"):
-            pool.generate(many(4), SAMPLING)
+    starts = many()
+    expected = pool.generate(starts, SAMPLING)
+    found = disturbed(pool, starts, signal.SIGKILL, pool.pids())
+    assert (keys(found), tokens(found)) == (keys(expected), tokens(expected))
+    assert (pool.restarts - restarts, pool._budget.spent) == (2, 1)
+    pump_until(pool, lambda: pool.queues().actors == 2)
+    with pytest.raises(
+        ActorError, match=r"^rollout-\d: its process died.*max_restarts = 1 within 3600 s is used up"
+    ) as raised:
+        disturbed(pool, [replace(start, id=f"again-{start.id}") for start in starts], signal.SIGKILL, pool.pids())
+    assert "\n" not in str(raised.value)
+    assert all(ends(process) for process in pool.pids())
+    unreachable = ray.exceptions.ActorUnavailableError(
+        "connection lost", None
+    )  # what Ray says as long as it does not know
+    assert pool._actors[0].explain(unreachable).startswith("its process died")
+    weights = models.weights(models.load(tiny_model(True)), 9)
+    with pytest.raises(ActorError, match="is used up"):  # and no waiting for engines that will not come
+        pool.load_weights(ray.put(weights))
+    with pytest.raises(ActorError, match="is used up"):
+        pool.generate(many(4), SAMPLING)
 
 
 def test_an_unreadable_model_is_named(ray_cluster: None, tmp_path: Path) -> None:

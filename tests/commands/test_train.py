@@ -87,9 +87,8 @@ def test_evaluate_takes_the_configuration_of_the_run_and_the_options(
     assert launch.main(["evaluate", "--evaluation.samples", "8"]) == 0  # 8 is no checkpoint
     config, target, *_ = asked.pop()
     assert (config, target) == (override(load_config(DEFAULT), ["--evaluation.samples=8"]), "")
-    assert launch.main(["evaluate", "--local", "--engine", "hf"]) == 0
-    config, *_, local = asked.pop()
-    assert (config.rollout.engine, local) == ("hf", True)
+    assert launch.main(["evaluate", "--local"]) == 0
+    assert asked.pop()[-1]  # locally
     recipe = tmp_path / "other.yaml"
     recipe.write_text("run:\n  iterations: 3\n")
     assert launch.main(["evaluate", policy, "--config", str(recipe)]) == 0

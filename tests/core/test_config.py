@@ -143,8 +143,6 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         batch_plan(parse_config({"learner": {"critic_settled": 0.05, "critic_warmup": 0}}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.value_model is 'shared'; set it to separate"):
         batch_plan(parse_config({"learner": {"value_model": "shared", "value_path": "rm"}}, "test"))
-    with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel = 2: the engine 'hf' uses one device"):
-        batch_plan(parse_config({"rollout": {"engine": "hf", "tensor_parallel": 2}}, "test"))
     with pytest.raises(ConfigError, match=r"rollout\.gpus = 0\.5 with rollout\.tensor_parallel = 2: Ray gives shares"):
         batch_plan(parse_config({"rollout": {"gpus": 0.5, "tensor_parallel": 2}}, "test"))
 
@@ -191,7 +189,6 @@ SHARED = {"rollout": {"gpus": 0.5}, "cluster": {"learner_gpus": 0.5}}
         ({}, "cuda", "collective"),  # a GPU for each
         (SHARED, "cuda", "ipc"),
         (SHARED | {"rollout": {"gpus": 0.5, "actors": 2}}, "cuda", "object_store"),  # on one GPU or on two: Ray decides
-        (SHARED | {"rollout": {"gpus": 0.5, "max_actors": 2}}, "cuda", "object_store"),
         ({"rollout": {"tensor_parallel": 2}}, "cuda", "object_store"),
         ({"learner": {"transport": "ipc"}}, "cpu", "ipc"),
         ({"learner": {"transport": "collective"}}, "cpu", "collective"),

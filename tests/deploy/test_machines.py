@@ -41,7 +41,7 @@ def test_a_run_waits_for_another_machine_when_that_of_its_engines_is_lost(
         *(str(BIN / "ray"), "start", "--head", "--port=6379", "--num-cpus=1", "--include-dashboard=false"),
     )
     join(worker)
-    small = ["--rollout.engine", "hf", "--starter.steps", "5", "--starter.cache", str(tmp_path / "starters")]
+    small = ["--starter.steps", "5", "--starter.cache", str(tmp_path / "starters")]
     small += ["--run.iterations", "3", "--evaluation.every", "0"]
     options = ["--config", "tests/recipes/tiny.yaml", "--run.root", str(tmp_path), "--run.name", "r", *small]
     places = ["--cluster.rollout_cpus", "2", "--cluster.learner_cpus", "1"]
@@ -103,7 +103,7 @@ def test_ray_starts_runs_and_stops_a_cluster_of_own_machines(
 
     own.ray("up", "-y", "--no-config-cache", str(cluster))
     cpus = [f"--cluster.{role}_cpus={os.cpu_count()}" for role in ("rollout", "learner")]
-    small = ["--rollout.engine=hf", "--starter.steps=5", f"--starter.cache={tmp_path}/s", "--run.iterations=1"]
+    small = ["--starter.steps=5", f"--starter.cache={tmp_path}/s", "--run.iterations=1"]
     options = [
         "--config=retrospect/tests/recipes/tiny.yaml",
         f"--run.root={tmp_path}",

@@ -38,19 +38,15 @@ SCHEDULE = Schedule(
 
 
 class Engines:
-    """Engines and learner in one: nothing is generated; counts restarts of the learner, for each of which there must be room."""
+    """Engines and learner in one: nothing is generated; counts restarts of the learner."""
 
-    restarts = quarantined = rooms = learner_restarts = 0
+    restarts = quarantined = learner_restarts = 0
 
     def queues(self) -> Queues:
         return Queues(0, 0, 0.0, 1)
 
-    def make_room(self) -> None:
-        self.rooms += 1
-
     def restart(self) -> None:
         self.learner_restarts += 1
-        assert self.rooms == self.learner_restarts
 
     def measure_noise(self, _receiver: Any, _sequences: Any) -> None:
         assert not self.learner_restarts  # only while both sides have the weights that they have loaded
