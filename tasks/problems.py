@@ -306,7 +306,7 @@ def encode_problems(
             ids = None
         solution = None if ids is None else np.array(ids, np.int32)
         name = f"{item.source or config.name}-{prompt_digest(item.prompt)}"
-        return Problem(name, np.array(prompt, np.int32), item.reference, item.level, solution, item.source)
+        return Problem(name, np.array(prompt, np.int32), item.reference, item.level, solution, item.source, item.prompt)
 
     train, evaluation = (
         [problem for item in part if (problem := _problem(item)) is not None]

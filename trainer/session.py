@@ -179,7 +179,7 @@ def _finish(
     metrics = collect_metrics(
         parts, result, clock.seconds(), tokens_before=before.total_tokens, busy_before=busy, evaluation=evaluation
     )
-    write_samples(session.directory, number, result.scored, parts.task.decode)
+    write_samples(session.directory, number, result.scored, parts.task.decode, parts.by_id)
     for sink in outputs.sinks:
         sink.write(metrics)
     pipeline = None if parts.pipeline is None else parts.pipeline.state()
