@@ -1,6 +1,6 @@
 """The command line.
 
-    python launch.py train                                     the CPU default (configs/demo.yaml)
+    python launch.py train                                     the CPU default (configs/arithmetic.yaml)
     python launch.py train --config FILE --replay.ratio 0.25   a recipe with changes
     python launch.py train --resume RUN                        continue from RUN's last checkpoint (fields may be changed)
     python launch.py evaluate RUN|CHECKPOINT|MODEL             accuracy, pass@k, maj@k on held-out problems

@@ -12,7 +12,7 @@ from core.command_line import OptionParser
 from core.config import Config
 from core.load import load_config, override
 
-DEFAULT = Path(core.__file__).parents[1] / "configs" / "demo.yaml"
+DEFAULT = Path(core.__file__).parents[1] / "configs" / "arithmetic.yaml"
 """The recipe without --config. Its path is relative to a package, because `ray submit` copies only launch.py."""
 
 
@@ -27,7 +27,7 @@ def command_parser(command: str) -> OptionParser:
     parser = OptionParser(command, about, fields)
     parser.set_defaults(local=False)
     if fields:
-        parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/demo.yaml)")
+        parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/arithmetic.yaml)")
     for add in adders:
         add(parser)
     return parser
