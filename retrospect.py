@@ -2,7 +2,7 @@
 
     import retrospect
 
-    config = retrospect.override(retrospect.load_config("configs/demo.yaml"), ["--run.iterations=10"])
+    config = retrospect.override(retrospect.load_config("configs/arithmetic.yaml"), ["--run.iterations=10"])
     run = retrospect.train(config, lambda metrics: metrics.evaluation_success > 0.5)
     result = retrospect.evaluate(config, run)
 

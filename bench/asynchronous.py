@@ -1,6 +1,6 @@
 """How much faster is asynchronous mode? `python -m bench.asynchronous [--quick]`.
 
-The demo recipe with a hardly trained starter runs under two loads. "update-bound" is the unchanged recipe: the update takes
+The recipe of chained arithmetic with a hardly trained starter runs under two loads. "update-bound" is the unchanged recipe: the update takes
 most of an iteration. In "balanced" the engine decodes 16 sequences at once instead of 256. Then rollouts take about as long as
 everything else, and asynchronous mode can gain most. Under each load one engine, one rank and one store, of one thread each,
 run synchronously, asynchronously and synchronously again, so that drift (of the machine, of response lengths) is the same for
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bench.demo import DEMO, Lap, changed, components, middle, recipe, run_lap
+from bench.demo import ARITHMETIC, Lap, changed, components, middle, recipe, run_lap
 from bench.report import Check, check, command_line, write
 from core.config import Config
 from trainer import build
@@ -44,10 +44,10 @@ class Laps(NamedTuple):
 
 
 def configuration(quick: bool, processes: int, max_running: int) -> Config:
-    """The demo recipe with half of its starts (quick: an eighth), and `processes` engines and ranks of one thread each."""
+    """The recipe with half of its starts (quick: an eighth), and `processes` engines and ranks of one thread each."""
     return recipe(
         {
-            "rollout.starts": DEMO.rollout.starts // (8 if quick else 2),
+            "rollout.starts": ARITHMETIC.rollout.starts // (8 if quick else 2),
             "rollout.actors": processes,
             "rollout.max_running": max_running // processes,
             "learner.ranks": processes,

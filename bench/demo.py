@@ -1,4 +1,4 @@
-"""The demo recipe, timed iteration by iteration. Used by `bench.loop` and `bench.asynchronous`."""
+"""The recipe of chained arithmetic, timed iteration by iteration. Used by `bench.loop` and `bench.asynchronous`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from trainer.loop import iterate
 from trainer.metrics import PhaseClock, PhaseSeconds
 from trainer.records import Components, IterationSettings
 
-DEMO = load_config(ROOT / "configs" / "demo.yaml")
+ARITHMETIC = load_config(ROOT / "configs" / "arithmetic.yaml")
 
 
 class Lap(NamedTuple):
@@ -32,11 +32,13 @@ def changed(config: Config, fields: Mapping[str, object]) -> Config:
 
 
 def recipe(fields: Mapping[str, object]) -> Config:
-    """The demo recipe with these fields, a starter that has hardly been trained, no warm-up of the critic and no reference policy.
+    """The recipe with these fields, a starter that has hardly been trained, no warm-up of the critic and no reference policy.
 
     Responses of such a starter use up their budget. TRL's trainer, with which `bench.loop` compares, has no reference policy by default.
     """
-    return changed(DEMO, {"starter.steps": 20, "learner.critic_warmup": 0, "algorithm.kl_coefficient": 0.0, **fields})
+    return changed(
+        ARITHMETIC, {"starter.steps": 20, "learner.critic_warmup": 0, "algorithm.kl_coefficient": 0.0, **fields}
+    )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """How fast is the whole loop compared with TRL's GRPO trainer? `python -m bench.loop [--quick]`.
 
 An iteration is generation, reward and all optimizer steps. Ours also scores, updates the replay store, trains a critic, and ends with
-a broadcast and its probe. Both sides have the same problems (the demo recipe's), model, samples, lengths, optimizer steps and cores.
+a broadcast and its probe. Both sides have the same problems (those of configs/arithmetic.yaml), model, samples, lengths, optimizer steps and cores.
 The model is the recipe's starter after little training, so that responses use up their budget. The sides alternate, iteration by
 iteration, and all starts are at the root. Ours runs in three forms: with the recipe's separate critic, with the critic as a head on
 the policy's trunk, and with GRPO and no critic. The last two train as many weights as TRL. GRPO's update leaves out groups of equal
@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.demo import DEMO, Lap, changed, components, middle, recipe, run_lap
+from bench.demo import ARITHMETIC, Lap, changed, components, middle, recipe, run_lap
 from bench.models import ROOT
 from bench.report import Check, check, command_line, write
 from bench.trl_loop import Job, TrlLap
@@ -173,7 +173,7 @@ def profile(forms: Mapping[str, Laps]) -> list[Check]:
 def main(quick: bool) -> None:
     """Measure and write bench/results/loop.json."""
     as_trl = {"replay.ratio": 0.0, "replay.imitated": 0, "algorithm.positive_coefficient": 0.0}
-    config = recipe({"rollout.starts": DEMO.rollout.starts // (4 if quick else 1), **as_trl})
+    config = recipe({"rollout.starts": ARITHMETIC.rollout.starts // (4 if quick else 1), **as_trl})
     iterations = 3 if quick else 6
     python = Path(os.environ.get("BENCH_PYTHON", ROOT / ".venv-bench" / "bin" / "python"))
     with ExitStack() as stack:

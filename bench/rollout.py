@@ -11,7 +11,7 @@ the cost of pool, Ray and actor. Each round has new starts. The speed of a proce
 two equal processes is slower here (4 to 10 %, bare vLLM against bare vLLM). So the sides alternate in starting first, and figures
 are means, over several pairs of processes, of each process's median.
 
-The launch is measured as a user sees it: from `python launch.py train` (demo recipe, starter model already built) to the file of
+The launch is measured as a user sees it: from `python launch.py train` (the recipe without --config, starter model already built) to the file of
 the first responses, to one held-out problem. Its figure is the median of three launches.
 """
 
@@ -174,7 +174,7 @@ def launch() -> float:
     with tempfile.TemporaryDirectory() as folder:
         fields = ["--run.root", folder, "--run.name", "launch", "--starter.cache", f"{folder}/starters"]
         fields += ["--starter.steps", "20", "--task.eval_problems", "1", "--cluster.address", "local"]
-        config = override(load_config(ROOT / "configs" / "demo.yaml"), fields)
+        config = override(load_config(ROOT / "configs" / "arithmetic.yaml"), fields)
         resolve_model(config.model.path, config.starter, config.task, config.run.seed)
         first = Path(folder) / "launch" / "evaluations.jsonl"
         begun = time.perf_counter()

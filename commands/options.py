@@ -14,7 +14,7 @@ from core.command_line import OptionParser
 from core.config import Config
 from core.load import load_config, override
 
-DEFAULT = Path(core.__file__).parents[1] / "configs" / "demo.yaml"
+DEFAULT = Path(core.__file__).parents[1] / "configs" / "arithmetic.yaml"
 """The recipe without --config. Its path is relative to a package, because `ray submit` copies only launch.py."""
 
 
@@ -35,7 +35,7 @@ def command_parser(command: str) -> OptionParser:
     parser = OptionParser(command, chosen.about, chosen.fields)
     parser.set_defaults(local=False)
     if chosen.fields:
-        parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/demo.yaml)")
+        parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/arithmetic.yaml)")
     for add in chosen.options:
         add(parser)
     return parser
@@ -130,7 +130,7 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "commands.train:train_recipe",
         "[--config FILE | --resume RUN]",
-        "Train a recipe (without one the CPU default, configs/demo.yaml), or continue a run.",
+        "Train a recipe (without one the CPU default, configs/arithmetic.yaml), or continue a run.",
         [_resume, _engines],
     ),
     "evaluate": Command(

@@ -39,7 +39,9 @@ def load_config(path: Path | str) -> Config:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}; give a YAML file such as configs/demo.yaml") from None
+        raise ConfigError(
+            f"--config {path}: {error.strerror}; give a YAML file such as configs/arithmetic.yaml"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
     try:

@@ -303,7 +303,7 @@ def check_machine(config: Config, machine: Machine, device: str) -> None:
                 f"{name}.threads = {threads}, but this machine has {machine.cores} cores; lower it to at most that"
             )
     bytes_per_token = 16  # id, two log-probabilities, value
-    tokens = rollout.starts * rollout.samples * (rollout.max_prompt_tokens + rollout.max_response_tokens)
+    tokens = rollout.starts * rollout.samples * max(1, sequence_tokens(config))  # 0: lengths that the data decide
     for name, asked in (
         ("rollout.actors x rollout.kv_cache_gib", rollout.actors * rollout.kv_cache_gib if device == "cpu" else 0.0),
         ("replay.max_gib", config.replay.max_gib),

@@ -71,6 +71,7 @@ class Problem:
     level: str = ""  # difficulty, for reports: "3 operations", "Level 5"
     solution_ids: IntArray | None = None  # [R] canonical solution as a response, if the task has one
     source: str = ""  # label of its data set in a mixture
+    question: str = ""  # what a person reads: the prompt without template, system prompt and examples
 
 
 @dataclass(frozen=True, slots=True)

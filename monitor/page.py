@@ -21,7 +21,7 @@ from core.load import dump_config, setting
 from core.run_directory import read_jsonl, write_atomically
 from monitor.charts import Chart, Points, Range, as_svg, histogram, line_chart, stacked_bars
 from monitor.console import duration
-from monitor.run_files import RunFiles, evaluation_rows, series
+from monitor.run_files import RunFiles, answers, evaluation_rows, series
 from monitor.store_view import open_store
 from trainer.metrics import PHASES
 
@@ -46,7 +46,8 @@ NAMED = 3
 """Most fields that name a group; groups that differ in more are called by their first run."""
 SAMPLED = 3
 """Iterations whose samples are shown: the first, the middle and the last."""
-
+ANSWERED = 10
+"""Held-out questions that are shown with their answers before and after the training."""
 
 Groups = Mapping[str, list[RunFiles]]
 
@@ -69,6 +70,7 @@ def write_page(files: Sequence[RunFiles], path: Path) -> None:
         difficulty=[chart for chart in difficulty if chart.labels],
         levels=[row for item in files for row in _levels(item)],
         stores=[store for item in files if (store := _store(item))],
+        answers=[row for item in files for row in _answers(item)],
         samples=[_samples(item) for item in files],
         names=names,
         different=_different(files),
@@ -199,6 +201,20 @@ def _samples(item: RunFiles) -> dict[str, Any]:
     rows = [(int(path.stem), sample) for path in chosen for sample in read_jsonl(path)]
     values = [value for _, sample in rows for value in sample.get("values", ()) if value is not None]
     return {"run": item.run.name, "rows": rows, "scale": (min(values), max(values)) if values else ()}
+
+
+def _answers(item: RunFiles) -> list[tuple[str, ...]]:
+    """The first held-out questions with their answers before and after the training."""
+    marks = ("✗", "✓")
+    return [
+        (
+            item.run.name,
+            one.question,
+            f"{marks[one.before_correct]} {one.before}",
+            f"{marks[one.after_correct]} {one.after}",
+        )
+        for one in answers(item, ANSWERED)
+    ]
 
 
 def _summary(item: RunFiles) -> tuple[str, ...]:

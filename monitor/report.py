@@ -4,12 +4,22 @@ Called by `commands/train.py` at the end and by `launch.py report`. It reads the
 """
 
 import math
+from io import StringIO
 from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from monitor.charts import save_picture
 from monitor.console import byte_count, duration
 from monitor.page import curves, phases, write_page
-from monitor.run_files import RunFiles, series
+from monitor.run_files import RunFiles, answers, series
+
+HELD_OUT = "success, held-out problems"
+ANSWERS = 3
+"""Held-out problems whose answers before and after the training stand in the summary."""
+WIDTH, MOST_LINES = 100, 8  # of the summary, and of an answer in it
 
 
 def draw_report(item: RunFiles) -> None:
@@ -31,7 +41,7 @@ def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
     window = max(1, len(item.metrics) // 10)
     found = {}
     for caption, name, width in (
-        ("success, held-out problems", "evaluation_success", 1),
+        (HELD_OUT, "evaluation_success", 1),
         ("success, training, from root", "root_success", window),
         ("success, training, replayed", "replay_success", window),
         ("reward", "reward", window),
@@ -49,9 +59,12 @@ def summary(item: RunFiles) -> str:
     lines = [head, ""]
     for caption, (first, final) in changes(item).items():
         lines.append(f"  {caption:<30} {first:6.3f} -> {final:6.3f}  ({final - first:+.3f})")
+        if caption == HELD_OUT:
+            lines[-1] += _intervals(item)
     gap = max((m.logprob_gap for m in metrics if not math.isnan(m.logprob_gap)), default=math.nan)
     lines += [
         "",
+        *_answers_table(item),
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
         f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
         f"  {100 * fmean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} states, "
@@ -69,3 +82,39 @@ def summary(item: RunFiles) -> str:
     if unfinished:
         lines.append(f"  resume    python launch.py train --resume {run.path}")
     return "\n".join(lines)
+
+
+def _intervals(item: RunFiles) -> str:
+    """The 95 % intervals of held-out success before and after the training; empty before there are two evaluations."""
+    if len(item.evaluations) < 2:
+        return ""
+    ends = [f"{line['low']:.3f} to {line['high']:.3f}" for line in (item.evaluations[0], item.evaluations[-1])]
+    return f"  95 % intervals {ends[0]} and {ends[1]}, {item.evaluations[-1]['problems']} problems"
+
+
+def _answers_table(item: RunFiles) -> list[str]:
+    """The lines of a table of held-out questions with their answers before and after the training, side by side."""
+    shown = answers(item, ANSWERS)
+    if not shown:
+        return []
+    table = Table(box=None, padding=(0, 2, 1, 0), pad_edge=False)
+    table.add_column("the first held-out questions", ratio=3, overflow="fold")
+    for line in (item.evaluations[0], item.evaluations[-1]):
+        when = f"after iteration {line['iteration']}" if line["iteration"] else "before training"
+        table.add_column(when, ratio=4, overflow="fold")
+    for one in shown:
+        before, after = _answer(one.before, one.before_correct), _answer(one.after, one.after_correct)
+        table.add_row(_plain(one.question), before, after)
+    text = StringIO()
+    Console(file=text, width=WIDTH, color_system=None).print(table)
+    return [*(f"  {line}".rstrip() for line in text.getvalue().splitlines()), ""]
+
+
+def _answer(text: str, correct: bool) -> Text:
+    return _plain(f"{text}\n({'right' if correct else 'wrong'})")
+
+
+def _plain(text: str) -> Text:
+    """At most MOST_LINES lines, without what a terminal would not print. The last line always stays."""
+    *lines, last = "".join(one if one.isprintable() or one == "\n" else "?" for one in text.strip()).split("\n")
+    return Text("\n".join([*lines[: MOST_LINES - 1], *["..."] * (len(lines) >= MOST_LINES), last]))

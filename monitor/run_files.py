@@ -6,7 +6,7 @@ Called by `monitor/` and the commands. It reads the run's files, never its actor
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.config import Config
 from core.errors import CheckpointError
@@ -23,6 +23,32 @@ class RunFiles:
     config: Config
     metrics: list[IterationMetrics]
     evaluations: list[dict[str, Any]]  # lines of evaluations.jsonl, from iteration 0 on
+
+
+class Answers(NamedTuple):
+    """A held-out question with the greedy responses before and after the training, and whether they are correct."""
+
+    question: str
+    before: str
+    before_correct: bool
+    after: str
+    after_correct: bool
+
+
+def answers(item: RunFiles, count: int) -> list[Answers]:
+    """The first `count` held-out problems that the first and the newest evaluation have; none before there are two."""
+    paths = [item.run.responses / f"{line['iteration']:06d}.jsonl" for line in item.evaluations]
+    if len(paths) < 2:
+        return []
+    first, last = (
+        {row["problem"]: row for row in read_jsonl(path) if row["kind"] == "greedy"}
+        for path in paths[:: len(paths) - 1]
+    )
+    return [
+        Answers(row["prompt"], row["response"], row["correct"], last[name]["response"], last[name]["correct"])
+        for name, row in first.items()
+        if name in last
+    ][:count]
 
 
 def read_run(run: RunDirectory) -> RunFiles:

@@ -1,6 +1,6 @@
-"""A run's replay store as a person sees it: one table of states, the prompts of its problems, and a decoder of tokens.
+"""A run's replay store as a person sees it: one table of states, the questions of its problems, and a decoder of tokens.
 
-`commands/train.py` writes prompts and tokenizer into the run directory, because a store knows its problems by id only. `launch.py
+`commands/train.py` writes questions and tokenizer into the run directory, because a store knows its problems by id only. `launch.py
 replay` and `launch.py inspect` read the run's files only, and import neither torch nor transformers, so that they open in a second.
 """
 
@@ -57,17 +57,14 @@ def _decoder(run: RunDirectory) -> Callable[[IntArray], str]:
 
 
 def write_problems(run: RunDirectory, task: "Task") -> None:
-    """Write id, level and prompt of the training problems, and the tokenizer, unless a start of the run has done so."""
+    """Write id, level and question of the training problems, and the tokenizer, unless a start of the run has done so."""
     if run.problems.exists():
         return
     task.tokenizer.save_pretrained(str(run.tokenizer))
-    prompts = task.tokenizer.batch_decode(
-        [problem.prompt_ids.tolist() for problem in task.train], skip_special_tokens=True
-    )
     columns = {
         "problem": [problem.id for problem in task.train],
         "level": [problem.level for problem in task.train],
-        "prompt": [prompt.encode("utf-8", "backslashreplace").decode("utf-8") for prompt in prompts],
+        "prompt": [problem.question.encode("utf-8", "backslashreplace").decode("utf-8") for problem in task.train],
     }
     temporary = run.problems.with_suffix(".tmp")
     pq.write_table(pa.table(columns, pa.schema({name: pa.string() for name in columns})), temporary)

@@ -33,6 +33,7 @@ from tasks.synthetic.generated import Puzzle, puzzle_items
 from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
 from tasks.synthetic.stories import STORIES
+from tasks.synthetic.sums import SUMS
 
 Answer = Callable[[str], str | None]
 """Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
@@ -78,6 +79,7 @@ KINDS: Mapping[str, TaskKind] = {
         answer=arithmetic_answer,
         tool="tasks.synthetic.calculator:TOOL",
     ),
+    "sums": TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer),
     "gsm8k": TaskKind("tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer),
     "math": TaskKind("tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer),
     "mbpp": TaskKind("tasks.code.programs:verifier", read=read_mbpp, runs_programs=True),

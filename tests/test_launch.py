@@ -70,7 +70,11 @@ def the_error(result: subprocess.CompletedProcess[str]) -> str:
 def test_help_is_short_and_explains_the_fields_of_a_section(command: str) -> None:
     text = launch(command, "--help").stdout
     own = "--resume" if command == "train" else "--offline"
-    for words in (own, "replay       ratio=0.5", "zero_stage=0"):  # the schema's defaults: configs/demo.yaml has others
+    for words in (
+        own,
+        "replay       ratio=0.5",
+        "zero_stage=0",
+    ):  # the schema's defaults: configs/arithmetic.yaml has others
         assert words in text
     assert text.count("\n") < 70
     assert not re.search("ratio=(?!0.5)", text)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from core.config import Config, Device, RolloutConfig
 from core.errors import ConfigError
 from core.machine import this_machine
-from core.plan import Bundle, batch_plan, check_context, choose_device, placement, transport
+from core.plan import Bundle, batch_plan, check_context, check_machine, choose_device, placement, transport
 from core.records import Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
@@ -224,6 +224,8 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[st
     batch_plan(config)
     check_context(config, info.context)
     check_judging_model(config)
+    if not named_address(config.cluster):
+        check_machine(config, machine, device)
     estimate = iteration_estimate(config, info, device, critic(config))
     return config, [describe_data(task), *lines, *warnings_of(config, task.left_out), estimate]
 

@@ -180,7 +180,7 @@ def _finish(
     metrics = collect_metrics(
         parts, result, clock.seconds(), tokens_before=before.total_tokens, busy_before=busy, evaluation=evaluation
     )
-    write_samples(session.directory, number, result.scored, parts.task.decode)
+    write_samples(session.directory, number, result.scored, parts.task.decode, parts.by_id)
     for sink in outputs.sinks:
         sink.write(metrics)
     _note_first_failure(session, outputs, result)

@@ -117,6 +117,7 @@ class DataConfig(Section):
         "rule",
         "stories",
         "calculator",
+        "sums",
         "gsm8k",
         "math",
         "mbpp",
@@ -126,7 +127,7 @@ class DataConfig(Section):
     ] = "arithmetic"
     """Task: it sets how prompts are built and how answers are judged."""
     path: str = ""
-    """Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator)."""
+    """Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator, sums)."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
     eval_path: str = ""
@@ -145,7 +146,7 @@ class DataConfig(Section):
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be used. refuse: stop before training; skip: leave them out and say how many."""
     min_operations: Count = 4
-    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read; calculator: calls)."""
+    """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read; calculator: calls; sums: sums and differences)."""
     max_operations: Count = 10
     """Generated tasks: most operations of a problem to train on."""
     problems: Count = 4096

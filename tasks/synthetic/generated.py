@@ -1,6 +1,6 @@
 """Common parts of the generated tasks: distinct problems by length, an evaluation set that no seed changes, prefix checks.
 
-Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task: arithmetic, lock, countdown, rule, stories.
+Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task.
 Invariant: whether a problem is for evaluation depends only on its text, so no run and no starter trains on one.
 """
 

@@ -152,7 +152,7 @@ def test_fewer_iterations_than_done_start_nothing(run: RunDirectory) -> None:
 
 
 def test_resume_refuses_a_recipe(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["train", "--resume", str(run.path), "--config", "configs/demo.yaml"]) == 2
+    assert launch.main(["train", "--resume", str(run.path), "--config", "configs/arithmetic.yaml"]) == 2
     assert "leave out --config" in capsys.readouterr().err
 
 

@@ -172,7 +172,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"sleep": True}}, "rollout.sleep moves weights off a GPU"),
     ({"rollout": {"starts": 10, "samples": 3}}, "do not divide"),
     ({"learner": {"minibatches": 256, "ranks": 4}}, "fewer than learner.ranks = 4"),
-    ({"learner": {"micro_batch_tokens": 50}}, "learner.micro_batch_tokens = 50 is less than a whole sequence"),
+    (
+        {"learner": {"micro_batch_tokens": 50}, "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 80}},
+        "learner.micro_batch_tokens = 50 is less than a whole sequence",
+    ),
     ({"task": {"min_operations": 9, "max_operations": 3}}, "task.min_operations = 9 is larger"),
     ({"learner": {"offload": True}}, "learner.zero_stage is 0"),
     ({"learner": {"critic_settled": 0.1}}, "learner.critic_warmup"),

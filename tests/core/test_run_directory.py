@@ -13,7 +13,7 @@ import pytest
 
 from core.config import Columns, TaskConfig
 from core.errors import CheckpointError, ConfigError
-from core.records import Finish, IntArray, Judged, Scored, Start, Trajectory, Verdict
+from core.records import Finish, IntArray, Judged, Problem, Scored, Start, Trajectory, Verdict
 from core.run_directory import (
     LOGGER,
     RunDirectory,
@@ -153,6 +153,7 @@ def scored(number: int, *, replayed: bool, correct: bool) -> Scored:
     return Scored(judged, np.array([0.25, 0.75], np.float32), np.zeros(2, np.float32), np.zeros(2, np.float32))
 
 
+ASKED = {"p": Problem("p", np.array([65], np.int32), "2", question="1+1?")}
 SAMPLE = ("prompt", "prefix", "continuation", "reward", "detail", "finish", "tokens", "values")
 
 
@@ -160,12 +161,12 @@ def test_samples_show_each_kind_first(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")
     many = [scored(number, replayed=False, correct=False) for number in range(20)]
     rare = [scored(20, replayed=True, correct=True), scored(21, replayed=False, correct=True)]
-    path = write_samples(run, 7, [*many, *rare], lambda ids: "".join(map(chr, ids)))
+    path = write_samples(run, 7, [*many, *rare], lambda ids: "".join(map(chr, ids)), ASKED)
     assert path.name == "000007.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["start"] for line in lines] == ["s20", "s21", *(f"s{number}" for number in range(6))]
     assert {name: lines[0][name] for name in SAMPLE} == {
-        "prompt": "A",
+        "prompt": "1+1?",  # the question alone
         "prefix": "BC",
         "continuation": "DE",
         "reward": 1.0,
@@ -189,7 +190,7 @@ def test_what_programs_say_can_be_written_down(bubblewrap: None, tmp_path: Path)
     assert len(verdict.detail) <= 300
     item = scored(0, replayed=False, correct=False)
     run = RunDirectory.create(tmp_path, "mine", "demo")
-    path = write_samples(run, 1, [replace(item, judged=Judged(item.trajectory, verdict))], lambda _: "\ud800é")
+    path = write_samples(run, 1, [replace(item, judged=Judged(item.trajectory, verdict))], lambda _: "\ud800é", ASKED)
     sample = json.loads(path.read_text())
     assert (sample["continuation"], sample["detail"]) == ("\ud800é", verdict.detail)
 

@@ -45,6 +45,10 @@ def a_run(root: Path, name: str, *options: str, lift: float = 0.0) -> RunDirecto
         {"iteration": at, "success": at / 4, "low": 0.0, "high": 1.0, "problems": 2, "levels": LEVELS} for at in (0, 2)
     ]
     run.evaluations.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.responses.mkdir()
+    for at, response in ((0, "3"), (2, "<i>2")):
+        row = {"problem": "p1", "kind": "greedy", "prompt": "1+1=?", "response": response, "correct": at == 2}
+        (run.responses / f"00000{at}.jsonl").write_text(json.dumps(row) + "\n")
     (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
     run.log.write_text("2026 WARNING retrospect.pool: <restarted> actor 1\n2026 INFO retrospect: fine\n")
     run.versions.write_text(json.dumps([{"started": "2026-11-22", "python": "3.11.7"}]))
@@ -87,7 +91,16 @@ def test_the_page_of_a_run_needs_nothing_else_and_escapes_what_it_shows(tmp_path
     assert not page.tags("img")
     assert all(str(attrs["href"]).startswith("#") for attrs in page.tags("a") if attrs.get("href"))
     assert not re.search(r"url\((?!#)", run.report.read_text())
-    for text in ("3 of 40, unfinished", "0.0% → 50.0%", "39,000", "<restarted> actor 1", "python 3.11.7", "hard"):
+    for text in (
+        "3 of 40, unfinished",
+        "0.0% → 50.0%",
+        "39,000",
+        "<restarted> actor 1",
+        "python 3.11.7",
+        "hard",
+        "✗ 3",
+        "✓ <i>2",
+    ):
         assert text in page.text
     assert "fine" not in page.text
     (sample,) = page.tags("details", "sample")

@@ -1,5 +1,7 @@
 """The summary and the picture of a run."""
 
+import json
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,38 @@ def test_changes_compare_the_ends_of_a_run(tmp_path: Path) -> None:
 def test_held_out_success_counts_from_before_the_training(tmp_path: Path) -> None:
     text = summary(a_run(tmp_path, iteration(1), iteration(2)))
     assert "success, held-out problems      0.125 ->  0.290  (+0.165)" in text
+
+
+def test_answers_stand_side_by_side(tmp_path: Path) -> None:
+    item = a_run(tmp_path, iteration(1), iteration(2))
+    item.evaluations[:] = [
+        {"iteration": at, "success": 0.125, "low": 0.0625, "high": 0.25, "problems": 3} for at in (0, 2)
+    ]
+    item.run.responses.mkdir()
+    for at, answer in ((0, "wide " + "x" * 60), (2, "one\n\x1b[2Jtwo")):
+        kinds = (("a", "sampled", "never shown"), ("a", "greedy", answer), (f"only {at}", "greedy", "no pair"))
+        rows = [
+            {"problem": name, "kind": kind, "prompt": f"What is {name}?", "response": text, "correct": at == 2}
+            for name, kind, text in kinds
+        ]
+        (item.run.responses / f"00000{at}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = summary(item)
+    assert "(+0.165)  95 % intervals 0.062 to 0.250 and 0.062 to 0.250, 3 problems" in text
+    lines = text.splitlines()
+    at = next(number for number, line in enumerate(lines) if "questions" in line)
+    assert re.split("  +", lines[at].strip()) == [
+        "the first held-out questions",
+        "before training",
+        "after iteration 2",
+    ]
+    shown = [re.split("  +", line.strip()) for line in lines[at + 1 : lines.index("", at + 2)]]
+    assert shown[1][0] == "What is a?"
+    assert shown[1][2] == "one"
+    assert "?[2Jtwo" in shown[2]  # no control code reaches the terminal
+    assert shown[3][-1] == "(right)"
+    assert shown[4] == ["(wrong)"]
+    assert max(map(len, lines[at : at + 6])) <= 102
+    assert not {"never shown", "no pair"} & {word for parts in shown for word in parts}
 
 
 def test_what_never_was_has_no_line(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def components(engines: Engines) -> Components:
     problems = SimpleNamespace(state=lambda: {"position": 7})
     task = SimpleNamespace(decode=str, train=[])
     return cast(
-        Components, SimpleNamespace(pipeline=None, actors=engines, learner=engines, problems=problems, task=task)
+        Components,
+        SimpleNamespace(pipeline=None, actors=engines, learner=engines, problems=problems, task=task, by_id={}),
     )
 
 

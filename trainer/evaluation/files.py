@@ -52,7 +52,7 @@ def _row(item: Judged, problem: Problem, task: Task) -> dict[str, object]:
         "problem": problem.id,
         "level": problem.level,
         **({"source": problem.source} if problem.source else {}),
-        "prompt": task.decode(problem.prompt_ids),
+        "prompt": problem.question,
         "reference": problem.reference,
         "sample": item.trajectory.sample,
         "response": task.decode(item.trajectory.response_ids),

@@ -41,8 +41,8 @@ from trainer.evaluation.scores import (
 from trainer.starts import fresh_starts
 
 PROBLEMS = [
-    Problem("a", np.array([1], np.int32), "3", level="easy"),
-    Problem("b", np.array([2], np.int32), "4", level="hard"),
+    Problem("a", np.array([1], np.int32), "3", level="easy", question="1 + 2?"),
+    Problem("b", np.array([2], np.int32), "4", level="hard", question="2 + 2?"),
 ]
 
 
@@ -236,7 +236,12 @@ def test_every_response_is_written_down(tmp_path: Path, result: Evaluation, suff
     )
     assert [row["kind"] for row in rows] == ["greedy"] * 2 + ["sampled"] * 8
     assert [row["reward"] for row in rows] == [1, 0, 1, 0, 0, 0, 1, 1, 0, 0]
-    assert (rows[1]["problem"], rows[1]["prompt"], rows[1]["response"], rows[1]["reference"]) == ("b", "2", "9", "4")
+    assert (rows[1]["problem"], rows[1]["prompt"], rows[1]["response"], rows[1]["reference"]) == (
+        "b",
+        "2 + 2?",
+        "9",
+        "4",
+    )
     write_responses(path, [{"response": "\ud800é"}])  # half a character has no UTF-8
     read = pyarrow.parquet.read_table(path).to_pylist() if suffix == ".parquet" else [json.loads(path.read_text())]
     assert read == [{"response": "\\ud800é" if suffix == ".parquet" else "\ud800é"}]

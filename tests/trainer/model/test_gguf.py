@@ -17,7 +17,7 @@ from core.config import Config
 from core.errors import ModelError
 from core.load import override
 from tests.trainer.test_model_files import text_recipe
-from trainer import gguf as reader
+from trainer.model import gguf as reader
 from trainer.model.gguf import model_folder
 from trainer.model_files import model_of
 

@@ -1,0 +1,90 @@
+r"""Sums in words: a generated task for pretrained models, which have to write each step down before they can rely on it.
+
+    What is 47 plus 35 minus 18?
+
+The numbers have two digits and no result is negative. The response adds or subtracts the tens and the ones of each number, one step
+per line, then gives the answer as in GSM8K:
+
+    47 + 30 = 77
+    77 + 5 = 82
+    82 - 10 = 72
+    72 - 8 = 64
+    #### 64
+
+Called by `tasks/kinds.py` (`SUMS`) and `tasks/judge_worker.py` (`verify_sums`). The reward depends only on the final answer; the
+prefix check reads every character.
+"""
+
+import re
+
+import numpy as np
+
+from core.records import Verdict
+from tasks.mathematics.answers import gsm8k_answer
+from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, wrong
+
+SIGNS = {"plus": "+", "minus": "-"}
+LEAST, MOST = 10, 99
+"""The range of the numbers."""
+
+_TERM = re.compile(r"(plus|minus) (\d+)")
+
+
+def steps(text: str) -> list[tuple[str, int]]:
+    """The lines of the canonical solution before the answer, each with its result.
+
+    >>> steps("What is 47 plus 35?")
+    [('47 + 30 = 77', 77), ('77 + 5 = 82', 82)]
+    """
+    value, done = int(text.split()[2].rstrip("?")), []
+    for word, number in _TERM.findall(text):
+        for part in (int(number) // 10 * 10, int(number) % 10):
+            after = OPERATIONS[SIGNS[word]](value, part)
+            done.append((f"{value} {SIGNS[word]} {part} = {after}", after))
+            value = after
+    return done
+
+
+def _solution(text: str) -> str:
+    done = steps(text)
+    return "\n".join([*(line for line, _ in done), f"#### {done[-1][1]}"])
+
+
+def verify_sums(text: str, response: str) -> Verdict:
+    """Reward 1 if what follows the last `####` of the response is the right number."""
+    expected, found = str(steps(text)[-1][1]), gsm8k_answer(response)
+    if found is None:
+        return wrong("no answer found: expected '#### n'")
+    return Verdict(1.0, True) if found == expected else wrong(f"answered {found[:20]}, expected {expected}")
+
+
+def _prefix_correct(text: str, response: str) -> bool:
+    """Whether the response is the beginning of the canonical solution.
+
+    >>> _prefix_correct("What is 47 plus 35?", "47 + 30 = 77\\n77"), _prefix_correct("What is 47 plus 35?", "47 + 30 = 76")
+    (True, False)
+    """
+    return begins(response, _solution(text))
+
+
+def _draw(rng: np.random.Generator, operations: int) -> str:
+    """A random question of that many sums and differences; what would be negative is added instead."""
+    value = int(rng.integers(LEAST, MOST + 1))
+    text = f"What is {value}"
+    for number in rng.integers(LEAST, MOST + 1, operations).tolist():
+        word = "minus" if rng.integers(2) and number <= value else "plus"
+        value = OPERATIONS[SIGNS[word]](value, number)
+        text += f" {word} {number}"
+    return f"{text}?"
+
+
+SUMS = Puzzle(
+    "sums",
+    "".join(sorted({*"What is plus minus?0123456789+-=#\n"})),
+    _draw,
+    _solution,
+    lambda text: len(_TERM.findall(text)),
+    _prefix_correct,
+    ending="",
+    words=True,
+)
