@@ -220,7 +220,7 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[st
     """
     machine = this_machine()
     device = choose_device(config.cluster, lambda: machine.gpus > 0 or named_address(config.cluster) != "")
-    config, lines = resolved(config, info, task.limits, machine, device)
+    config, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
     batch_plan(config)
     check_context(config, info.context)
     check_judging_model(config)

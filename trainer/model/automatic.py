@@ -22,21 +22,24 @@ MOST_PASS_TOKENS = 16_384
 GPU_PASS_GIB = 8.0
 """Memory of the activations of a pass on a GPU: a third of a card of 24 GiB."""
 MOST_RUNNING = 256
+NO_SOLUTIONS = "because there are no canonical solutions (task.columns.solution)"
 
 
 def resolved(
-    config: Config, info: ModelInfo, limits: TokenLimits, machine: Machine, device: str
+    config: Config, info: ModelInfo, limits: TokenLimits, solutions: int, machine: Machine, device: str
 ) -> tuple[Config, list[str]]:
     """The configuration without `auto`, and a line for each value that was chosen, with its reason.
 
-    `limits`: of prompts and responses, as the task has them; `device`: 'cpu' or 'cuda'.
+    `limits`: of prompts and responses, as the task has them; `solutions`: canonical ones that these follow from; `device`: 'cpu' or
+    'cuda'.
     """
     lines: list[str] = []
     rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}
     if not config.rollout.max_prompt_tokens:
         lines.append(f"rollout.max_prompt_tokens: {limits.prompt}, the longest prompt")
     if not config.rollout.max_response_tokens:
-        lines.append(f"rollout.max_response_tokens: {limits.response}, by the canonical solutions if there are any")
+        why = f"a quarter more than 99 % of {solutions} canonical solutions need" if solutions else NO_SOLUTIONS
+        lines.append(f"rollout.max_response_tokens: {limits.response}, {why}")
     config = _with(config, "rollout", rollout)
     config, more = resolved_learner(config, info, sequence_tokens(config), machine, device)
     lines += more
@@ -107,11 +110,12 @@ def pass_tokens(config: Config, info: ModelInfo, longest: int, machine: Machine,
 
 
 def _running(config: Config, info: ModelInfo, device: str) -> int:
-    """Sequences that one engine decodes at once."""
+    """Sequences that one engine decodes at once. If many use more than half of their budget, vLLM preempts some."""
     if device == "cuda":
         return MOST_RUNNING
     of_token = 2 * info.layers * info.key_value_width * SIZES[config.model.dtype]
-    return max(1, min(MOST_RUNNING, int(config.rollout.kv_cache_gib * 2**30 / of_token / sequence_tokens(config))))
+    usual = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens / 2
+    return max(1, min(MOST_RUNNING, int(config.rollout.kv_cache_gib * 2**30 / of_token / usual)))
 
 
 def _with(config: Config, section: str, values: Mapping[str, object]) -> Config:

@@ -4,7 +4,9 @@ Invariant: a folder in the cache is complete, because it is written under a temp
 digest of the file's content, so a file that changes is converted again.
 """
 
+import contextlib
 import hashlib
+import io
 import os
 import shutil
 import tempfile
@@ -50,7 +52,8 @@ def model_folder(path: str, field: str = "", cache: Path = CACHE) -> str:
     folder = cache.expanduser().resolve() / f"{file.stem}-{digest}"
     if not folder.is_dir():
         begun = time.perf_counter()
-        model, tokenizer = _read(file, where)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of three libraries, for a few seconds
+            model, tokenizer = _read(file, where)
         _save(model, tokenizer, folder)
         print(f"model: {path} converted to {folder} in {time.perf_counter() - begun:.0f} s", flush=True)
     return str(folder)

@@ -31,11 +31,11 @@ OLD, NEW = Machine(2, 24.0, bfloat16=False), Machine(2, 24.0)
 
 
 def made(*options: str, machine: Machine = NEW, device: str = "cpu") -> Config:
-    return resolved(override(Config(), options), SMOL, LIMITS, machine, device)[0]
+    return resolved(override(Config(), options), SMOL, LIMITS, 9, machine, device)[0]
 
 
 def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
-    config, lines = resolved(Config(), SMOL, LIMITS, NEW, "cpu")
+    config, lines = resolved(Config(), SMOL, LIMITS, 9, NEW, "cpu")
     assert parse_config(yaml.safe_load(dump_config(config)), "run") == config
     assert [line.partition(":")[0] for line in lines] == [
         "rollout.max_prompt_tokens",
@@ -46,7 +46,7 @@ def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
         "learner.micro_batch_tokens",
         "rollout.max_running",
     ]
-    assert resolved(config, SMOL, LIMITS, OLD, "cuda") == (config, [])  # what is chosen stays
+    assert resolved(config, SMOL, LIMITS, 9, OLD, "cuda") == (config, [])  # what is chosen stays
 
 
 def test_the_type_is_the_checkpoints_but_where_the_cpu_lacks_it() -> None:
@@ -66,8 +66,8 @@ def test_sizes_follow_from_memory() -> None:
     # 30 layers x (14 x 576 + 5 x 1536) x 2 bytes = 944,640 bytes per token; 3 GiB hold 3,410 tokens, in steps of 256
     assert made().learner.micro_batch_tokens == 3328
     assert made("--learner.ranks", "8").learner.micro_batch_tokens == 500  # a whole sequence, 200 + 300
-    # 2 x 30 x 192 x 2 bytes = 23,040 of a token; 1 GiB holds 46,603, 93 sequences of 500
-    assert made().rollout.max_running == 93
+    # 2 x 30 x 192 x 2 bytes = 23,040 of a token; 1 GiB holds 46,603, 133 sequences of 200 + 300 / 2
+    assert made().rollout.max_running == 133
     assert made(device="cuda").rollout.max_running == 256
 
 
