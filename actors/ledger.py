@@ -1,7 +1,7 @@
-"""Which samples wait, which are in which engine, and which are done. Used by `actors/pool.py` and `actors/local.py`; no Ray, no engine.
+"""Which samples wait, which are in which engine, and which are done.
 
-Invariant: every sample that was added is waiting, in flight, or done, and it is done once. A second result for it, from a lost engine, is
-ignored.
+Invariant: every sample that was added is waiting, in flight, or done, and it is done once. A second result for it, from
+a lost engine, is ignored.
 """
 
 import heapq
@@ -57,8 +57,8 @@ class _Entry:
 class Ledger:
     """Starts from their submission to their last result.
 
-    Earlier calls are served first. Within a call the starts with the largest token budget come first, so that long samples do not run
-    alone at the end.
+    Earlier calls are served first. Within a call the starts with the largest token budget come first, so that long
+    samples do not run alone at the end.
     """
 
     def __init__(self) -> None:
@@ -112,10 +112,12 @@ class Ledger:
             heapq.heappush(self._queue, (place, start.id, tuple(range(start.samples))))
 
     def take(self, engine: str, samples: int, tokens: int = UNBOUNDED) -> list[Job]:
-        """Jobs for `engine`: at most `samples` samples, and at most `tokens` tokens including those of the samples it has.
+        """Jobs for `engine`: at most `samples` samples, and at most `tokens` tokens including those of the samples it
+        has.
 
-        A start with more samples than fit is split. An engine without samples gets one sample of any length. A suspect (see `requeue`)
-        goes only to an engine without samples, alone and to one engine at a time: if that engine raises, the suspect is the cause.
+        A start with more samples than fit is split. An engine without samples gets one sample of any length. A suspect
+        (see `requeue`) goes only to an engine without samples, alone and to one engine at a time: if that engine
+        raises, the suspect is the cause.
         """
         mine, jobs, kept = self._keys_of[engine], list[Job](), []
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):
@@ -168,9 +170,9 @@ class Ledger:
     def requeue(self, engine: str, raised: bool = False) -> Start | None:
         """Queue the samples of a lost `engine` again.
 
-        If the engine `raised` while it generated, one of its starts may be the cause. All of them become suspects and are tried one at a
-        time (see `take`). A suspect whose engine raises again is dropped and returned, and the others are cleared. The death of a process
-        makes no suspects.
+        If the engine `raised` while it generated, one of its starts may be the cause. All of them become suspects and
+        are tried one at a time (see `take`). A suspect whose engine raises again is dropped and returned, and the
+        others are cleared. The death of a process makes no suspects.
         """
         lost = defaultdict[str, list[int]](list)
         for key in list(self._keys_of[engine]):
@@ -217,9 +219,11 @@ class Ledger:
 
 
 def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
-    """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it decodes at once.
+    """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it
+    decodes at once.
 
-    It may have AHEAD more only while that many wait for each of the `engines`: samples inside one engine cannot go to an idle one.
+    It may have AHEAD more only while that many wait for each of the `engines`: samples inside one engine cannot go to
+    an idle one.
     """
     ahead = math.ceil(decoded * AHEAD)
     plenty = ledger.waiting - max(0, decoded - in_flight) >= ahead * engines
@@ -232,7 +236,8 @@ def refill_at(in_flight: int, decoded: int) -> int:
 
 
 def check_room(starts: Iterable[Start], sampling: Sampling, max_prompt_tokens: int, max_response_tokens: int) -> None:
-    """Check that every start fits the engine and leaves room for at least one token. Raises ConfigError naming the start."""
+    """Check that every start fits the engine and leaves room for at least one token. Raises ConfigError naming the
+    start."""
     if sampling.max_response_tokens > max_response_tokens:
         raise ConfigError(
             f"rollout.max_response_tokens = {max_response_tokens}: responses of {sampling.max_response_tokens} tokens "
