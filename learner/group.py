@@ -1,8 +1,8 @@
 """The learner seen from the driver: it scores, updates, broadcasts and saves by calls to all ranks.
 
-Called by `trainer.loop`. The maths over the global batch happens here (`learner.targets`); the ranks get finished micro-batches.
-Invariants: results do not depend on the number of ranks or on the micro-batches; every wait has a deadline; a `LearnerError`
-ends all ranks, and `restart` with `restore` brings them back.
+The maths over the global batch happens here (`learner.targets`); the ranks get finished micro-batches. Invariants:
+results do not depend on the number of ranks or on the micro-batches; every wait has a deadline; a `LearnerError` ends
+all ranks, and `restart` with `restore` brings them back.
 """
 
 import math
@@ -76,7 +76,8 @@ class LearnerGroup:
         local: bool = False,
         sender: type[Sender] | None = None,
     ) -> None:
-        """Start the ranks and load the models. Raises ModelError when the model cannot be used, LearnerError when a rank did not start.
+        """Start the ranks and load the models. Raises ModelError when the model cannot be used, LearnerError when a
+        rank did not start.
 
         Args:
             model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
@@ -154,15 +155,17 @@ class LearnerGroup:
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
-        During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
-        Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated responses: it says
-        nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One that arises in a loss or a
-        gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps after
-        a pass that moved it by more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response. Raises
-        DivergenceError when `max_skipped_steps` in a row were skipped.
+        During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns,
+        on Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated
+        responses: it says nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One
+        that arises in a loss or a gradient skips that step on all ranks. Skipped steps count in the learning-rate
+        schedule. The policy takes no more steps after a pass that moved it by more than `kl_stop`. The critic's
+        calibration is measured at the `boundaries` of each response. Raises DivergenceError when `max_skipped_steps` in
+        a row were skipped.
 
-        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved, and no `kl_target`,
-        the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which only the language-model loss takes.
+        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved,
+        and no `kl_target`, the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which
+        only the language-model loss takes.
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
@@ -260,10 +263,11 @@ class LearnerGroup:
             )
 
     def broadcast(self, receiver: WeightReceiver, probe: Sequence[IntArray]) -> BroadcastReport:
-        """Send the policy's weights to every engine as the next version and compare log-probabilities on `probe` [T >= 2].
+        """Send the policy's weights to every engine as the next version and compare log-probabilities on `probe` [T >=
+        2].
 
-        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities are further from the
-        learner's than `max_logprob_gap`; LearnerError when a rank died, even if the engines noticed it first.
+        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities are further
+        from the learner's than `max_logprob_gap`; LearnerError when a rank died, even if the engines noticed it first.
         """
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
@@ -290,7 +294,8 @@ class LearnerGroup:
     def save(self, directory: Path) -> list[str]:
         """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
 
-        Returns the names of all files that any rank sees there; the caller checks that it sees them too. Raises CheckpointError.
+        Returns the names of all files that any rank sees there; the caller checks that it sees them too. Raises
+        CheckpointError.
         """
         directory.mkdir(parents=True, exist_ok=True)
         written = self._ranks.call_same(RankWorker.save, str(directory))
@@ -298,10 +303,11 @@ class LearnerGroup:
         return sorted({name for names in written for name in names})
 
     def restore(self, directory: Path) -> None:
-        """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with another.
+        """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with
+        another.
 
-        The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError when the checkpoint
-        is incomplete or was written with other settings.
+        The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError when the
+        checkpoint is incomplete or was written with other settings.
         """
         state = read_state(directory / "learner.json", self._state.layout)
         self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)
@@ -322,7 +328,8 @@ class LearnerGroup:
         self._ranks.close()
 
     def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
-        """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for them."""
+        """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for
+        them."""
         assignment = self._assign(rows)
         finish = self._ranks.begin(method, input_batches(assignment, rows))
         return lambda: results_by_row(assignment, rows, finish())
@@ -335,13 +342,15 @@ class LearnerGroup:
         return learning_rate(peak, step, self._config.warmup_steps, total, self._config.schedule)
 
     def _probe_gap(self, engines: Sequence[Sequence[FloatArray]], own: Sequence[FloatArray]) -> float:
-        """Largest difference between an engine and the learner. Raises WeightError if it is above `max_logprob_gap` or NaN."""
+        """Largest difference between an engine and the learner. Raises WeightError if it is above `max_logprob_gap` or
+        NaN."""
         worst = 0.0
         for number, engine in enumerate(engines):
             gap = float(np.max([np.max(np.abs(theirs - ours)) for theirs, ours in zip(engine, own, strict=True)]))
             if not gap <= self._config.max_logprob_gap:
                 raise WeightError(
-                    f"engine {number}: log-probabilities of the probe differ by {gap:.2e} from the learner's, more than "
+                    f"engine {number}: log-probabilities of the probe differ by {gap:.2e} from the learner's, more "
+                    "than "
                     f"learner.max_logprob_gap {self._config.max_logprob_gap:g}; the weights did not arrive as sent"
                 )
             worst = max(worst, gap)

@@ -12,7 +12,8 @@ from learner.objective import PolicySums
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """One optimizer step on one rank. Sums are shares of the global mean; norms and the flag are the same on every rank."""
+    """One optimizer step on one rank. Sums are shares of the global mean; norms and the flag are the same on every
+    rank."""
 
     policy: PolicySums
     value_loss: float
@@ -43,7 +44,8 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats(BatchStats):
-    """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps of their model."""
+    """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps of their
+    model."""
 
     policy_loss: float
     value_loss: float
@@ -87,7 +89,8 @@ def moved_too_far(steps: Sequence[StepSums], bound: float | None) -> bool:
 
 
 def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
-    """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other fields."""
+    """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other
+    fields."""
     good = [step for step in steps if not step.skipped]
     of_policy = [step for step in good if step.policy_norm is not None]
     of_critic = [step for step in good if step.value_norm is not None]
