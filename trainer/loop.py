@@ -1,7 +1,7 @@
 """The algorithm: PPO whose rollouts start from prompts and from replayed prefix states (RRL, arXiv 2504.14363).
 
-Called by `trainer/session.py`. Invariant: in synchronous mode iteration i depends only on the run seed, i, and the content of a
-checkpoint (weights, optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
+Invariant: in synchronous mode iteration i depends only on the run seed, i, and the content of a checkpoint (weights,
+optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ RESAMPLED = 100_000
 def iterate(parts: Components, settings: IterationSettings, number: int, clock: PhaseClock) -> IterationResult:
     """Iteration `number`: choose starts, generate, judge, score, store states, update, broadcast.
 
-    In asynchronous mode it submits the starts of later iterations, and its trajectories come from starts submitted earlier.
+    In asynchronous mode it submits the starts of later iterations, and its trajectories come from starts submitted
+    earlier.
 
     Raises:
         ActorError: engines or judges failed before the update, or there is nothing to learn from.
@@ -123,7 +124,8 @@ def candidates_of(parts: Components, settings: IterationSettings) -> Callable[..
 
 
 def begin_refresh(parts: Components, settings: IterationSettings) -> ValueRefresh | None:
-    """Start to compute new values of the highest-priority states whose value is from an earlier critic. None: no such state."""
+    """Start to compute new values of the highest-priority states whose value is from an earlier critic. None: no such
+    state."""
     version = parts.learner.version
     states = parts.replay.top(settings.refresh_states, older_than=version) if settings.refresh_states else []
     if not states:
@@ -147,8 +149,8 @@ def finish_refresh(parts: Components, refresh: ValueRefresh, clock: PhaseClock) 
 def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastReport, ActorError | WeightError | None]:
     """Send the new weights to the engines and compare log-probabilities on `probe`.
 
-    A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then has no
-    gap. Raises LearnerError.
+    A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then
+    has no gap. Raises LearnerError.
     """
     from learner.stats import BroadcastReport
 
