@@ -1,7 +1,8 @@
 """A run's replay store as a person sees it: one table of states, the prompts of its problems, and a decoder of tokens.
 
-`commands/train.py` writes prompts and tokenizer into the run directory, because a store knows its problems by id only. `launch.py
-replay` and `launch.py inspect` read the run's files only, and import neither torch nor transformers, so that they open in a second.
+`commands/train.py` writes prompts and tokenizer into the run directory, because a store knows its problems by id only.
+`launch.py replay` and `launch.py inspect` read the run's files only, and import neither torch nor transformers, so that
+they open in a second.
 """
 
 from collections.abc import Callable
