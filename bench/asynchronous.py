@@ -1,15 +1,16 @@
 """How much faster is asynchronous mode? `python -m bench.asynchronous [--quick]`.
 
-The demo recipe with a hardly trained starter runs under two loads. "update-bound" is the unchanged recipe: the update takes
-most of an iteration. In "balanced" the engine decodes 16 sequences at once instead of 256. Then rollouts take about as long as
-everything else, and asynchronous mode can gain most. Under each load one engine, one rank and one store, of one thread each,
-run synchronously, asynchronously and synchronously again, so that drift (of the machine, of response lengths) is the same for
-both modes.
+The demo recipe with a hardly trained starter runs under two loads. "update-bound" is the unchanged recipe: the update
+takes most of an iteration. In "balanced" the engine decodes 16 sequences at once instead of 256. Then rollouts take
+about as long as everything else, and asynchronous mode can gain most. Under each load one engine, one rank and one
+store, of one thread each, run synchronously, asynchronously and synchronously again, so that drift (of the machine, of
+response lengths) is the same for both modes.
 
-Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in training.
-The speed-up is over these. In the second nothing overlaps, which gives the seconds of rollouts and of everything else. The
-"balanced" load also runs synchronously with two engines and two ranks, as one would use two cores without asynchronous mode.
-Figures are medians over the iterations, without those in which caches warm up and the pipeline fills or empties.
+Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in
+training. The speed-up is over these. In the second nothing overlaps, which gives the seconds of rollouts and of
+everything else. The "balanced" load also runs synchronously with two engines and two ranks, as one would use two cores
+without asynchronous mode. Figures are medians over the iterations, without those in which caches warm up and the
+pipeline fills or empties.
 """
 
 import tempfile
@@ -44,7 +45,8 @@ class Laps(NamedTuple):
 
 
 def configuration(quick: bool, processes: int, max_running: int) -> Config:
-    """The demo recipe with half of its starts (quick: an eighth), and `processes` engines and ranks of one thread each."""
+    """The demo recipe with half of its starts (quick: an eighth), and `processes` engines and ranks of one thread
+    each."""
     return recipe(
         {
             "rollout.starts": DEMO.rollout.starts // (8 if quick else 2),

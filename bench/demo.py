@@ -1,4 +1,4 @@
-"""The demo recipe, timed iteration by iteration. Used by `bench.loop` and `bench.asynchronous`."""
+"""The demo recipe, timed iteration by iteration."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,9 +32,11 @@ def changed(config: Config, fields: Mapping[str, object]) -> Config:
 
 
 def recipe(fields: Mapping[str, object]) -> Config:
-    """The demo recipe with these fields, a starter that has hardly been trained, no warm-up of the critic and no reference policy.
+    """The demo recipe with these fields, a starter that has hardly been trained, no warm-up of the critic and no
+    reference policy.
 
-    Responses of such a starter use up their budget. TRL's trainer, with which `bench.loop` compares, has no reference policy by default.
+    Responses of such a starter use up their budget. TRL's trainer, with which `bench.loop` compares, has no reference
+    policy by default.
     """
     return changed(DEMO, {"starter.steps": 20, "learner.critic_warmup": 0, "algorithm.kl_coefficient": 0.0, **fields})
 
