@@ -1,6 +1,8 @@
-"""Bad input: hundreds of recipes, options and files, each answered by one line that names the field or file, before anything starts.
+"""Bad input: hundreds of recipes, options and files, each answered by one line that names the field or file, before
+anything starts.
 
-Most are made from the fields themselves: every number is given what is no number, every choice what is none. The others are a list.
+Most are made from the fields themselves: every number is given what is no number, every choice what is none. The others
+are a list.
 """
 
 import io
