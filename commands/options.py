@@ -1,11 +1,13 @@
-"""The description of each command, and its options besides the fields of the configuration.
+"""All commands: what each runs, its description, and its options besides the fields of the configuration.
 
 Invariant: nothing here imports an engine or a model library, so a mistyped option is reported at once.
 """
 
 import argparse
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import core
 from core.command_line import OptionParser
@@ -17,18 +19,24 @@ DEFAULT = Path(core.__file__).parents[1] / "configs" / "demo.yaml"
 
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """The options given to a command; `fields` are those of the configuration. --help ends here. Raises ConfigError."""
-    return command_parser(command).read(arguments)
+    """The options given to a command; `fields` are those of the configuration. --help ends here.
+
+    Raises ConfigError, also for a recipe or a field that is wrong by itself.
+    """
+    options = command_parser(command).read(arguments)
+    if COMMANDS[command].fields:
+        override(load_config(options.config) if options.config else Config(), options.fields)
+    return options
 
 
 def command_parser(command: str) -> OptionParser:
     """The parser of a command's options."""
-    about, fields, adders = COMMANDS[command]
-    parser = OptionParser(command, about, fields)
+    chosen = COMMANDS[command]
+    parser = OptionParser(command, chosen.about, chosen.fields)
     parser.set_defaults(local=False)
-    if fields:
+    if chosen.fields:
         parser.add_argument("--config", type=Path, metavar="FILE", help="recipe (default: configs/demo.yaml)")
-    for add in adders:
+    for add in chosen.options:
         add(parser)
     return parser
 
@@ -102,20 +110,76 @@ def _export(parser: OptionParser) -> None:
     parser.add_argument("--public", action="store_true", help="hub: make a new repository public (default: private)")
 
 
-COMMANDS: Mapping[str, tuple[str, bool, Sequence[Callable[[OptionParser], None]]]] = {
-    "train": ("Train a recipe, or continue a run.", True, [_resume, _engines]),
-    "evaluate": (
+class Command(NamedTuple):
+    """One command of `launch.py`."""
+
+    function: str  # import path 'module:function'; it gets the options and returns the exit status
+    arguments: str  # in the overview
+    about: str
+    options: Sequence[Callable[[OptionParser], None]] = ()  # functions that add its own options
+    fields: bool = True  # whether it takes a configuration
+
+    def load(self) -> Callable[[argparse.Namespace], int]:
+        """Import the function, with the libraries that it needs."""
+        module, _, name = self.function.partition(":")
+        found: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), name)
+        return found
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        "commands.train:train_recipe",
+        "[--config FILE | --resume RUN]",
+        "Train a recipe (without one the CPU default, configs/demo.yaml), or continue a run.",
+        [_resume, _engines],
+    ),
+    "evaluate": Command(
+        "commands.evaluate:evaluate_target",
+        "RUN|CHECKPOINT|MODEL [--against B]",
         "Evaluate a model on held-out problems (--config: by default its run's).",
-        True,
         [_evaluate, _engines],
     ),
-    "sft": ("Fine-tune model.path on canonical solutions or dialogues.", True, [_resume]),
-    "reward-model": ("Train a reward model on preference pairs.", True, [_resume]),
-    "check": ("Check a recipe without training.", True, [_check]),
-    "replay": ("Show or export the states of a run's replay store.", False, [_replay]),
-    "inspect": ("Show a run's replay store in a browser, live.", False, [_inspect]),
-    "runs": ("List the runs of a folder.", False, [_runs]),
-    "report": ("Summarise runs and write them as one page; several are compared.", False, [_report]),
-    "export": ("Export a run's policy with its tokenizer and a model card.", False, [_export]),
+    "sft": Command(
+        "commands.sft:fine_tune",
+        "--config FILE",
+        "Fine-tune model.path on canonical solutions or dialogues.",
+        [_resume],
+    ),
+    "reward-model": Command(
+        "commands.reward_model:train_reward_model",
+        "--config FILE",
+        "Train a reward model on preference pairs.",
+        [_resume],
+    ),
+    "check": Command(
+        "commands.check:check_recipe", "--config FILE [--offline]", "Check a recipe without training.", [_check]
+    ),
+    "replay": Command(
+        "commands.replay:show_states", "RUN", "Show or export the states of a run's replay store.", [_replay], False
+    ),
+    "inspect": Command(
+        "commands.inspect:inspect_run", "RUN", "Show a run's replay store in a browser, live.", [_inspect], False
+    ),
+    "runs": Command("commands.runs:list_runs", "[ROOT]", "List the runs of a folder.", [_runs], False),
+    "report": Command(
+        "commands.report:report_runs",
+        "RUN...",
+        "Summarise runs and write them as one page; several are compared.",
+        [_report],
+        False,
+    ),
+    "export": Command(
+        "commands.export:export_run",
+        "RUN --to FOLDER|hub:OWNER/NAME",
+        "Export a run's policy with its tokenizer and a model card.",
+        [_export],
+        False,
+    ),
 }
-"""Command -> its description, whether it takes a configuration, and the functions that add its own options."""
+"""All commands by name: whoever lists, explains or runs commands reads them here."""
+
+
+def overview() -> str:
+    """All commands, one per line."""
+    calls = {f"{name} {command.arguments}": command.about for name, command in COMMANDS.items()}
+    return "\n".join(f"    python launch.py {call:<44} {about}" for call, about in calls.items())

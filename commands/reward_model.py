@@ -91,14 +91,16 @@ def train_reward_model(options: Namespace) -> int:
 
 def reward_job(config: Config) -> SupervisedJob:
     """The model and the pairs. Raises ModelError, DataError, ConfigError."""
-    settings, learner = config.reward_model, config.learner
+    settings = config.reward_model
     if not settings.pairs:
         raise DataError("reward_model.pairs is empty: name a file or data set of preference pairs")
-    model = supervised_model(config, "reward_model", dialogues=2)
+    model, config = supervised_model(config, "reward_model", dialogues=2)
     train, held_out = load_pairs(config, model)
     print(f"{len(train)} pairs to learn, {len(held_out)} held out")
-    batches = partial(pair_batches, budget=learner.micro_batch_tokens, ranks=learner.ranks)
-    return SupervisedJob(model, settings, train, held_out, batches, measure_pairs, describe_accuracy, save_scale)
+    batches = partial(pair_batches, budget=config.learner.micro_batch_tokens, ranks=config.learner.ranks)
+    return SupervisedJob(
+        model, config, settings, train, held_out, batches, measure_pairs, describe_accuracy, save_scale
+    )
 
 
 def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messages]]], list[str]]:

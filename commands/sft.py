@@ -23,8 +23,8 @@ from learner.packing.examples import Text, text_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.kinds import asked_prompts, evaluation_prompts, task_items
-from tasks.problems import encode_problems, prompt_digest
-from trainer.model_files import load_tokenizer
+from tasks.problems import TokenLimits, encode_problems, prompt_digest
+from trainer.model_files import inspect_model, load_tokenizer
 
 
 def fine_tune(options: Namespace) -> int:
@@ -36,11 +36,11 @@ def fine_tune(options: Namespace) -> int:
 
 def sft_job(config: Config) -> SupervisedJob:
     """The model and the rows. Raises ModelError, DataError, ConfigError."""
-    model = supervised_model(config, "sft")
+    model, config = supervised_model(config, "sft")
     train, held_out = from_messages(config, model) if config.sft.path else from_task(config, model)
     print(f"{len(train)} rows to learn, {len(held_out)} held out")
     batches = partial(text_batches, budget=config.learner.micro_batch_tokens, ranks=config.learner.ranks)
-    return SupervisedJob(model, config.sft, train, held_out, batches, held_out_loss, describe_loss)
+    return SupervisedJob(model, config, config.sft, train, held_out, batches, held_out_loss, describe_loss)
 
 
 def held_out_loss(batches: Batches, outputs: Outputs) -> Numbers:
@@ -58,12 +58,12 @@ def describe_loss(numbers: Numbers) -> str:
 
 def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
     """Training and held-out solutions of the task; no judge is started. Raises DataError, ConfigError."""
-    split = encode_problems(
+    split, _ = encode_problems(
         config.task,
         load_tokenizer(model),
         task_items(config.task, derive(config.run.seed, "task")),
-        max_prompt_tokens=config.rollout.max_prompt_tokens,
-        max_response_tokens=config.rollout.max_response_tokens,
+        TokenLimits(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
+        inspect_model(model).context,
     )
     print(f"task {task_title(config.task)}: {split.left_out}")
     return from_problems(split.train, config, "training"), from_problems(split.evaluation, config, "evaluation")

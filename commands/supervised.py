@@ -38,6 +38,7 @@ class SupervisedJob:
     """A model, the rows that it is trained on, and what is measured on the held-out ones."""
 
     model: str  # Hugging Face directory or name
+    config: Config  # without `auto` in what supervised training reads
     settings: SupervisedConfig
     train: Sequence[Any]
     held_out: Sequence[Any]
@@ -56,8 +57,8 @@ def begin_supervised(config: Config, make_job: MakeJob, recipe: str) -> int:
     with run.lock():
         job = make_job(config)  # raises for bad input before anything is written
         run.clear()
-        write_atomically(run.config, dump_config(config))
-        return _supervise(config, job, run, None)
+        write_atomically(run.config, dump_config(job.config))
+        return _supervise(job, run, None)
 
 
 def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> int:
@@ -70,13 +71,14 @@ def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> 
         config, resumed = load_config(run.config), checkpoint.latest(run)
         if "step" not in json.loads((resumed / "progress.json").read_text()):
             raise CheckpointError(f"{path} is a run of `launch.py train`; resume it with that command")
-        return _supervise(config, make_job(config), run, resumed)
+        return _supervise(make_job(config), run, resumed)
 
 
-def _supervise(config: Config, job: SupervisedJob, run: RunDirectory, resumed: Path | None) -> int:
+def _supervise(job: SupervisedJob, run: RunDirectory, resumed: Path | None) -> int:
     from learner.supervised import NextToken, Preference, SupervisedGroup
     from trainer.cluster import connect
 
+    config = job.config
     objective = Preference if isinstance(job.settings, RewardModelConfig) else NextToken
     cpus, gpus = config.cluster.learner_cpus, config.cluster.learner_gpus
     with open_log(run), connect(config, run.name, supervised_placement) as device:

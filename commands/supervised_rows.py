@@ -8,19 +8,25 @@ from typing import Literal, TypeVar
 
 from core.config import Config, SupervisedConfig, task_title
 from core.errors import ConfigError, DataError
+from core.machine import this_machine
+from core.plan import choose_device
+from core.startup import named_address
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.sources import load_rows, missing_column
 from tasks.starter import resolve_model
+from trainer.model.automatic import resolved_learner
+from trainer.model.gguf import model_folder
 from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
 
 RowType = TypeVar("RowType")
 SectionName = Literal["sft", "reward_model"]
 
 
-def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -> str:
-    """Check model.path and return its directory or hub name. Each row has `dialogues` dialogues of at most `max_tokens`
-    tokens.
+def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -> tuple[str, Config]:
+    """Check model.path. Returns its directory or hub name, and the configuration with type and micro-batch chosen.
+
+    Each row has `dialogues` dialogues of at most `max_tokens` tokens.
 
     Raises ModelError, and ConfigError when a row does not fit a micro-batch or the model, or when adapters are
     configured.
@@ -31,20 +37,23 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
             f"learner.lora_rank = {learner.lora_rank}: supervised training trains all weights; set it to 0 for this "
             "command"
         )
-    if learner.micro_batch_tokens < dialogues * tokens:
+    if 0 < learner.micro_batch_tokens < dialogues * tokens:
         raise ConfigError(
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} cannot fit a row of "
             f"{'two times ' * (dialogues - 1)}{section}.max_tokens "
             f"= {tokens}; raise it to at least {dialogues * tokens}"
         )
-    model = resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    path = model_folder(config.model.path, "model.path")
+    model = resolve_model(path, config.starter, config.task, config.run.seed)
     info = inspect_model(model)
     check_vocabulary(model, info, load_tokenizer(model))
     if tokens > info.context:
         raise ConfigError(
             f"{section}.max_tokens = {tokens}, but the model's context is {info.context} tokens; lower it"
         )
-    return model
+    machine = this_machine()
+    device = choose_device(config.cluster, lambda: machine.gpus > 0 or named_address(config.cluster) != "")
+    return model, resolved_learner(config, info, dialogues * tokens, machine, device)[0]
 
 
 def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:

@@ -4,31 +4,32 @@ Called by `launch.py`. Invariant: no actor starts before configuration, model an
 """
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from commands.check import local_resources, this_machine
+from commands.options import DEFAULT, configuration
+from commands.preflight import preflight
 from core.command_line import FIELDS
 from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
 from core.interruption import Interruption
 from core.load import dump_config, load_config, override, setting
-from core.plan import batch_plan, check_machine, choose_device, plan_warnings
+from core.plan import batch_plan, plan_warnings
 from core.run_directory import RunDirectory, open_log, write_atomically, write_versions
-from core.startup import check_reachable, named_address
 from monitor.console import RunConsole
 from monitor.report import draw_report, summary
 from monitor.run_files import read_run
 from monitor.starting import Starting, libraries_in_log
 from monitor.store_view import write_problems
-from monitor.trackers import check_trackers, open_trackers
+from monitor.trackers import open_trackers
 from trainer import build, checkpoint
 from trainer.local import single_process
 from trainer.metrics import IterationMetrics, JsonlSink, MetricSink, read_metrics
-from trainer.mirror import download, open_store, upload
+from trainer.mirror import download, upload
 from trainer.session import Outputs, Schedule, Session, run_session
 
 LASTING = (
@@ -49,6 +50,17 @@ LASTING = (
 
 Callback = Callable[[IterationMetrics], object]
 """Is told the metrics of every iteration. The run ends in order, as after Ctrl-C, when it returns something true."""
+
+
+def train_recipe(options: Namespace) -> int:
+    """`launch.py train`: start a new run, or with --resume continue an earlier one."""
+    if not options.resume:
+        train(configuration(options), (options.config or DEFAULT).stem, options.local)
+        return 0
+    if options.config:
+        raise ConfigError("--resume takes the run's own configuration; leave out --config, or change single fields")
+    resume(options.resume, options.fields, options.local)
+    return 0
 
 
 def train(config: Config, recipe: str, local: bool = False, callback: Callback | None = None) -> RunDirectory:
@@ -138,24 +150,17 @@ def check_changes(before: Config, after: Config) -> None:
 @contextmanager
 def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink]) -> Iterator[Session]:
     """Check model and data, connect, and start all components. They stop at the end of the block."""
-    from actors.options import check_training_options
-
-    check_trackers(config)
-    if config.run.mirror:
-        open_store(config.run.mirror)
-    check_training_options(config)
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     config = single_process(config) if local else config
-    if not local:
-        check_reachable(config.cluster)
-    if local or not named_address(config.cluster):
-        check_machine(config, this_machine(), choose_device(config.cluster, lambda: local_resources().gpus > 0))
+    preflight(config, local=local)
     model_path = build.find_model(config)
     with ExitStack() as stack:
         waiting = ["task", *([] if local else ["cluster"]), "engines", "learner"]
         starting = stack.enter_context(closing(Starting(run, waiting)))
         model = stack.enter_context(build.open_task(config, model_path))
+        config = model.config
+        write_atomically(run.config, dump_config(config))  # a resumed run keeps what was chosen
         write_versions(run)
         write_problems(run, model.task)
         starting.ready(waiting[0])

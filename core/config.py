@@ -58,8 +58,9 @@ class ModelConfig(Section):
     path: str = "starter"
     """Hugging Face model name or local directory; 'starter': build and warm-start a small model for the task (see
     `starter`)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights in learner and engines; float32 on CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights in learner and engines. auto: the checkpoint's, but float32 on a CPU without instructions for
+    bfloat16."""
 
 
 class ClusterConfig(Section):

@@ -38,10 +38,10 @@ class ClusterError(RetrospectError):
 
 
 class ActorError(RetrospectError):
-    """A rollout actor or learner rank died, hung or raised, and restarts did not help."""
+    """A rollout actor or a judge died, hung or raised, and restarts did not help."""
 
 
-class LearnerError(ActorError):
+class LearnerError(RetrospectError):
     """A learner rank died, hung or raised. The others would wait for it, so all restart from the last checkpoint."""
 
 

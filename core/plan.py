@@ -9,6 +9,7 @@ from typing import Literal
 
 from core.config import ClusterConfig, Config, Device, LearnerConfig, task_sources
 from core.errors import ClusterError, ConfigError
+from core.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,6 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What this machine has."""
-
-    cores: int
-    memory: float  # GiB
-
-
-@dataclass(frozen=True, slots=True)
 class Resources:
     """What a cluster offers in total, or what a run asks for."""
 
@@ -56,7 +49,7 @@ def check_algorithm(config: Config, trajectories: int) -> None:
     """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one
     iteration."""
     algorithm = config.algorithm
-    if algorithm.overlong == "soft" and algorithm.overlong_buffer > config.rollout.max_response_tokens:
+    if algorithm.overlong == "soft" and 0 < config.rollout.max_response_tokens < algorithm.overlong_buffer:
         raise ConfigError(
             f"algorithm.overlong_buffer = {algorithm.overlong_buffer} is more than rollout.max_response_tokens = "
             f"{config.rollout.max_response_tokens}; lower it"
@@ -160,6 +153,12 @@ def plan_warnings(config: Config) -> list[str]:
     return lines
 
 
+def sequence_tokens(config: Config) -> int:
+    """Tokens of the longest sequence that a model reads."""
+    tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    return tokens + (config.algorithm.overlong == "bootstrap")  # the state after the last token is read, too
+
+
 def batch_plan(config: Config) -> BatchPlan:
     """Derive and check the batch arithmetic. Raises ConfigError naming the fields that contradict each other."""
     rollout, learner = config.rollout, config.learner
@@ -176,9 +175,8 @@ def batch_plan(config: Config) -> BatchPlan:
             f"a minibatch has {minibatch} trajectories, fewer than learner.ranks = {learner.ranks}; lower "
             f"learner.minibatches or learner.ranks, or raise rollout.starts"
         )
-    context = rollout.max_prompt_tokens + rollout.max_response_tokens
-    context += config.algorithm.overlong == "bootstrap"  # the state after the last token is read, too
-    if learner.micro_batch_tokens < context:
+    context = sequence_tokens(config)
+    if 0 < learner.micro_batch_tokens < context:
         raise ConfigError(
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: "
             "rollout.max_prompt_tokens + "
@@ -363,8 +361,7 @@ def check_resources(bundles: tuple[Bundle, ...], available: Resources) -> None:
 
 def check_context(config: Config, model_context: int) -> None:
     """Raises ConfigError when prompt and response are longer than the model's context (tokens)."""
-    need = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    need += config.algorithm.overlong == "bootstrap"
+    need = sequence_tokens(config)
     if need > model_context:
         raise ConfigError(
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {config.rollout.max_prompt_tokens} + "

@@ -6,11 +6,10 @@ all ranks, and `restart` with `restore` brings them back.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-
-import numpy as np
 
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.errors import DivergenceError, WeightError
@@ -32,6 +31,7 @@ from learner.packing.batch import (
     row_of,
     shared_share,
 )
+from learner.probe import Gap, check_gap, check_noise, gap_between
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
 from learner.stats import (
@@ -93,6 +93,7 @@ class LearnerGroup:
         self._longest = longest
         self._total_steps = total_steps
         self._ranks: Ranks
+        self._noise: tuple[Sequence[IntArray], Gap] | None = None  # the probe, and the gap on it before training
 
         def _launch() -> None:
             self._ranks = LocalRanks() if local else Ranks(config, device=device, cpus=cpus, gpus=gpus)
@@ -262,12 +263,24 @@ class LearnerGroup:
                 ids,
             )
 
-    def broadcast(self, receiver: WeightReceiver, probe: Sequence[IntArray]) -> BroadcastReport:
-        """Send the policy's weights to every engine as the next version and compare log-probabilities on `probe` [T >=
-        2].
+    def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> None:
+        """Remember how far engines and learner, which have loaded the same weights, differ.
 
-        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities are further
-        from the learner's than `max_logprob_gap`; LearnerError when a rank died, even if the engines noticed it first.
+        `broadcast` compares with it, on the same `probe_sequences` first `sequences` [T >= 2]. Raises WeightError when
+        it is more than rounding.
+        """
+        probe = list(islice(sequences, self._config.probe_sequences))
+        noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
+        check_noise(noise)
+        self._noise = probe, noise
+
+    def broadcast(self, receiver: WeightReceiver) -> BroadcastReport:
+        """Send the policy's weights to every engine as the next version; after the first and every `probe_every`-th,
+        probe them.
+
+        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities differ from
+        the learner's by more than the noise (`measure_noise`); LearnerError when a rank died, even if the engines
+        noticed it first.
         """
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
@@ -284,8 +297,18 @@ class LearnerGroup:
                     f"{engine.engine} acknowledged version {engine.version} ({engine.digest}), the learner sent "
                     f"version {version} ({digest}); resume from the last checkpoint"
                 )
-        gap = self._probe_gap(receiver.sequence_logprobs(probe), self.logprobs(probe)) if probe else 0.0
-        return BroadcastReport(version, gap)
+        probed = version == 1 or version % self._config.probe_every == 0
+        return BroadcastReport(version, self.check_engines(receiver) if probed else None)
+
+    def check_engines(self, receiver: WeightReceiver) -> Gap | None:
+        """How far engines and learner are apart; None if no noise was measured. Raises WeightError when it leaves the
+        noise."""
+        if self._noise is None:
+            return None
+        probe, noise = self._noise
+        gap = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
+        check_gap(gap, noise, self._config.gap_tolerance, self.version)
+        return gap
 
     def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """Log-probabilities [T - 1] of tokens 1..T-1 of each sequence at temperature 1."""
@@ -340,18 +363,3 @@ class LearnerGroup:
 
     def _rate(self, peak: float, step: int, total: int) -> float:
         return learning_rate(peak, step, self._config.warmup_steps, total, self._config.schedule)
-
-    def _probe_gap(self, engines: Sequence[Sequence[FloatArray]], own: Sequence[FloatArray]) -> float:
-        """Largest difference between an engine and the learner. Raises WeightError if it is above `max_logprob_gap` or
-        NaN."""
-        worst = 0.0
-        for number, engine in enumerate(engines):
-            gap = float(np.max([np.max(np.abs(theirs - ours)) for theirs, ours in zip(engine, own, strict=True)]))
-            if not gap <= self._config.max_logprob_gap:
-                raise WeightError(
-                    f"engine {number}: log-probabilities of the probe differ by {gap:.2e} from the learner's, more "
-                    "than "
-                    f"learner.max_logprob_gap {self._config.max_logprob_gap:g}; the weights did not arrive as sent"
-                )
-            worst = max(worst, gap)
-        return worst

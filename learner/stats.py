@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from learner.objective import PolicySums
+from learner.probe import Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ class BatchStats:
     value_brier: float  # of V at starts and boundaries against the outcomes; 0 is perfect
     importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
     importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
+    effective_samples: (
+        float  # share of the tokens that these weights leave: (sum w)^2 / (n sum w^2); 1: all weigh the same
+    )
     reference_kl: float  # mean KL of pi_prox to the reference per token, by k1; 0 without a reference policy
     behaviour_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
     behaviour_gap_max: float
@@ -71,7 +75,7 @@ class BroadcastReport:
     """One broadcast."""
 
     version: int
-    logprob_gap: float  # largest |log pi_learner - log pi_engine| of the probe, over all engines (nats)
+    gap: Gap | None  # between engines and learner on the probe; None: not probed
 
 
 def add_ranks(ranks: Sequence[StepSums]) -> StepSums:

@@ -116,7 +116,7 @@ class SupervisedGroup:
         cpus: float,
         gpus: float,
     ) -> None:
-        """Start the ranks and load the model. Raises ModelError when it cannot be used, ActorError when a rank
+        """Start the ranks and load the model. Raises ModelError when it cannot be used, LearnerError when a rank
         fails."""
         self._ranks = Ranks(config, device=device, cpus=cpus, gpus=gpus, worker=SupervisedRank)
         self._ranks.join(device, config.deadline)

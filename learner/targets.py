@@ -331,10 +331,21 @@ def _stats(
         value_brier=brier,
         importance_mean=float(weights.mean()),
         importance_truncated=float(bounded.mean()),
+        effective_samples=effective_share(weights),
         reference_kl=float((targets.proximal - targets.reference).mean()),  # k1: unbiased, whatever the loss uses
         behaviour_gap_mean=float(gap.mean()) if gap.size else 0.0,
         behaviour_gap_max=float(gap.max()) if gap.size else 0.0,
     )
+
+
+def effective_share(weights: FloatArray) -> float:
+    """Kish's effective sample size of importance weights [N], as a share of N: (sum w)^2 / (N sum w^2). 0 if all are 0.
+
+    >>> effective_share(np.array([2.0, 2.0, 0.0, 0.0]))
+    0.5
+    """
+    exact = weights.astype(np.float64)
+    return float(exact.sum() ** 2 / max(len(exact) * np.square(exact).sum(), 1e-300))
 
 
 def _flat(scored: Sequence[Scored], column: Callable[[Scored], FloatArray | IntArray]) -> Tensor:

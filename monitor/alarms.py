@@ -14,8 +14,8 @@ NEAR = 0.02
 RARE = 0.05
 """Success below which rewards are rare: with 8 samples, two starts in three have none."""
 MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1
-"""Replayed and root success of lost roots (bench/tuning.md). Runs that learn are hardly ever on the wrong side of both.
-"""
+"""Replayed and root success of lost roots (bench/tuning.md). Runs that learn are hardly ever on the wrong side of
+both."""
 LEARNT, HARDLY = 0.2, 0.002
 """Replayed success above which chains are being learnt, and root success below which a run finds a success in 512
 rollouts or none."""
@@ -27,6 +27,9 @@ larger ones, too."""
 SPIKE, SPIKES = 0.05, 3
 """KL of an update that is too much at any success, if so many in a row have it: small batches have single ones and
 learn."""
+CUT = 0.2
+"""Share of truncated responses after the first iteration at which a person is told: their rewards say nothing about
+their beginning."""
 GONE = 0.02
 """Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
 
@@ -50,6 +53,11 @@ def replay_fails(shown: Sequence[IterationMetrics]) -> bool:
 def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
     """Whether nearly all replayed starts of the last iterations succeeded."""
     return len(shown) >= SPELL and all(one.replay_success > 1.0 - NEAR for one in shown[-SPELL:])
+
+
+def many_cut(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether many responses of the first iteration used up the budget."""
+    return bool(shown) and shown[0].iteration == 1 and shown[0].truncated_share > CUT
 
 
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
@@ -91,6 +99,11 @@ def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
 
 
 WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
+    (
+        f"warning: more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: "
+        "raise it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong "
+        "mask)"
+    ): many_cut,
     (
         f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers "
         "lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first "

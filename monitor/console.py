@@ -75,7 +75,8 @@ GROUPS = (
         _Row("KL (nats/token)", "kl", "kl", _real),
         _Row("entropy (nats/token)", "entropy", "entropy", _real),
         _Row("explained variance", "explained variance", "explained_variance", _real),
-        _Row("log-prob gap (nats)", "", "logprob_gap", _real),
+        _Row("gap to vLLM (nats)", "", "behaviour_gap_mean", _real),
+        _Row("effective samples", "", "effective_samples", _share),
     ),
     (
         _Row("tokens/s", "tokens/s", "tokens_per_second", _count),

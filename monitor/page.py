@@ -37,7 +37,7 @@ CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("KL of the update", "nats/token", ("kl", "reference_kl"), (None, None)),
     ("Critic", "", ("explained_variance", "value_auc_within", "value_brier"), (None, None)),
     ("Gradient norms", "", ("policy_grad_norm", "value_grad_norm"), (0, None)),
-    ("Log-prob gap of the engines", "nats", ("logprob_gap",), (0, None)),
+    ("Log-prob gap of the engines", "nats", ("behaviour_gap_mean", "logprob_gap"), (0, None)),
     ("Speed", "tokens/s", ("tokens_per_second",), (0, None)),
     ("States in the store", "states", ("store_states", "store_replayable"), (0, None)),
 )

@@ -58,7 +58,7 @@ def summary(item: RunFiles) -> str:
         f"  {100 * fmean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} "
         "states, "
         f"{byte_count(last.store_bytes)}",
-        f"  largest log-prob gap to vLLM after a broadcast: {gap:.1e} nats",
+        f"  engines and learner differ by at most {gap:.1e} nats per token (mean over the probe after a broadcast)",
         "",
         f"  results   {run.path}",
         f"  report    {run.report}",

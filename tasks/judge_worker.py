@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,12 @@ from pathlib import Path
 from core.errors import ConfigError
 from core.records import Verdict
 
+_LIBRARIES = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
 Verify = Callable[[str, str], Verdict]
 """(reference, response text) -> Verdict. A plain module-level function."""
 
+MOST_REWARD = 1e6
+"""Largest reward: above it float32 cannot tell advantages apart, and its square soon overflows."""
 MOST_DETAIL = 300
 """Most characters of a verdict's reason."""
 GRACE = 2.0
@@ -55,11 +59,12 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
     return verify
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line
     itself."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [frame for frame in frames if "importlib" not in frame.filename]
+    own = [frame for frame in own if not frame.filename.startswith(_LIBRARIES)] or own
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
@@ -79,13 +84,15 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
         if not isinstance(result, Verdict):
             return _failed(f"judge returned {type(result).__name__}, expected a number or a Verdict")
         steps = tuple((int(end), float(reward)) for end, reward in result.steps)
-        if not all(map(math.isfinite, (result.reward, *(reward for _, reward in steps)))):
+        rewards = (result.reward, *(reward for _, reward in steps))
+        if not all(math.isfinite(reward) and abs(reward) <= MOST_REWARD for reward in rewards):
             return _failed(f"judge returned a reward of {result.reward}" + (f" and steps of {steps}" if steps else ""))
         # the fields of a user's Verdict may be anything, and may raise when they are read
         detail = printable(str(result.detail))
         return Verdict(float(result.reward), bool(result.correct), detail, bool(result.judge_failed), steps)
     except (Exception, SystemExit) as error:
-        return _failed(f"judge raised {said(error)}")
+        place = _place(error)
+        return _failed(f"judge raised {said(error)}"[: MOST_DETAIL - len(place)] + place)
 
 
 def said(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from heapq import nsmallest
 from pathlib import Path
 
@@ -276,18 +277,26 @@ def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: Reward
     returns no finite number on the shortest problems, DataError when a built-in verifier finds all canonical solutions
     wrong.
     """
-    judges = start_judges(config, reward_model, check=True)
-    try:
-        shortest = nsmallest(PROBED, items, key=lambda item: len(item.prompt) + len(item.solution or ""))
-        probes = [(item.reference, text) for item in shortest for text in {item.solution or "", ""}]
-        verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one, to stop at the first failure
-        failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
-        if failed is not None:
-            name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
-            raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); fix the reward function")
+    workers = {"judge_workers": max(1, config.judge_workers)}  # in this process nothing would end what hangs
+    with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judges:
+        _probe(config, items, judges)
         return _check_solutions(config, items, judges)
-    finally:
-        judges.close()
+
+
+def probe_reward(config: TaskConfig, items: Sequence[Item]) -> None:
+    """The first half of `check_judges` for the user's own reward, in one judging process. Raises ConfigError."""
+    with closing(start_judges(config.model_copy(update={"judge_workers": 1}), check=True)) as judges:
+        _probe(config, items, judges)
+
+
+def _probe(config: TaskConfig, items: Sequence[Item], judges: Judges) -> None:
+    shortest = nsmallest(PROBED, items, key=lambda item: len(item.prompt) + len(item.solution or ""))
+    probes = [(item.reference, text) for item in shortest for text in {item.solution or "", ""}]
+    verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one, to stop at the first failure
+    failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
+    if failed is not None:
+        name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
+        raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); fix the reward function")
 
 
 def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) -> str:

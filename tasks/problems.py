@@ -8,7 +8,7 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -79,6 +79,7 @@ class LeftOut:
     long_prompts: int = 0
     long_solutions: int = 0
     bad_rows: tuple[BadRow, ...] = ()
+    solutions: int = 0  # canonical ones, those that are too long included
 
     def __str__(self) -> str:
         bad = f"; {len(self.bad_rows)} bad rows skipped" if self.bad_rows else ""
@@ -285,50 +286,94 @@ def respond(tokenizer: Tokenizer, solution: str) -> list[int]:
     return [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
-def encode_problems(
-    config: TaskConfig, tokenizer: Tokenizer, items: Items, *, max_prompt_tokens: int, max_response_tokens: int
-) -> Split[Problem]:
-    """Tokenize. Leave out prompts that are too long; drop only the solution where that is too long.
+class TokenLimits(NamedTuple):
+    """Most tokens of a prompt and of a whole response; 0 where they follow from the data."""
 
-    Raises DataError if none of a data set fits, BadRowsError for prompts that the chat template refuses, if they are
-    not skipped.
+    prompt: int
+    response: int
+
+
+LONGEST_PROMPT = 2048
+"""Longest prompt that is kept where the limit follows from the data."""
+WITHOUT_SOLUTIONS = 1024
+"""Budget of a response where no canonical solution says how long one is."""
+
+
+def chosen_limits(asked: TokenLimits, prompts: Sequence[int], solutions: Sequence[int], context: int) -> TokenLimits:
+    """The limits as `asked`, or by the lengths of prompts and canonical solutions and the model's context, all in
+    tokens.
+
+    A model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in
+    steps of 32.
+
+    >>> chosen_limits(TokenLimits(0, 0), [90, 60, 9000], [100] * 99 + [900], 8192)
+    TokenLimits(prompt=90, response=128)
     """
-    counts = {"prompt": 0, "solution": 0}
+    bound = min(LONGEST_PROMPT, context // 2)
+    prompt = asked.prompt or max((length for length in prompts if length <= bound), default=bound)
+    wanted = WITHOUT_SOLUTIONS
+    if solutions:
+        wanted = -(-int(1.25 * np.quantile(solutions, 0.99, method="inverted_cdf")) // 32) * 32
+    return TokenLimits(prompt, asked.response or max(2, min(wanted, context - prompt - 1)))
+
+
+class _Encoded(NamedTuple):
+    item: Item
+    prompt: list[int]
+    solution: list[int] | None
+
+
+def encode_problems(
+    config: TaskConfig, tokenizer: Tokenizer, items: Items, limits: TokenLimits, context: int
+) -> tuple[Split[Problem], TokenLimits]:
+    """Tokenize, and choose the limits that follow from the data. `context`: tokens that the model can read.
+
+    Prompts that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none
+    of a data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped.
+    """
     bad: list[tuple[Item, BadRow]] = []
 
-    def _problem(item: Item) -> Problem | None:
+    def _encoded(item: Item) -> _Encoded | None:
         try:
             prompt = render_item(tokenizer, item)
         except DataError as error:
             bad.append((item, BadRow(item.where, str(error))))
             return None
-        if not 0 < len(prompt) <= max_prompt_tokens:
-            counts["prompt"] += 1
-            return None
-        ids = respond(tokenizer, item.solution) if item.solution is not None else None
-        if ids is not None and len(ids) > max_response_tokens:
-            counts["solution"] += 1
-            ids = None
-        solution = None if ids is None else np.array(ids, np.int32)
-        name = f"{item.source or config.name}-{prompt_digest(item.prompt)}"
-        return Problem(name, np.array(prompt, np.int32), item.reference, item.level, solution, item.source)
+        return _Encoded(item, prompt, respond(tokenizer, item.solution) if item.solution is not None else None)
 
     train, evaluation = (
-        [problem for item in part if (problem := _problem(item)) is not None]
-        for part in (items.train, items.evaluation)
+        [one for item in part if (one := _encoded(item)) is not None] for part in (items.train, items.evaluation)
     )
     sources = {source.label: source.config for source in task_sources(config)}
     refused = [row for item, row in bad if sources[item.source].bad_rows == "refuse"]
     if refused:
         raise BadRowsError(refused)
-    for kind, kept, given in (("training", train, items.train), ("evaluation", evaluation, items.evaluation)):
+    both = [*train, *evaluation]
+    solutions = [len(one.solution) for one in both if one.solution is not None]
+    limits = chosen_limits(limits, [len(one.prompt) for one in both], solutions, context)
+    kept = [[one for one in part if 0 < len(one.prompt) <= limits.prompt] for part in (train, evaluation)]
+    for kind, part, given in (("training", kept[0], items.train), ("evaluation", kept[1], items.evaluation)):
         for label, source in sources.items():
-            if not any(problem.source == label for problem in kept):
+            if not any(one.item.source == label for one in part):
                 count = sum(item.source == label for item in given)
                 raise DataError(
                     f"task {label or source.name}: all {count} {kind} prompts are longer than "
                     "rollout.max_prompt_tokens = "
-                    f"{max_prompt_tokens}; raise it"
+                    f"{limits.prompt}; raise it"
                 )
-    skipped = (*items.left_out.bad_rows, *(row for _, row in bad))
-    return Split(train, evaluation, LeftOut(items.left_out.duplicates, counts["prompt"], counts["solution"], skipped))
+    left_out = LeftOut(
+        items.left_out.duplicates,
+        len(both) - sum(map(len, kept)),
+        sum(length > limits.response for length in solutions),
+        (*items.left_out.bad_rows, *(row for _, row in bad)),
+        len(solutions),
+    )
+    parts = [[_problem(config, one, limits) for one in part] for part in kept]
+    return Split(parts[0], parts[1], left_out), limits
+
+
+def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Problem:
+    item, ids = encoded.item, encoded.solution
+    solution = None if ids is None or len(ids) > limits.response else np.array(ids, np.int32)
+    name = f"{item.source or config.name}-{prompt_digest(item.prompt)}"
+    return Problem(name, np.array(encoded.prompt, np.int32), item.reference, item.level, solution, item.source)

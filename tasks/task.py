@@ -19,7 +19,7 @@ from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajector
 from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
-from tasks.problems import Split, Tokenizer, encode_problems, prompt_digest
+from tasks.problems import Split, Tokenizer, TokenLimits, encode_problems, prompt_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,16 @@ class Task:
     """
 
     def __init__(
-        self, sources: dict[str, JudgedSource], split: Split[Problem], tokenizer: Tokenizer, fingerprint: str
+        self,
+        sources: dict[str, JudgedSource],
+        split: Split[Problem],
+        limits: TokenLimits,
+        tokenizer: Tokenizer,
+        fingerprint: str,
     ) -> None:
         """`sources`: by label, which is empty if there is only one."""
         self.train, self.evaluation, self.left_out = split.train, split.evaluation, split.left_out
+        self.limits = limits
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
         self.weights = {label: source.weight for label, source in sources.items() if label}  # of a mixture
@@ -126,19 +132,18 @@ def build_task(
     config: TaskConfig,
     tokenizer: Tokenizer,
     *,
-    max_prompt_tokens: int,
-    max_response_tokens: int,
+    limits: TokenLimits,
+    context: int,
     seed: int,
     reward_model: RewardModelConfig | None = None,
 ) -> Task:
     """The task of a config, with its judging processes started. Raises DataError, ConfigError, ModelError.
 
-    `reward_model`: judges tasks without a verifier.
+    `limits`: of prompts and responses, where they do not follow from the data; `context`: tokens that the model can
+    read; `reward_model`: judges tasks without a verifier.
     """
     items = task_items(config, seed)
-    split = encode_problems(
-        config, tokenizer, items, max_prompt_tokens=max_prompt_tokens, max_response_tokens=max_response_tokens
-    )
+    split, limits = encode_problems(config, tokenizer, items, limits, context)
     parts = task_sources(config)
     name = "+".join(f"{label}:{one.name}" if label else one.name for label, _, one in parts)
     with ExitStack() as started:  # a judge that does not start ends the others
@@ -147,7 +152,7 @@ def build_task(
             judges = start_judges(one, reward_model)
             started.callback(judges.close)
             sources[label] = JudgedSource(weight, KINDS[one.name], judges)
-        task = Task(sources, split, tokenizer, task_fingerprint(name, split.train, tokenizer))
+        task = Task(sources, split, limits, tokenizer, task_fingerprint(name, split.train, tokenizer))
         started.pop_all()
     return task
 

@@ -201,7 +201,7 @@ def test_unreadable_model(tmp_path: Path) -> None:
 
 
 def test_not_enough_cpus() -> None:
-    line = error_line("check", "--rollout.actors", "500")
+    line = error_line("check", "--cluster.rollout_cpus", "500")
     assert "asks for" in line
     assert "the cluster has" in line
 

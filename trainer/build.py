@@ -17,14 +17,18 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from core.config import Config, Device, RolloutConfig
 from core.errors import ConfigError
-from core.plan import Bundle, batch_plan, placement, transport
+from core.machine import this_machine
+from core.plan import Bundle, batch_plan, check_context, choose_device, placement, transport
 from core.records import Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
-from core.startup import without_gc
+from core.startup import named_address, without_gc
 from core.tools import TokenTool, load_tool
 from trainer.evaluation.scores import EvaluationPlan
-from trainer.model_files import describe_data, inspect_model, load_task
+from trainer.model.automatic import resolved
+from trainer.model.estimates import iteration_estimate, warnings_of
+from trainer.model.gguf import model_folder
+from trainer.model_files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ class ModelAndTask:
     model: str  # Hugging Face directory or name
     task: Task
     tool: TokenTool | None  # for the model's tokens
+    config: Config  # without `auto`
 
 
 def iteration_settings(config: Config) -> IterationSettings:
@@ -73,7 +78,6 @@ def iteration_settings(config: Config) -> IterationSettings:
         chains=ranking.chains,
         refresh_states=config.replay.refresh if ranking.needs_values and critic(config) != "none" else 0,
         refresh_while_generating=not config.rollout.sleep,
-        probe_sequences=config.learner.probe_sequences,
     )
 
 
@@ -190,7 +194,8 @@ def find_model(config: Config) -> str:
 
     check_options(rollout_settings(config), config.cluster.device)
     check_methods(config)
-    return resolve_model(config.model.path, config.starter, config.task, config.run.seed)
+    path = model_folder(config.model.path, "model.path")
+    return resolve_model(path, config.starter, config.task, config.run.seed)
 
 
 def open_model_and_task(config: Config) -> AbstractContextManager[ModelAndTask]:
@@ -200,18 +205,35 @@ def open_model_and_task(config: Config) -> AbstractContextManager[ModelAndTask]:
 
 @contextmanager
 def open_task(config: Config, model: str) -> Iterator[ModelAndTask]:
-    """Check the model and load the task. Raises ModelError, DataError, ConfigError."""
+    """Check the model, load the task, and choose what the recipe leaves to `auto`. Raises ModelError, DataError,
+    ConfigError."""
     with without_gc():
-        task, _ = load_task(config, model)
-    print(describe_data(task))
+        task, info = load_task(config, model)
     with closing(task):
+        config, lines = chosen(config, task, info)
+        print(*lines, sep="\n", flush=True)
         if config.replay.canonical and all(problem.solution_ids is None for problem in task.train):
             raise ConfigError(
                 "replay.canonical is true, but no training problem has a canonical solution within "
                 "rollout.max_response_tokens; "
                 "set task.columns.solution, raise the bound, or set replay.canonical false"
             )
-        yield ModelAndTask(model, task, open_tool(config, task.tokenizer))
+        yield ModelAndTask(model, task, open_tool(config, task.tokenizer), config)
+
+
+def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[str]]:
+    """The configuration without `auto`; and lines: what was chosen, what looks wrong, and what an iteration will take.
+
+    Raises ConfigError when the sizes contradict each other.
+    """
+    machine = this_machine()
+    device = choose_device(config.cluster, lambda: machine.gpus > 0 or named_address(config.cluster) != "")
+    config, lines = resolved(config, info, task.limits, machine, device)
+    batch_plan(config)
+    check_context(config, info.context)
+    check_judging_model(config)
+    estimate = iteration_estimate(config, info, device, critic(config))
+    return config, [describe_data(task), *lines, *warnings_of(config, task.left_out), estimate]
 
 
 def connected(
@@ -338,10 +360,11 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup
 
+    critic_path = model_folder(config.learner.value_path, "learner.value_path")
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
     return LearnerGroup(
         model,
-        config.learner.model_copy(update={"value_model": critic(config)}),
+        config.learner.model_copy(update={"value_model": critic(config), "value_path": critic_path}),
         config.algorithm,
         dtype=config.model.dtype,
         device=device,

@@ -47,7 +47,7 @@ def collect_metrics(
     `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that the engines worked before this
     one.
     """
-    scored = result.scored
+    scored, gap = result.scored, result.broadcast.gap
     judged = [*(item.judged for item in scored), *result.dropped]
     tokens = sum(int(item.trajectory.generated.sum()) for item in [*judged, *result.extra])
     return IterationMetrics(
@@ -65,7 +65,8 @@ def collect_metrics(
         judge_failures=sum(item.verdict.judge_failed for item in judged),
         resampled_starts=len({item.trajectory.start.id for item in result.dropped}),
         **_of_update(result.stats),
-        logprob_gap=result.broadcast.logprob_gap,
+        logprob_gap=math.nan if gap is None else gap.mean,
+        logprob_gap_high=math.nan if gap is None else gap.high,
         generated_tokens=tokens,
         total_tokens=tokens_before + tokens,
         truncated_share=sum(item.trajectory.finish.truncated for item in judged) / len(judged),

@@ -6,15 +6,14 @@ optimizers, problem cursor, replay store), so a resumed run repeats the uninterr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from core.errors import ActorError, LearnerError, WeightError
-from core.records import Candidate, IntArray, Provenance, Start
+from core.errors import ActorError, WeightError
+from core.records import Candidate, Judged, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
@@ -68,6 +67,7 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
         )
     with clock.phase("reward"):
         judged = parts.task.judge(trajectories)
+        check_verdicts(judged, number)
     judged, dropped, extra = with_more_rollouts(
         parts, settings, judged, lambda few, again: choose_starts(parts, few, number, again), clock
     )
@@ -94,10 +94,16 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
     with clock.phase("update"):
         stats = learner.update(scored, parts.boundaries, unsolved_share([*judged, *dropped]), imitated)
     with clock.phase("broadcast"):
-        report, failure = broadcast(
-            parts, [item.trajectory.sequence_ids for item in judged[: settings.probe_sequences]]
-        )
+        report, failure = broadcast(parts)
     return IterationResult(number, starts, scored, stats, report, dropped, imitated, extra, failure)
+
+
+def check_verdicts(judged: Sequence[Judged], number: int) -> None:
+    """Raises ActorError when no response of iteration `number` has a verdict: all rewards would be those of a failed
+    judge."""
+    if all(item.verdict.judge_failed for item in judged):
+        first = judged[0].verdict.detail
+        raise ActorError(f"none of the {len(judged)} responses of iteration {number} has a verdict; the first: {first}")
 
 
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
@@ -146,8 +152,8 @@ def finish_refresh(parts: Components, refresh: ValueRefresh, clock: PhaseClock) 
         parts.replay.revalue([refresh.states[at] for at in finite], values[finite], refresh.version)
 
 
-def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastReport, ActorError | WeightError | None]:
-    """Send the new weights to the engines and compare log-probabilities on `probe`.
+def broadcast(parts: Components) -> tuple[BroadcastReport, ActorError | WeightError | None]:
+    """Send the new weights to the engines.
 
     A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then
     has no gap. Raises LearnerError.
@@ -155,8 +161,6 @@ def broadcast(parts: Components, probe: Sequence[IntArray]) -> tuple[BroadcastRe
     from learner.stats import BroadcastReport
 
     try:
-        return parts.learner.broadcast(parts.actors, probe), None
-    except LearnerError:
-        raise
+        return parts.learner.broadcast(parts.actors), None
     except (ActorError, WeightError) as error:
-        return BroadcastReport(parts.learner.version, math.nan), error
+        return BroadcastReport(parts.learner.version, None), error

@@ -129,14 +129,18 @@ class IterationMetrics:
     value_lr: float = _metric("ppo", "1", "Learning rate of the critic in the last optimizer step.")
     importance_mean: float = _metric("ppo", "1", "Mean weight pi_prox / pi_behaviour of the generated tokens, bounded.")
     importance_truncated: float = _metric("ppo", "share", "Tokens whose weight was cut (truncate) or set to 0 (mask).")
+    effective_samples: float = _metric(
+        "ppo", "share", "Effective sample size of these weights, as a share of the tokens: (sum w)^2 / (n sum w^2)."
+    )
     policy_steps: int = _metric(
         "ppo", "steps", "Optimizer steps of the policy; fewer after learner.kl_stop or without reward."
     )
     skipped_steps: int = _metric("ppo", "steps", "Optimizer steps skipped because of a NaN or Inf.")
 
     logprob_gap: float = _metric(
-        "agreement", "nats", "Largest |log pi_learner - log pi_vllm| of the probe batch after the broadcast."
+        "agreement", "nats", "Mean |log pi_learner - log pi_vllm| of the probe after the broadcast; none: not probed."
     )
+    logprob_gap_high: float = _metric("agreement", "nats", "99 % quantile of the same over tokens.")
     behaviour_gap_mean: float = _metric(
         "agreement", "nats", "Mean |log pi_prox - log pi_behaviour| of the generated tokens, before the update."
     )

@@ -12,6 +12,7 @@ from core.plan import check_context
 from core.run_directory import RunDirectory
 from core.seeds import derive
 from trainer import checkpoint
+from trainer.model.gguf import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +30,12 @@ class ModelInfo:
     architecture: str
     context: int  # tokens
     vocabulary: int  # rows of the embedding
-    parameters: int | None  # None when the weights were not read
+    parameters: int
+    dtype: str  # of the weights: float32 or bfloat16 (float16 counts as bfloat16, which has the larger range)
+    layers: int
+    hidden: int  # width
+    intermediate: int  # width inside the feed-forward part
+    key_value_width: int  # numbers of a token's keys in one layer, and of its values
 
 
 def run_of(target: Path) -> RunDirectory | None:
@@ -42,13 +48,14 @@ def run_of(target: Path) -> RunDirectory | None:
 
 
 def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint or a model. A name that is no path is a hub model.
+    """The Hugging Face directory of a run, a checkpoint, a model or a `.gguf` file. A name that is no path is a hub
+    model.
 
     A run's model is that of its newest checkpoint; RUN/policy is older while a run is extended. Checkpoints of `sft`
     and `reward-model` have no policy, so for them it is RUN/policy. Raises CheckpointError when an existing path is
     none of these.
     """
-    place = target.expanduser().resolve()
+    place = Path(model_folder(str(target))).expanduser().resolve()
     if (place / "config.yaml").is_file():
         run = RunDirectory(place)
         newest = run.checkpoints / f"{checkpoint.saved(run) or 0:06d}" / "policy"
@@ -67,19 +74,20 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
 
     Raises ModelError, DataError, ConfigError.
     """
+    from tasks.problems import TokenLimits
     from tasks.task import build_task
 
     info = inspect_model(model)
     tokenizer = load_tokenizer(model)
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
-    check_value_model(config.learner.value_path, model)
+    check_value_model(model_folder(config.learner.value_path, "learner.value_path"), model)
     check_judging_model(config)
     task = build_task(
         config.task,
         tokenizer,
-        max_prompt_tokens=config.rollout.max_prompt_tokens,
-        max_response_tokens=config.rollout.max_response_tokens,
+        limits=TokenLimits(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
+        context=info.context,
         seed=derive(config.run.seed, "task"),
         reward_model=located(config.reward_model),
     )
@@ -155,8 +163,34 @@ def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
         raise ModelError(f"{field} = {path}: {architecture or 'unknown architecture'} is not a causal language model")
     if folder.exists() and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{field} = {path}: no *.safetensors in it; save the model with save_pretrained")
+    return ModelInfo(
+        architecture=architecture, parameters=weights_size(folder) or parameters_of(config), **_shape(config)
+    )
+
+
+def _shape(config: Any) -> dict[str, Any]:
+    """The fields of `ModelInfo` that a model's configuration tells."""
     text = config.get_text_config()
-    return ModelInfo(architecture, int(text.max_position_embeddings), int(text.vocab_size), weights_size(folder))
+    heads = text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return {
+        "context": int(text.max_position_embeddings),
+        "vocabulary": int(text.vocab_size),
+        "dtype": "float32" if str(getattr(config, "dtype", None)).endswith(("None", "float32")) else "bfloat16",
+        "layers": int(text.num_hidden_layers),
+        "hidden": int(text.hidden_size),
+        "intermediate": int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        "key_value_width": size * int(getattr(text, "num_key_value_heads", None) or heads),
+    }
+
+
+def parameters_of(config: Any) -> int:
+    """Number of parameters of a model that is not on this machine, by its configuration."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
 
 
 def weights_size(folder: Path) -> int | None:

@@ -61,7 +61,6 @@ class IterationSettings:
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value
     refresh_while_generating: bool  # False if engines and critic share one GPU
-    probe_sequences: int
 
 
 @dataclass(frozen=True, slots=True)

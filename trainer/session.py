@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evalu
 from trainer.loop import iterate
 from trainer.metrics import MetricSink, Phase, PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings
+from trainer.starts import known_texts
 
 logger = logging.getLogger("retrospect.session")
 
@@ -71,6 +72,7 @@ class Session:
     directory: RunDirectory
     open_outputs: Callable[[int], AbstractContextManager[Outputs]]  # argument: last complete iteration
     mirror: Callable[[str], str] = lambda _: ""  # a new checkpoint's name -> what to add to the line about it
+    told: list[str] = field(default_factory=list)  # why the first response without a verdict has none
 
 
 def run_session(session: Session, resumed: Path | None, stop: Interruption) -> bool:
@@ -135,8 +137,6 @@ def _step(
     busy = session.parts.actors.queues().busy
     try:
         result = iterate(session.parts, session.settings, number, clock)
-    except LearnerError:
-        raise
     except (ActorError, WeightError):
         if clock.current in BEFORE_UPDATE and progress.iteration:
             _save(session, outputs, progress, f"stopped in iteration {number}; ")
@@ -153,6 +153,8 @@ def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again
         if checkpoint.saved(session.directory) is None:
             return checkpoint.start_over(cursor, parts)
         resumed = checkpoint.latest(session.directory)
+    else:
+        parts.learner.measure_noise(parts.actors, known_texts(parts.task.train))
     return RunProgress(0, cursor, 0) if resumed is None else checkpoint.continue_from(resumed, parts)
 
 
@@ -186,6 +188,7 @@ def _finish(
     write_samples(session.directory, number, result.scored, parts.task.decode)
     for sink in outputs.sinks:
         sink.write(metrics)
+    _note_first_failure(session, outputs, result)
     pipeline = None if parts.pipeline is None else parts.pipeline.state()
     progress = RunProgress(number, parts.problems.state(), metrics.total_tokens, pipeline)
     success = None if evaluation is None else evaluation.success
@@ -195,6 +198,14 @@ def _finish(
     if failure:
         raise failure
     return progress
+
+
+def _note_first_failure(session: Session, outputs: Outputs, result: IterationResult) -> None:
+    """Say once in a run why a response has no verdict."""
+    failed = next((item.judged.verdict for item in result.scored if item.judged.verdict.judge_failed), None)
+    if failed is not None and not session.told:
+        session.told.append(failed.detail)
+        outputs.note(f"a response without a verdict: {failed.detail}; it has the reward {failed.reward:g}")
 
 
 def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:

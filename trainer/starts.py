@@ -5,7 +5,7 @@ repeated.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -187,6 +187,15 @@ def imitated_rollouts(
         _rollout(start, tokens, verdict, None if tool is None else tool.mask(tokens))
         for start, (_, tokens) in zip(starts, successes, strict=True)
     ]
+
+
+def known_texts(problems: Sequence[Problem]) -> Iterator[IntArray]:
+    """Prompts [T >= 2], each with its canonical solution if there is one."""
+    for problem in problems:
+        solution = EMPTY if problem.solution_ids is None else problem.solution_ids
+        text = np.concatenate([problem.prompt_ids, solution])
+        if text.size > 1:
+            yield text
 
 
 def value_queries(states: Sequence[ReplayedState], problems: Mapping[str, Problem]) -> list[Judged]:

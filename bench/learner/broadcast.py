@@ -41,7 +41,7 @@ def broadcast_checks(quick: bool, threads: int) -> list[Check]:
             source, target = torch.ones(size), torch.zeros(size)
             for _ in range(WARM + (3 if quick else 5)):
                 begun = time.perf_counter()
-                group.broadcast(pool, [])
+                group.broadcast(pool)
                 took.append(time.perf_counter() - begun)
                 begun = time.perf_counter()
                 for _ in range(ENGINES.actors):

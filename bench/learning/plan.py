@@ -46,17 +46,28 @@ COMMON: Fields = {
     "learner.adam_epsilon": 3e-4,
     "learner.policy_lr": 5e-4,
     "learner.value_lr": 1e-3,
+    "learner.micro_batch_tokens": 8192,
     "evaluation.samples": 8,
     "cluster.device": "cpu",
 }
 """Settings of every run, unless its task has others."""
 
 
-def _shipped() -> Fields:
-    """The product's defaults for the fields of `COMMON` about replay, losses and Adam."""
-    product = Config().model_dump()
-    parts = [name.split(".") for name in COMMON if name.startswith(("replay.", "algorithm.", "learner.adam"))]
-    return {f"{section}.{field}": product[section][field] for section, field in parts}
+SHIPPED: Fields = {
+    "replay.ratio": 0.5,
+    "replay.share": "unsolved",
+    "replay.start_states": 512,
+    "replay.imitated": 32,
+    "algorithm.policy_lambda": 0.95,
+    "algorithm.normalise": "per_source",
+    "algorithm.kl_coefficient": 0.2,
+    "algorithm.kl_schedule": "unsolved",
+    "algorithm.positive_coefficient": 1.0,
+    "learner.adam_beta2": 0.999,
+    "learner.adam_epsilon": 1e-8,
+}
+"""The product's defaults for replay, losses and Adam when these runs were made; now those of its generated tasks'
+recipes."""
 
 
 _SMALL: Fields = {"rollout.starts": 8}
@@ -130,7 +141,7 @@ ARMS: Mapping[str, Fields] = {
     "learnability_small": ranked("learnability"),
     "learnability_imitating": {**ranked("learnability"), **_IMITATING},
     "learnability_falling": ranked("learnability"),
-    "defaults": {**_shipped(), "rollout.starts": 16},
+    "defaults": {**SHIPPED, "rollout.starts": 16},
     "learnability_grpo": {**ranked("learnability"), "algorithm.estimator": "grpo"},
     "canonical": {"replay.ranking": "canonical", **CANONICAL},
     "value_canonical": {**ranked("value"), **CANONICAL},

@@ -56,15 +56,15 @@ class AlgorithmConfig(Section):
     """How far a value may move from its old one in one update."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus."""
-    kl_coefficient: NonNegative = 0.2
-    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states are learnt; 0: there is no reference policy. Measured: docs/method.md, Defaults."""
+    kl_coefficient: NonNegative = 0.01
+    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states are learnt; 0: there is no reference policy. 0.01 is OpenRLHF's and NeMo-RL's; models trained from scratch need more (docs/method.md, Defaults)."""
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
     """Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the reward."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where that KL is added: to the loss, or (negative) to the reward of every token."""
     kl_target: Annotated[float | None, Field(gt=0)] = None
     """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: as kl_schedule says."""
-    kl_schedule: Literal["constant", "unsolved"] = "unsolved"
+    kl_schedule: Literal["constant", "unsolved"] = "constant"
     """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails, but never less than a tenth of it. Measured: docs/method.md, Defaults."""
     kl_horizon: Count = 10_000
     """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
 
 LARGEST = 2**53
 """Larger numbers have no exact neighbours as floats: no count, size or seed is one."""
@@ -12,6 +12,24 @@ Whole = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+AUTO: Any = "auto"
+"""What a recipe writes for a number that follows from model, data and machine. In a `Config` it is 0 until `trainer.model.automatic` has chosen."""
+
+
+def _chosen_later(given: Any) -> Any:
+    """`AUTO` as 0. A recipe cannot write that 0 itself."""
+    if given == AUTO:
+        return 0
+    if given in (0, "0"):
+        raise ValueError(f"give a number above 0, or {AUTO}")
+    return given
+
+
+_Automatic = (BeforeValidator(_chosen_later), PlainSerializer(lambda number: number or AUTO))
+AutoCount = Annotated[int, Field(ge=0), *_Automatic]
+"""A count, or `auto`."""
+AutoPositive = Annotated[float, Field(ge=0), *_Automatic]
+"""A positive number, or `auto`."""
 
 
 class Section(BaseModel):

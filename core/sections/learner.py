@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from core.sections.base import Count, NonNegative, Positive, Section, Whole
+from core.sections.base import AUTO, AutoCount, AutoPositive, Count, NonNegative, Positive, Section, Whole
 
 
 class LearnerConfig(Section):
@@ -36,12 +36,12 @@ class LearnerConfig(Section):
     """The policy takes no more steps on a batch after a pass in which it was further than this from where it began (mean KL, nats per token); needs epochs above 1; none: never."""
     minibatches: Count = 4
     """Optimizer steps per pass; must divide rollout.starts x rollout.samples."""
-    micro_batch_tokens: Count = 8192
-    """Tokens of one forward and backward pass on a rank; what rows of the pass share counts once."""
-    policy_lr: Positive = 1e-4
-    """Learning rate of the policy."""
-    value_lr: Positive = 3e-4
-    """Learning rate of the critic."""
+    micro_batch_tokens: AutoCount = Field(AUTO)
+    """Tokens of one forward and backward pass on a rank; what rows of the pass share counts once. auto: as many as an eighth of the memory holds activations for (GPU: 8 GiB), at least a whole sequence, at most 16,384."""
+    policy_lr: AutoPositive = Field(AUTO)
+    """Learning rate of the policy. auto: 1e-6 for a model of 8 B parameters, growing with 1 / sqrt(parameters) to at most 1e-5; ten times that for LoRA. Sources: docs/learner.md, Learning rates."""
+    value_lr: AutoPositive = Field(AUTO)
+    """Learning rate of the critic. auto: 1e-5 for a model of its own (verl; ten times that for LoRA), 3e-4 for a head on the policy's trunk."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear learning-rate warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -72,10 +72,12 @@ class LearnerConfig(Section):
     """CPU threads per rank (OMP_NUM_THREADS)."""
     deadline: Positive = 1800.0
     """Seconds that one call of the learner may take; then its ranks count as hung."""
-    max_logprob_gap: Positive = 1e-2
-    """Largest |log pi_learner - log pi_engine| of the probe batch after a broadcast (nats); above it the run stops."""
+    gap_tolerance: Annotated[float, Field(ge=1)] = 4.0
+    """The run stops when engines and learner differ in the log-probabilities of the probe by more than this many times what they differ with the same weights before training (mean, or 99 % quantile)."""
+    probe_every: Count = 10
+    """Broadcasts between two probes; the first is always probed. A digest proves at every broadcast that the weights arrived; the probe shows that both compute the same model."""
     probe_sequences: Count = 8
-    """Sequences of the probe batch."""
+    """Training problems whose prompts (and canonical solutions, if there are any) are the probe."""
 
     @property
     def critic_epochs(self) -> int:

@@ -2,9 +2,15 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from core.sections.base import Count, Options, Positive, Section, Whole
+from core.sections.base import AUTO, AutoCount, Count, Options, Positive, Section, Whole
+
+
+def _more_than_one(tokens: int) -> int:
+    if tokens == 1:  # the end of the sequence is one of them
+        raise ValueError("at least 2")
+    return tokens
 
 
 class RolloutConfig(Section):
@@ -14,22 +20,22 @@ class RolloutConfig(Section):
     """Rollout actors, one engine each."""
     max_staleness: Whole = 0
     """Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from 1: generation continues during the update."""
-    starts: Count = 128
-    """Starts per iteration (fresh and replayed)."""
-    samples: Count = 4
-    """Continuations per start."""
+    starts: Count = 64
+    """Starts per iteration (fresh and replayed). With 8 samples these are 512 responses, as in verl's and OpenRLHF's smaller recipes."""
+    samples: Count = 8
+    """Continuations per start. TRL's and OpenRLHF's default for groups is 8, too."""
     resample: Whole = 0
     """Dynamic sampling (DAPO): most extra rounds of an iteration in which starts whose continuations all have the same reward are replaced by new ones; 0: never."""
-    max_prompt_tokens: Count = 32
-    """Longest prompt, in tokens; longer problems are left out."""
-    max_response_tokens: Annotated[int, Field(ge=2)] = 80
-    """Budget of a whole response, in tokens; a replayed prefix uses part of it."""
+    max_prompt_tokens: AutoCount = Field(AUTO)
+    """Longest prompt, in tokens; longer problems are left out. auto: the longest of the data's prompts that have at most 2,048 tokens and fill at most half of the model's context."""
+    max_response_tokens: Annotated[AutoCount, AfterValidator(_more_than_one)] = Field(AUTO)
+    """Budget of a whole response, in tokens; a replayed prefix uses part of it. auto: a quarter more than 99 % of the canonical solutions need; 1,024 without canonical solutions."""
     temperature: Positive = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling: probability mass to keep."""
-    max_running: Count = 256
-    """Sequences that one engine decodes at once."""
+    max_running: AutoCount = Field(AUTO)
+    """Sequences that one engine decodes at once. auto: 256 (vLLM's default), on CPU as many as the KV cache holds at full length."""
     tokens_in_flight: Annotated[int | None, Field(ge=1)] = None
     """Most tokens (prompt and whole response budget) of the sequences that one engine has at once; none: limited by 1.25 x max_running sequences only."""
     repetition_tokens: Whole = 0

@@ -19,7 +19,8 @@ _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _HASHES = re.compile(r"####(.*)")
 _WORDS = re.compile(r"[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})+")
 _NUMBERS = re.compile(
-    r"(?<![a-zA-Z0-9.,^_])(?<!\^\{)-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:e[-+]?[0-9]+)?(?:/[0-9]+)?"
+    r"(?<![a-zA-Z0-9.,^_])(?<!\^\{)-?(?:(?:[0-9]{1,3}(?:_[0-9]{3})+|[0-9][0-9,]*)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:e[-+]?[0-9]+)?(?:/[0-9]+)?(?!_?[0-9])"
 )
 _NO_VALUE = re.compile(r"not\b|\bless\b|\bmore\b|\bleast\b|\bmost\b|\\n[eo]|[<>≠]|\\[lg]e")
 _FORMULA = re.compile(r"\\(?!text)[a-zA-Z]|!")

@@ -17,6 +17,7 @@ _BASES = {
 _SEPARATED = re.compile(r"(?<=[0-9]),(?=[0-9])")
 _RATIO = re.compile(r"([0-9]+)\s*:\s*([0-9]+)")
 _WORD = re.compile(r"\\text|(?<![a-zA-Z\\])[a-zA-Z]{4,}")
+_NEGATIVE = re.compile(r"(?<![a-zA-Z0-9])-(?=[\s({]*(?:\\text\s*\{\s*)?[0-9.])")
 _COMPARES = re.compile(r"[<>=]|\\(?:ne|not|le|ge|approx|sim)(?![a-zA-Z])")
 _LONGEST = 2000
 """Most characters of an answer that is taken apart; longer ones are compared as texts."""
@@ -134,7 +135,8 @@ def _same_text(gold: str, answer: str) -> bool:
 def _words(answer: Single) -> str:
     if _COMPARES.search(answer.text):
         return ""
-    letters = re.sub(r"\\text|\\[a-zA-Z]+|[^a-zA-Z0-9]", "", answer.text + answer.unit)
+    text = _NEGATIVE.sub("minus", answer.text)
+    letters = re.sub(r"\\text|\\[a-zA-Z]+|[^a-zA-Z0-9]", "", text + answer.unit)
     return letters.lower() if len(letters) > 1 else letters
 
 

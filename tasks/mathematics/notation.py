@@ -31,8 +31,8 @@ _SYNONYMS = {
 }  # fmt: skip
 _COMMAND = re.compile(r"\\(" + "|".join(sorted(_SYNONYMS, key=len, reverse=True)) + r")(?![a-zA-Z])")
 _PLAIN_ROOT = re.compile(r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)")
-_SIGNS = {"<=": r"\le ", ">=": r"\ge ", "==": "=", "!=": r"\ne "}
-_ASCII = re.compile(r"<=|>=|==|(?<=[a-zA-Z ])!=")
+_SIGNS = {"<=": r"\le ", ">=": r"\ge ", "==": "=", "!=": r"\ne ", r"\colon": ":"}
+_ASCII = re.compile(r"<=|>=|==|(?<=[a-zA-Z ])!=|\\colon(?![a-zA-Z])")
 _PHRASE = re.compile(
     r"(?:(?:so|thus|hence|therefore|final|the|my|answer|solution|result|value|is|are|equals|of|[a-zA-Z])\b[\s,:]*)*\b(?:is|are|equals|answer)\b\s*:?|answer\s*:",
     re.IGNORECASE,

@@ -10,13 +10,17 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-_PLAIN = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?")
+_PLAIN = re.compile(
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:_[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?"
+)
 _NUMBER = r"-?[0-9]*\.?[0-9]+"
 _PART = rf"(?:\{{\s*({_NUMBER})\s*\}}|([0-9]))"  # of a fraction: a number in braces, or a digit
 _FRACTION = re.compile(rf"(?:([0-9]+)\s*)?(?:\\[dtc]?frac\s*{_PART}\s*{_PART}|(?<![0-9])({_NUMBER})\s*/\s*({_NUMBER}))")
 _MIXED = re.compile(r"([0-9]+) ([0-9]+)/([0-9]+)")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\s*\{?([0-9]+)\}?")
 _BARE_FRACTION = re.compile(r"\\(frac)\s*(\\[a-zA-Z]+|[0-9a-zA-Z])\s*(\\[a-zA-Z]+|[0-9a-zA-Z])(?![a-zA-Z{])")
+_BASE = re.compile(r"\\log\s*_\s*([0-9])")
+"""A base without braces, as TeX reads it: one digit, also in `\\log_2 8`, which is no product, and `\\log_2(8)`."""
 _LAZY = re.compile(
     r"(?:[^\\]|\\(?:"
     r"frac|sqrt|cdot|times|div|pm|infty|pi|binom|sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|"
@@ -52,7 +56,7 @@ def number(answer: str) -> Decimal | None:
     text = text.strip().removesuffix(".")
     if not text or len(text) > _MOST_DIGITS or not _PLAIN.fullmatch(text) or not re.match(r"\.?[0-9]", text):
         return None
-    value = Decimal(text.replace(",", ""))
+    value = Decimal(text.replace(",", "").replace("_", ""))
     return -value if negative else value
 
 
@@ -101,6 +105,7 @@ def expression(text: str) -> Any:
     """The sympy expression of a text, with exact decimals; None if it is too long, too large, or no expression."""
     import sympy
 
+    text = _BASE.sub(r"\\log_{\1}", text)
     if _nested(text) > _DEEPEST or len(text) > _LONGEST or re.search(r"[0-9] +[0-9]", text):
         return None  # the parser adds numbers that stand side by side
     if _TOWER.search(text) or not _LAZY.fullmatch(text):

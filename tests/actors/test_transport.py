@@ -61,7 +61,10 @@ class Engines:
 def broadcast(learner: LearnerGroup, pool: RolloutPool, blind: bool) -> Engines:
     """One broadcast that both engines acknowledge without a fallback; its probe compares log-probabilities."""
     engines = Engines(pool, blind)
-    assert learner.broadcast(engines, PROBE).logprob_gap < 1e-4
+    learner.broadcast(engines)
+    learner.measure_noise(engines, PROBE)
+    assert (gap := learner.check_engines(engines)) is not None
+    assert gap.high < 1e-4
     assert [answer.engine for answer in engines.answers] == ["rollout-0", "rollout-1"]
     assert {answer.fallback for answer in engines.answers} == {""}
     assert {(answer.version, answer.digest) for answer in engines.answers} == {
@@ -102,7 +105,7 @@ def test_an_engine_that_a_direct_way_fails_is_named_and_takes_the_object_stores_
     pool, learner = parts
     engines = Engines(pool, blind=False)
     learner._ranks.call_same(RankWorker.open_channel, None, 120.0)
-    learner.broadcast(engines, PROBE)
+    learner.broadcast(engines)
     caplog.set_level(logging.WARNING)
     answers = pool.load_weights(replace(engines.given, direct=MemoryHandles((b"nothing",))))
     assert {answer.digest for answer in answers} == {engines.given.manifest.digest}

@@ -108,7 +108,7 @@ def test_two_ranks_and_many_passes_learn_what_plain_torch_learns(model: str, tmp
     from learner.supervised import NextToken
 
     rows, batches = texts(13), partial(text_batches, budget=WIDTH, ranks=2)
-    job = SupervisedJob(model, SftConfig(), rows, rows[:3], batches, sft.held_out_loss, sft.describe_loss)
+    job = SupervisedJob(model, Config(), SftConfig(), rows, rows[:3], batches, sft.held_out_loss, sft.describe_loss)
     steps = [rows_of_step(0, step, len(rows), 7) for step in range(3)]
     assert sorted(steps[0] + steps[1]) == list(range(13))  # 7 and 6 rows: an epoch
     losses, weights = reference(model, [[rows[i] for i in step] for step in steps], 1e-3)
@@ -160,7 +160,7 @@ def learn(model: str, folder: Path, resumed: Path | None) -> RunDirectory:
     known = pairs(AutoTokenizer.from_pretrained(model), 30)
     batches = partial(pair_batches, budget=4 * WIDTH, ranks=1)
     measured = reward_model.measure_pairs, reward_model.describe_accuracy, reward_model.save_scale
-    job = SupervisedJob(model, whole.reward_model, known[6:], known[:6], batches, *measured)
+    job = SupervisedJob(model, whole, whole.reward_model, known[6:], known[:6], batches, *measured)
     with group(Preference, model, ranks=1) as ranks:
         take_steps(ranks, job, whole, run, resumed)
         run.policy.mkdir()

@@ -20,7 +20,8 @@ from core.command_line import FIELDS
 from core.config import Config
 from core.errors import ConfigError, RetrospectError
 from core.load import load_config, override, parse_config
-from core.plan import Machine, batch_plan, check_machine, placement
+from core.machine import Machine
+from core.plan import batch_plan, check_machine, placement
 from core.run_directory import RunDirectory
 from tests.processes import LONG
 

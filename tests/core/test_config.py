@@ -125,10 +125,10 @@ def test_choices_that_lack_what_they_rest_on() -> None:
         chosen = {"kl_coefficient": 0.05, "kl_estimator": estimator, "kl_placement": where}
         assert len(plan_warnings(parse_config({"algorithm": chosen}, "test"))) == warned
     for fields, warned in (
-        ({}, 1),
-        ({"kl_schedule": "constant"}, 0),
-        ({"kl_target": 0.1}, 0),
-        ({"kl_coefficient": 0}, 0),
+        ({}, 0),
+        ({"kl_schedule": "unsolved"}, 1),
+        ({"kl_schedule": "unsolved", "kl_target": 0.1}, 0),
+        ({"kl_schedule": "unsolved", "kl_coefficient": 0}, 0),
     ):
         judged: dict[str, Any] = {"task": {"name": "dialogue", "path": "talk.jsonl"}, "algorithm": fields}
         assert len(plan_warnings(parse_config(judged, "test"))) == warned

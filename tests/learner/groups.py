@@ -146,7 +146,7 @@ class Engines:
 
 def weights_of(learner: LearnerGroup, path: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
     engines = Engines(path)
-    learner.broadcast(engines, PROBE)
+    learner.broadcast(engines)
     return {name: tensor.detach().numpy().copy() for name, tensor in engines.model.named_parameters()}
 
 

@@ -89,15 +89,22 @@ def test_first_update_after_a_broadcast_is_on_policy_and_log_probabilities_agree
         np.testing.assert_allclose(scored[0].reference, scored[0].proximal, atol=1e-6)  # nothing had moved yet
         assert (stats.steps, stats.skipped_steps) == (4, 0)
         engines = Engines(path)
-        report = learner.broadcast(engines, PROBE)
+        learner.broadcast(engines)
+        learner.measure_noise(engines, PROBE)
+        learner.version = 0
+        report = learner.broadcast(engines)  # the first one is probed
         assert (report.version, learner.version) == (1, 1)
-        assert report.logprob_gap < 1e-5
+        assert report.gap is not None
+        assert report.gap.high < 1e-5
         assert len(engines.names) == len(set(engines.names))
         assert ("lm_head.weight" in engines.names) is not tied
-        with pytest.raises(WeightError, match="engine 1: log-probabilities of the probe differ by 5"):
-            learner.broadcast(Engines(path, broken=0.5), PROBE)
+        with pytest.raises(
+            WeightError, match=r"weight version 1: log-probabilities of engine and learner differ by 0\.5 nats"
+        ):
+            learner.check_engines(Engines(path, broken=0.5))
+        assert learner.broadcast(engines).gap is None  # version 2 of 10
         with pytest.raises(WeightError, match="engine-0 acknowledged version 3 \\(0bad\\)"):
-            learner.broadcast(Engines(path, digest="0bad"), PROBE)
+            learner.broadcast(Engines(path, digest="0bad"))
 
 
 def test_the_weight_of_the_kl_falls_with_the_problems_that_the_root_solves(tiny_model: Tiny) -> None:
@@ -334,7 +341,7 @@ def test_a_dead_rank_is_named_also_where_the_engines_notice_it_first(tiny_model:
         rank = learner._ranks._actors[1]  # not by name: that of a group closed just now may still be taken
         engines = DeafEngines(path, ray.get(rank.__ray_call__.remote(lambda _: os.getpid())))
         with pytest.raises(LearnerError, match=r"learner-rank-1 died during close_channel"):
-            learner.broadcast(engines, PROBE)
+            learner.broadcast(engines)
         with pytest.raises(LearnerError, match="export after its ranks have ended"):
             learner.export(path)
         with pytest.raises(LearnerError, match="score after its ranks have ended"):

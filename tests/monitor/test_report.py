@@ -45,7 +45,9 @@ def test_the_summary_says_what_it_cost_and_where_it_is(tmp_path: Path) -> None:
     text = summary(item)
     assert "Run mine: 2 iterations of 5 (unfinished)" in text
     assert "0:13 of training, 26,000 tokens generated (2,000 tokens/s)" in text  # 2 x 6.5 s, 2 x 13,000 tokens
-    assert "largest log-prob gap to vLLM after a broadcast: 3.0e-05 nats" in text
+    assert (
+        "engines and learner differ by at most 3.0e-05 nats per token (mean over the probe after a broadcast)" in text
+    )
     assert f"python launch.py train --resume {item.run.path}" in text
     assert str(item.run.curves) in text
     finished = summary(a_run(tmp_path / "mine", iteration(1), iteration(2), planned=2))

@@ -16,7 +16,7 @@ from core.plan import batch_plan, placement
 from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
 from tasks.kinds import evaluation_prompts, task_items
-from tasks.problems import Items, LeftOut, encode_problems, prompt_digest
+from tasks.problems import Items, LeftOut, TokenLimits, encode_problems, prompt_digest
 from tasks.task import Task, build_task
 
 CHARACTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
@@ -98,9 +98,7 @@ def test_what_one_data_set_holds_out_is_trained_on_in_none(tmp_path: Path) -> No
 
 @pytest.fixture
 def task(tmp_path: Path) -> Any:
-    built = build_task(
-        two(tmp_path), character_tokenizer(CHARACTERS), max_prompt_tokens=60, max_response_tokens=30, seed=0
-    )
+    built = build_task(two(tmp_path), character_tokenizer(CHARACTERS), limits=TokenLimits(60, 30), context=8192, seed=0)
     yield built
     built.close()
 
@@ -135,4 +133,4 @@ def test_a_data_set_without_a_problem_that_fits_is_named(tmp_path: Path) -> None
     items = task_items(config, 0)
     kept = Items([item for item in items.train if item.source == "words"], items.evaluation, LeftOut())
     with pytest.raises(DataError, match="task math: all 0 training prompts are longer than"):
-        encode_problems(config, tokenizer, kept, max_prompt_tokens=60, max_response_tokens=30)
+        encode_problems(config, tokenizer, kept, limits=TokenLimits(60, 30), context=8192)

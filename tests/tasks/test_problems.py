@@ -18,6 +18,7 @@ from tasks.problems import (
     LeftOut,
     PromptForm,
     Tokenizer,
+    TokenLimits,
     encode_problems,
     load_items,
     prompt_form,
@@ -81,8 +82,8 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
         for prompt, solution in (("1", "12345"), ("12", "123456"), ("123", "1"))
     ]
     # one token a character: the template adds 6; the end of sequence adds 1 to a solution
-    split = encode_problems(
-        config, tokenizer, Items(given_items, given_items[:1], LeftOut()), max_prompt_tokens=8, max_response_tokens=6
+    split, _ = encode_problems(
+        config, tokenizer, Items(given_items, given_items[:1], LeftOut()), limits=TokenLimits(8, 6), context=8192
     )
     assert [len(problem.prompt_ids) for problem in split.train] == [7, 8]
     solutions = [None if p.solution_ids is None else p.solution_ids.tolist() for p in split.train]
@@ -90,9 +91,7 @@ def test_long_prompts_are_left_out_and_long_solutions_not_used() -> None:
     assert solutions[0] == [*tokenizer("12345")["input_ids"], tokenizer.eos_token_id]
     assert (split.left_out.long_prompts, split.left_out.long_solutions) == (1, 1)
     with pytest.raises(DataError, match=r"all 3 training prompts are longer than rollout\.max_prompt_tokens = 6"):
-        encode_problems(
-            config, tokenizer, Items(given_items, [], LeftOut()), max_prompt_tokens=6, max_response_tokens=6
-        )
+        encode_problems(config, tokenizer, Items(given_items, [], LeftOut()), limits=TokenLimits(6, 6), context=8192)
 
 
 def rendered(tokenizer: Tokenizer, template: str, question: str) -> str:
@@ -219,10 +218,11 @@ def test_prompts_that_the_chat_template_refuses_are_bad_rows() -> None:
     tokenizer.chat_template = "{% if messages[0]['content'] == 'bad' %}{{ raise_exception('no') }}{% endif %}ok"
     given = Items([Item("bad", "1", where="f: row 1"), Item("good", "1")], [Item("other", "1")], LeftOut())
     config = TaskConfig(name="gsm8k")
-    sizes = {"max_prompt_tokens": 9, "max_response_tokens": 9}
     with pytest.raises(BadRowsError, match=r"^f: row 1: the chat template of the tokenizer refuses .* \(1 bad row:"):
-        encode_problems(config, tokenizer, given, **sizes)
-    split = encode_problems(config.model_copy(update={"bad_rows": "skip"}), tokenizer, given, **sizes)
+        encode_problems(config, tokenizer, given, TokenLimits(9, 9), 8192)
+    split, _ = encode_problems(
+        config.model_copy(update={"bad_rows": "skip"}), tokenizer, given, TokenLimits(9, 9), 8192
+    )
     assert (len(split.train), len(split.left_out.bad_rows)) == (1, 1)
 
 

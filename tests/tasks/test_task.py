@@ -13,7 +13,7 @@ from core.records import Finish, Problem, Start, Trajectory
 from tasks.corpus import character_tokenizer
 from tasks.judging import check_judges
 from tasks.kinds import task_items
-from tasks.problems import Tokenizer
+from tasks.problems import Tokenizer, TokenLimits
 from tasks.synthetic.arithmetic import ARITHMETIC
 from tasks.task import Task, build_task, task_fingerprint
 
@@ -27,7 +27,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def task(tokenizer: Tokenizer) -> Iterator[Task]:
-    built = build_task(SMALL, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    built = build_task(SMALL, tokenizer, limits=TokenLimits(32, 80), context=8192, seed=0)
     yield built
     built.close()
 
@@ -41,7 +41,7 @@ def trajectory(problem: Problem, prefix: list[int], tokens: list[int]) -> Trajec
 
 
 def test_the_default_task_fits_the_default_budgets(tokenizer: Tokenizer) -> None:
-    built = build_task(TaskConfig(), tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    built = build_task(TaskConfig(), tokenizer, limits=TokenLimits(32, 80), context=8192, seed=0)
     built.close()
     assert (len(built.train), len(built.evaluation)) == (4096, 256)
     assert all(problem.solution_ids is not None for problem in built.train)
@@ -72,8 +72,8 @@ def test_prefixes_are_checked_exactly(task: Task) -> None:
 
 
 def test_the_fingerprint_names_task_data_and_vocabulary(task: Task, tokenizer: Tokenizer) -> None:
-    same = build_task(SMALL, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
-    other = build_task(SMALL, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=1)
+    same = build_task(SMALL, tokenizer, limits=TokenLimits(32, 80), context=8192, seed=0)
+    other = build_task(SMALL, tokenizer, limits=TokenLimits(32, 80), context=8192, seed=1)
     same.close()
     other.close()
     assert same.fingerprint == task.fingerprint != other.fingerprint
@@ -97,7 +97,7 @@ def test_gsm8k_comes_from_its_files(shared_data: Path, whole_data: bool) -> None
         judge_timeout=60.0,
     )
     printable = character_tokenizer("".join(chr(code) for code in range(32, 127)) + "\n")
-    built = build_task(config, printable, max_prompt_tokens=600, max_response_tokens=400, seed=0)
+    built = build_task(config, printable, limits=TokenLimits(600, 400), context=8192, seed=0)
     problem = built.train[0]
     assert built.decode(problem.prompt_ids).startswith("Question: Natalia sold clips to 48 of her friends")
     assert problem.reference == "72"
@@ -111,21 +111,19 @@ def test_gsm8k_comes_from_its_files(shared_data: Path, whole_data: bool) -> None
 
 def test_a_text_task_without_data_is_an_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"task\.path is empty: task math needs a data set"):
-        build_task(TaskConfig(name="math"), tokenizer, max_prompt_tokens=9, max_response_tokens=9, seed=0)
+        build_task(TaskConfig(name="math"), tokenizer, limits=TokenLimits(9, 9), context=8192, seed=0)
 
 
 def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer: Tokenizer) -> None:
     def judged(limit: float, *texts: str) -> list[tuple[float, str]]:
         update = {"reward": "tests.tasks.verifiers:half_for_the_digit", "judge_timeout": limit}
-        built = build_task(
-            SMALL.model_copy(update=update), tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0
-        )
+        built = build_task(SMALL.model_copy(update=update), tokenizer, limits=TokenLimits(32, 80), context=8192, seed=0)
         rows = [trajectory(built.train[0], [], tokenizer(text)["input_ids"]) for text in texts]
         verdicts = [one.verdict for one in built.judge(rows)]
         built.close()
         return [(verdict.reward, verdict.detail) for verdict in verdicts]
 
-    assert judged(60.0, "7", "9") == [(0.5, ""), (0.0, "judge raised ValueError: nine")]
+    assert judged(60.0, "7", "9") == [(0.5, ""), (0.0, "judge raised ValueError: nine (verifiers.py, line 30)")]
     assert judged(0.2, "8") == [(0.0, "judge timed out after 2 s")]  # it sleeps: 10 x its processor time
 
 
@@ -186,7 +184,7 @@ def test_canonical_solutions_that_are_judged_wrong_are_counted_by_check(tmp_path
 def test_a_reward_that_is_not_there_is_found_when_the_task_is_built(tokenizer: Tokenizer) -> None:
     config = SMALL.model_copy(update={"reward": "no_such_module:reward"})
     with pytest.raises(ConfigError, match=r"task\.reward: judge cannot start: verifier 'no_such_module:reward'"):
-        build_task(config, tokenizer, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+        build_task(config, tokenizer, limits=TokenLimits(32, 80), context=8192, seed=0)
 
 
 def test_a_start_from_an_evaluation_problem_is_refused_by_its_text(task: Task, tokenizer: Tokenizer) -> None:
@@ -206,7 +204,7 @@ def test_equal_answers_to_one_problem_have_one_vote(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     letters = character_tokenizer("".join(map(chr, range(32, 127))))
     config = TaskConfig(name="math", path=str(tmp_path / "rows.jsonl"), eval_problems=1, judge_workers=0)
-    built = build_task(config, letters, max_prompt_tokens=32, max_response_tokens=80, seed=0)
+    built = build_task(config, letters, limits=TokenLimits(32, 80), context=8192, seed=0)
     said = [r"\frac{\pi}{2}", r"\dfrac{\pi}{2}", "2x", "x+x", "nothing"]
     texts = [rf"\boxed{{{text}}}" for text in said[:4]] + said[4:]
     judged = built.judge([trajectory(built.train[0], [], letters(text)["input_ids"]) for text in texts])

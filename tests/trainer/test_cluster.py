@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from commands import check
+from commands import preflight
 from core.config import ClusterConfig, Config
 from core.errors import ClusterError
 from core.interruption import Interruption
 from core.load import override
+from core.machine import Machine
 from core.plan import Bundle, Resources, evaluation_placement
 from core.startup import in_group
 from trainer import cluster
@@ -120,13 +121,13 @@ def test_outside_the_main_thread_signals_are_left_alone(monkeypatch: pytest.Monk
 
 def test_check_looks_at_the_configured_cluster(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(check, "local_resources", lambda: Resources(1.0, 0.0))
-    assert check.cluster_resources(ClusterConfig(address="auto")).cpus == 1.0
-    assert check.cluster_resources(ClusterConfig(address="10.0.0.1:6379")).cpus == 2.0
+    monkeypatch.setattr(preflight, "this_machine", lambda: Machine(1, 1.0))
+    assert preflight.cluster_resources(ClusterConfig(address="auto")).cpus == 1.0
+    assert preflight.cluster_resources(ClusterConfig(address="10.0.0.1:6379")).cpus == 2.0
     assert calls == ["shutdown"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert check.cluster_resources(ClusterConfig(address="auto")).cpus == 2.0
-    assert check.cluster_resources(ClusterConfig(address="local")).cpus == 1.0
+    assert preflight.cluster_resources(ClusterConfig(address="auto")).cpus == 2.0
+    assert preflight.cluster_resources(ClusterConfig(address="local")).cpus == 1.0
 
 
 def test_no_stray_call_starts_a_cluster() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from actors.ledger import Queues
 from core.records import Finish, Judged, Problem, Scored, Start, Trajectory, Verdict
+from learner.probe import Gap
 from learner.stats import BroadcastReport, UpdateStats
 from replay.stats import combine
 from tests.trainer.examples import SECONDS
@@ -49,7 +50,14 @@ def collected(result: IterationResult, tokens_before: int = 0) -> IterationMetri
 
 def measured(stats: UpdateStats) -> IterationMetrics:
     iteration = IterationResult(
-        1, [START], [scored(START, 3, True), scored(START, 10, False)], stats, BroadcastReport(1, 1e-6), [], [], []
+        1,
+        [START],
+        [scored(START, 3, True), scored(START, 10, False)],
+        stats,
+        BroadcastReport(1, Gap(1e-6, 4e-6)),
+        [],
+        [],
+        [],
     )
     return collected(iteration, tokens_before=7)
 
@@ -66,7 +74,7 @@ def test_shares_and_sums_by_hand() -> None:
 
 def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
     dropped, greedy = scored(START, 5, False).judged, scored(START, 9, True).judged
-    report = BroadcastReport(1, 1e-6)
+    report = BroadcastReport(1, Gap(1e-6, 4e-6))
     metrics = collected(
         IterationResult(1, [START], [scored(START, 3, True)], STATS, report, [dropped], [greedy] * 3, [greedy])
     )
@@ -89,7 +97,7 @@ def test_staleness_and_idle_shares_by_hand() -> None:
     old = replace(old, judged=replace(old.judged, trajectory=replace(old.trajectory, versions=versions)))
     new = replace(new, judged=replace(new.judged, trajectory=replace(new.trajectory, versions=np.full(3, 6, np.int32))))
     iteration = IterationResult(
-        7, [START], [new, old], STATS, BroadcastReport(7, 1e-6), [], [], []
+        7, [START], [new, old], STATS, BroadcastReport(7, Gap(1e-6, 4e-6)), [], [], []
     )  # trained at version 6
     metrics = collected(iteration)
     assert metrics.stale_tokens == 3 / 8  # 4, 5, 5 of eight tokens

@@ -1,6 +1,5 @@
 """Renewing stale values: what is charged to which phase, and when it is done at all."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -12,9 +11,9 @@ import pytest
 from core.config import Config
 from core.errors import ActorError, LearnerError, WeightError
 from core.load import override
-from core.records import FloatArray, Problem, Provenance, ReplayedState
+from core.records import FloatArray, Problem, Provenance, ReplayedState, Verdict
 from trainer import build
-from trainer.loop import begin_refresh, broadcast, finish_refresh, iterate
+from trainer.loop import begin_refresh, broadcast, check_verdicts, finish_refresh, iterate
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 from trainer.session import BEFORE_UPDATE
@@ -107,7 +106,7 @@ class Learner:
     error: Exception
     version: int = 4
 
-    def broadcast(self, _engines: Any, _probe: Any) -> None:
+    def broadcast(self, _engines: Any) -> None:
         self.version += 1
         raise self.error
 
@@ -117,10 +116,10 @@ def test_engines_lost_in_a_broadcast_do_not_undo_the_update_but_a_lost_learner_d
         return cast(Components, SimpleNamespace(learner=Learner(error), actors=None))
 
     for error in (ActorError("rollout-0 died"), WeightError("rollout-0 acknowledged version 3")):
-        report, failure = broadcast(parts(error), [])
-        assert (report.version, math.isnan(report.logprob_gap), failure) == (5, True, error)
+        report, failure = broadcast(parts(error))
+        assert (report.version, report.gap, failure) == (5, None, error)
     with pytest.raises(LearnerError):
-        broadcast(parts(LearnerError("rank 0 died")), [])
+        broadcast(parts(LearnerError("rank 0 died")))
 
 
 def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_saved(
@@ -130,6 +129,25 @@ def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_s
     monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match=r"^no engine could generate any start of iteration 7: see quarantine/"):
         iterate(run.parts(), renewing(0), 7, run.clock)
+    assert run.clock.current in BEFORE_UPDATE
+
+
+def test_an_iteration_without_any_verdict_is_refused_while_the_learner_can_be_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = SimpleNamespace(verdict=Verdict(0.0, False, "judge raised KeyError: 'k' (mine.py, line 3)", True))
+    right = SimpleNamespace(verdict=Verdict(1.0, True))
+    check_verdicts(cast(Any, [lost, right]), 7)
+    told = (
+        r"^none of the 2 responses of iteration 7 has a verdict; "
+        r"the first: judge raised KeyError: 'k' \(mine\.py, line 3\)$"
+    )
+    run = Run(PhaseClock())
+    engines, task = SimpleNamespace(generate=lambda *_: [1, 2]), SimpleNamespace(judge=lambda _: [lost, lost])
+    parts = cast(Components, SimpleNamespace(**vars(run.parts()) | {"actors": engines, "task": task}))
+    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
+    with pytest.raises(ActorError, match=told):
+        iterate(parts, renewing(0), 7, run.clock)
     assert run.clock.current in BEFORE_UPDATE
 
 

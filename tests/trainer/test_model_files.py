@@ -131,7 +131,7 @@ def test_what_is_left_out_is_said_by_check_and_by_every_run(tmp_path: Path, caps
     )
     assert f"data: 9 {told}" in check_model_and_data(config)
     with open_model_and_task(config):
-        assert capsys.readouterr().out == f"data: 9 {told}\n"
+        assert capsys.readouterr().out.startswith(f"data: 9 {told}\n")
 
 
 def test_check_shows_the_first_prompt_as_the_model_reads_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from actors.ledger import Queues
 from core.errors import ActorError, DivergenceError, LearnerError, LostShardError, RetrospectError, WeightError
 from core.interruption import Interruption
-from core.records import Sampling
+from core.records import Sampling, Verdict
 from core.run_directory import RunDirectory, write_atomically
 from trainer import asynchronous, checkpoint, loop, session
 from trainer.checkpoint import RunProgress
@@ -48,6 +48,9 @@ class Engines:
     def restart(self) -> None:
         self.learner_restarts += 1
 
+    def measure_noise(self, _receiver: Any, _sequences: Any) -> None:
+        assert not self.learner_restarts  # only while both sides have the weights that they have loaded
+
     def export(self, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
 
@@ -55,7 +58,7 @@ class Engines:
 def components(engines: Engines) -> Components:
     """What a session asks of the components itself."""
     problems = SimpleNamespace(state=lambda: {"position": 7})
-    task = SimpleNamespace(decode=str)
+    task = SimpleNamespace(decode=str, train=[])
     return cast(
         Components, SimpleNamespace(pipeline=None, actors=engines, learner=engines, problems=problems, task=task)
     )
@@ -150,7 +153,7 @@ def test_what_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: int, phase: str, saves: list[int]
 ) -> None:
     broken = Run(RunDirectory.create(tmp_path, "r", "test"), dies, phase)
-    with pytest.raises(ActorError, match=f"died in {phase}"):
+    with pytest.raises((ActorError, LearnerError), match=f"died in {phase}"):
         broken.start(monkeypatch)
     assert broken.saved == saves
     assert broken.reports == list(
@@ -228,6 +231,25 @@ def test_a_signal_ends_the_run_in_order(
     assert run.saved == saves
     assert run.reports == [*range(1, begun + (phase != "generate"))]
     assert not run.run.policy.exists()  # that is the final policy, of a run that is complete
+
+
+def test_why_a_response_has_no_verdict_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iteration 1 has only verdicts; 2 and 3 have a response without one, for another reason each."""
+
+    def judged(number: int, failed: bool) -> Any:
+        verdict = Verdict(0.0, False, f"judge raised KeyError: {number} (mine.py, line 3)" if failed else "", failed)
+        return SimpleNamespace(judged=SimpleNamespace(verdict=verdict))
+
+    run = Run(RunDirectory.create(tmp_path, "r", "test"), schedule=replace(SCHEDULE, evaluate_every=0))
+    run.start(
+        monkeypatch,
+        lambda _p, _s, number, _c: SimpleNamespace(
+            number=number, failure=None, scored=[judged(number, False), judged(number, number > 1)]
+        ),
+        _evaluate=lambda *_: SimpleNamespace(success=0.0),
+    )
+    notes = [note for note in run.notes if "verdict" in note]
+    assert notes == ["a response without a verdict: judge raised KeyError: 2 (mine.py, line 3); it has the reward 0"]
 
 
 def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

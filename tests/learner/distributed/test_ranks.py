@@ -7,7 +7,7 @@ import ray
 import torch
 
 from core.config import LearnerConfig
-from core.errors import ActorError, CheckpointError, LearnerError
+from core.errors import CheckpointError, LearnerError
 from learner.distributed.ranks import Ranks, _explain
 from learner.distributed.worker import RankWorker, as_checkpoint_error, random_states, set_random_states
 
@@ -20,9 +20,9 @@ def no_ranks(deadline: float) -> Ranks:
 @pytest.mark.usefixtures("ray_cluster")  # else Ray connects by itself to whatever ran here last
 def test_a_group_that_has_ended_refuses_every_call() -> None:
     ranks = no_ranks(1)
-    with pytest.raises(ActorError, match="learner: save after its ranks have ended; resume"):
+    with pytest.raises(LearnerError, match="learner: save after its ranks have ended; resume"):
         ranks.call(RankWorker.save, [])
-    with pytest.raises(ActorError, match="learner: close_channel after its ranks"):
+    with pytest.raises(LearnerError, match="learner: close_channel after its ranks"):
         ranks.call_same(RankWorker.close_channel)
 
 

@@ -20,7 +20,7 @@ from tasks.code.programs import judge_program, limits_of, program_of
 from tasks.code.sandbox import DRIVER, Limits, Sandbox, check_sandbox
 from tasks.code.unit_tests import split_test
 from tasks.judging import JudgePool, check_judges, start_judges
-from tasks.problems import Item, load_items
+from tasks.problems import Item, TokenLimits, load_items
 from tasks.task import build_task
 
 MBPP = Columns(prompt="text", tests="test_list", setup="test_setup_code", solution="code")
@@ -309,7 +309,7 @@ def test_the_task_is_built_and_judged(bubblewrap: None, shared_data: Path) -> No
     file = shared_data / "mbpp" / "mbpp.jsonl"
     config = TaskConfig(name="mbpp", path=str(file), columns=MBPP, eval_problems=3, problems=5, judge_timeout=30.0)
     tokenizer = character_tokenizer("".join(chr(code) for code in range(32, 127)) + "\n\t\r")
-    task = build_task(config, tokenizer, max_prompt_tokens=2000, max_response_tokens=4000, seed=0)
+    task = build_task(config, tokenizer, limits=TokenLimits(2000, 4000), context=8192, seed=0)
     problem = task.train[0]
     assert problem.solution_ids is not None
     good = trajectory(problem, [], problem.solution_ids.tolist())

@@ -11,7 +11,7 @@ from tasks.corpus import END, character_tokenizer
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message
 from tasks.kinds import read_dialogue
-from tasks.problems import Items, LeftOut, Tokenizer, encode_problems, load_items
+from tasks.problems import Items, LeftOut, Tokenizer, TokenLimits, encode_problems, load_items
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 TURNS = "\n\nHuman: Hi\n\nAssistant: Hello.\nYou?\n\nHuman: Fine\n\nAssistant: Good"
@@ -94,7 +94,7 @@ def test_a_dialogue_that_the_template_refuses_is_named(tmp_path: Path, tokenizer
     config = TaskConfig(name="dialogue", path=str(file))
     items = load_items(config, read_dialogue, str(file), "train", answers=False)
     with pytest.raises(DataError, match=rf"rows\.jsonl: row 2: {why}"):
-        encode_problems(config, tokenizer, Items(items, items, LeftOut()), max_prompt_tokens=90, max_response_tokens=20)
+        encode_problems(config, tokenizer, Items(items, items, LeftOut()), limits=TokenLimits(90, 20), context=8192)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer) -> None:
@@ -112,8 +112,8 @@ def test_the_last_turn_of_the_assistant_is_the_canonical_solution(tmp_path: Path
     assert (first.solution, first.messages) == ("Good", MESSAGES[:3])
     assert chat.load_messages(first.reference) == MESSAGES[:3]
     assert (second.solution, second.prompt) == (None, "\n\nSystem: Be kind\n\nHuman: Hi\n\nAssistant:")
-    split = encode_problems(
-        config, tokenizer, Items([first], [second], LeftOut()), max_prompt_tokens=90, max_response_tokens=20
+    split, _ = encode_problems(
+        config, tokenizer, Items([first], [second], LeftOut()), limits=TokenLimits(90, 20), context=8192
     )
     assert tokenizer.decode(split.train[0].prompt_ids) == TURNS.removesuffix("Good")
     file.write_text(json.dumps({"dialogue": "\n\nAssistant: Hello"}))

@@ -32,6 +32,9 @@ from tasks.mathematics.values import number, rational
         ("#### 3\n#### 1080", True),
         (r"so it is \boxed{1{,}080}", True),
         (r"\boxed{1080}", True),
+        ("#### 1_080", True),
+        ("#### 1_080.00 dollars", True),
+        ("#### 1_0805", False),
         ("#### 1081", False),
         ("#### 10,80", False),
         ("#### -1080", False),
@@ -144,6 +147,17 @@ def test_floats_with_exponents_load_and_are_compared_as_floats() -> None:
         ("1,2,-2", "1,2,-3", False),
         ("-814+3698i", "-814+3700i", False),
         (r"45^\circ, 135^\circ", r"45^\circ, 136^\circ", False),
+        (r"864 \mbox{ inches}^2", r"-(864 \mbox{ inches}^2)", False),  # not the same words: a sign is none
+        (r"864 \mbox{ inches}^2", r"-864 \mbox{ inches}^2", False),
+        (r"-864 \mbox{ inches}^2", r"-(864 \mbox{ inches}^2)", True),
+        (r"\text{half-open}", "half open", True),
+        (r"\log_2 8", r"\log_{2} 8", True),
+        (r"\log_2 8", r"\log_2(8)", True),
+        (r"\log_2 8", r"\log_28", True),  # as TeX reads it
+        (r"\log_2 8", r"\log_3 8", False),
+        (r"\log_2 8", r"\log_2 9", False),
+        ("5:3", r"5\colon 3", True),
+        ("5:3", r"3\colon 5", False),
     ],
 )
 def test_math_answers(gold: str, answer: str, correct: bool) -> None:

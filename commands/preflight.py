@@ -1,0 +1,98 @@
+"""The checks before anything expensive: `launch.py check` prints what they find, `train` and a resume stop at the
+first.
+
+Invariant: no actor is started and no model is built. `check_configuration` reads nothing but the configuration, so it
+can be called again when a field has changed; the other checks look at the machine, the cluster and the data.
+"""
+
+import socket
+
+from actors.options import check_options, check_sampling_values, check_training_options
+from core.config import ClusterConfig, Config, task_sources
+from core.errors import ConfigError
+from core.machine import this_machine
+from core.plan import Resources, batch_plan, check_machine, choose_device
+from core.run_directory import check_root
+from core.seeds import derive
+from core.startup import check_reachable, named_address
+from monitor.trackers import check_trackers
+from tasks.judging import probe_reward
+from tasks.kinds import task_items
+from trainer.build import check_methods, rollout_settings
+from trainer.mirror import open_store
+from trainer.model_files import check_place
+
+
+def preflight(config: Config, *, local: bool = False, offline: bool = False) -> None:
+    """All checks of a training run but those of its model. `local`: in this process; `offline`: of the configuration
+    alone.
+
+    Raises ConfigError, ClusterError, ModelError, DataError.
+    """
+    check_configuration(config)
+    if not offline:
+        check_surroundings(config, local)
+        check_rewards(config)
+
+
+def check_configuration(config: Config) -> None:
+    """Check that the fields go together, and try the tool, the estimator and the policy loss. Raises ConfigError."""
+    batch_plan(config)
+    check_options(rollout_settings(config), config.cluster.device)
+    check_training_options(config)
+    check_methods(config)
+
+
+def check_surroundings(config: Config, local: bool = False) -> None:
+    """Check what the run needs of this machine, of the cluster and of other servers. Raises ConfigError, ClusterError,
+    ModelError."""
+    check_root(config.run.root)
+    check_trackers(config)
+    if config.learner.value_path:
+        check_place(config.learner.value_path, "learner.value_path")
+    if config.run.mirror:
+        open_store(config.run.mirror)
+    if not local:
+        check_reachable(config.cluster)
+        check_port(config.cluster, config.monitor.metrics_port)
+    if local or not named_address(config.cluster):
+        machine = this_machine()
+        check_machine(config, machine, choose_device(config.cluster, lambda: machine.gpus > 0))
+    if given := config.rollout.sampling_options:
+        check_sampling_values(given)
+
+
+def check_port(cluster: ClusterConfig, port: int) -> None:
+    """Raises ConfigError when the port of the metrics is in use, and a Ray of our own would need it. It would wait
+    without a word."""
+    if not port:
+        return
+    from trainer.cluster import find
+
+    if (find() if cluster.address == "auto" else cluster.address) != "local":
+        return  # a running cluster has its own
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"monitor.metrics_port = {port}: {error.strerror or error} on this machine; name a free port, or 0 for any"
+        ) from None
+
+
+def check_rewards(config: Config) -> None:
+    """Try the user's own rewards on a few problems. Raises ConfigError, DataError."""
+    sources = [source for source in task_sources(config.task) if source.config.reward]
+    if sources:
+        train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
+        for label, _, source in sources:
+            probe_reward(source, [item for item in (*train, *evaluation) if item.source == label])
+
+
+def cluster_resources(cluster: ClusterConfig) -> Resources:
+    """The resources of the running cluster if cluster.address or RAY_ADDRESS names one, else of this machine."""
+    if not named_address(cluster):
+        machine = this_machine()
+        return Resources(cpus=float(machine.cores), gpus=float(machine.gpus))
+    from trainer.cluster import attached_resources
+
+    return attached_resources(cluster)

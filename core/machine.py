@@ -1,0 +1,58 @@
+"""What the machine of this process has."""
+
+import os
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
+BFLOAT16 = ("avx512_bf16", "amx_bf16")
+"""What Linux calls a CPU's instructions for bfloat16. Without them such a model computes several times slower than in
+float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine has."""
+
+    cores: int
+    memory: float  # GiB
+    gpus: int = 0  # that its driver lists
+    bfloat16: bool = True  # whether its CPU has instructions for it
+
+
+def this_machine() -> Machine:
+    """The machine of this process."""
+    gpus = len(os.listdir(NVIDIA)) if os.path.isdir(NVIDIA) else 0
+    return Machine(os.cpu_count() or 1, psutil.virtual_memory().total / 2**30, gpus, _has_bfloat16())
+
+
+@cache
+def _has_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(flag in flags for flag in BFLOAT16)
+
+
+def cpu_speed(dtype: str, threads: int) -> float:
+    """Floating-point operations per second of a matrix product of `dtype` on so many threads, measured for a fifth of a
+    second."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        left, right = (torch.ones(512, 512, dtype=getattr(torch, dtype)) for _ in range(2))
+        left @ right
+        begun, count = time.perf_counter(), 0
+        while time.perf_counter() - begun < 0.2:
+            left @ right
+            count += 1
+        return 2 * 512**3 * count / (time.perf_counter() - begun)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,66 @@
+"""Whether engines and learner compute the same model: their log-probabilities of the same tokens, against the noise of
+this model. Pure numpy.
+
+The digest of a broadcast proves that the weights arrived. A wrong kernel, a layer that kept its old weights or another
+tokenizer shows here. bfloat16 alone makes single tokens differ by 0.4 nats, so the mean and a high quantile are
+compared, with what they were before training, when both sides had the same weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.errors import WeightError
+from core.records import FloatArray
+
+LEAST_MEAN, LEAST_HIGH = 1e-3, 1e-2
+"""Nats per token that are no reason to stop, however small the noise was: a policy that has changed has another."""
+WRONG_MEAN = 0.25
+"""Mean difference in nats per token at which two sides do not compute the same model. bfloat16 makes a tenth of it."""
+CAUSES = "the weights in the engine, its attention kernel, model.dtype, or the tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far engines and learner are apart: |log pi_learner - log pi_engine| in nats, of the engine that is
+    furthest."""
+
+    mean: float
+    high: float  # 99 % quantile over tokens
+
+    def beyond(self, noise: "Gap", tolerance: float) -> bool:
+        """Whether the gap is more than `tolerance` times the `noise`; NaN is."""
+        inside = self.mean <= max(LEAST_MEAN, tolerance * noise.mean)
+        return not (inside and self.high <= max(LEAST_HIGH, tolerance * noise.high))
+
+
+def gap_between(engines: Sequence[Sequence[FloatArray]], own: Sequence[FloatArray]) -> Gap:
+    """The gap of log-probabilities, per engine and sequence [T - 1]. Without engines it is 0."""
+    ours = np.concatenate(own)
+    apart = [np.abs(np.concatenate(theirs) - ours) for theirs in engines]
+    means = [float(np.mean(one)) for one in apart]
+    highs = [float(np.quantile(one, 0.99)) for one in apart]
+    return Gap(float(np.max(means, initial=0.0)), float(np.max(highs, initial=0.0)))  # NaN stays NaN
+
+
+def check_noise(noise: Gap) -> None:
+    """Raises WeightError when the two sides differ by more than rounding although they have loaded the same weights."""
+    if not noise.mean <= WRONG_MEAN:
+        raise WeightError(
+            f"before training, log-probabilities of engine and learner differ by {noise.mean:.2g} nats per token (99 % "
+            "of tokens: at "
+            f"most {noise.high:.2g}): they do not compute the same model; look at {CAUSES}"
+        )
+
+
+def check_gap(gap: Gap, noise: Gap, tolerance: float, version: int) -> None:
+    """Raises WeightError when the gap after a broadcast leaves the noise."""
+    if gap.beyond(noise, tolerance):
+        raise WeightError(
+            f"weight version {version}: log-probabilities of engine and learner differ by {gap.mean:.2g} nats per "
+            "token (99 % of tokens: "
+            f"at most {gap.high:.2g}), before training by {noise.mean:.2g} ({noise.high:.2g}) with the same weights; "
+            f"look at {CAUSES}, "
+            f"or raise learner.gap_tolerance"
+        )

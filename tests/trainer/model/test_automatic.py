@@ -1,0 +1,108 @@
+"""What a recipe leaves to `auto`, by hand."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from core.config import Config
+from core.errors import ConfigError
+from core.load import dump_config, override, parse_config
+from core.machine import Machine
+from tasks.problems import LeftOut, TokenLimits, chosen_limits
+from trainer.model.automatic import resolved
+from trainer.model.estimates import iteration_estimate, memory_estimate, operations, warnings_of
+from trainer.model_files import ModelInfo
+
+SMOL = ModelInfo(
+    "LlamaForCausalLM",
+    context=8192,
+    vocabulary=49_152,
+    parameters=134_515_008,
+    dtype="bfloat16",
+    layers=30,
+    hidden=576,
+    intermediate=1536,
+    key_value_width=192,
+)
+"""SmolLM2-135M."""
+LIMITS = TokenLimits(200, 300)
+OLD, NEW = Machine(2, 24.0, bfloat16=False), Machine(2, 24.0)
+
+
+def made(*options: str, machine: Machine = NEW, device: str = "cpu") -> Config:
+    return resolved(override(Config(), options), SMOL, LIMITS, machine, device)[0]
+
+
+def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
+    config, lines = resolved(Config(), SMOL, LIMITS, NEW, "cpu")
+    assert parse_config(yaml.safe_load(dump_config(config)), "run") == config
+    assert [line.partition(":")[0] for line in lines] == [
+        "rollout.max_prompt_tokens",
+        "rollout.max_response_tokens",
+        "model.dtype",
+        "learner.policy_lr",
+        "learner.value_lr",
+        "learner.micro_batch_tokens",
+        "rollout.max_running",
+    ]
+    assert resolved(config, SMOL, LIMITS, OLD, "cuda") == (config, [])  # what is chosen stays
+
+
+def test_the_type_is_the_checkpoints_but_where_the_cpu_lacks_it() -> None:
+    assert made().model.dtype == "bfloat16"
+    assert made(machine=OLD).model.dtype == "float32"
+    assert made(machine=OLD, device="cuda").model.dtype == "bfloat16"
+
+
+def test_rates_follow_from_the_model() -> None:
+    # 1e-6 x sqrt(8e9 / 134.5e6) = 7.7e-6
+    assert made().learner.policy_lr == 8e-6
+    assert made("--learner.lora_rank", "8").learner.policy_lr == 8e-5
+    assert (made().learner.value_lr, made("--learner.value_model", "shared").learner.value_lr) == (1e-5, 3e-4)
+
+
+def test_sizes_follow_from_memory() -> None:
+    # 30 layers x (14 x 576 + 5 x 1536) x 2 bytes = 944,640 bytes per token; 3 GiB hold 3,410 tokens, in steps of 256
+    assert made().learner.micro_batch_tokens == 3328
+    assert made("--learner.ranks", "8").learner.micro_batch_tokens == 500  # a whole sequence, 200 + 300
+    # 2 x 30 x 192 x 2 bytes = 23,040 of a token; 1 GiB holds 46,603, 93 sequences of 500
+    assert made().rollout.max_running == 93
+    assert made(device="cuda").rollout.max_running == 256
+
+
+def test_limits_follow_from_the_data() -> None:
+    assert chosen_limits(TokenLimits(0, 0), [10, 20], [], 8192) == (20, 1024)
+    assert chosen_limits(TokenLimits(0, 0), [10, 20], [], 512) == (20, 491)  # what the context leaves
+    assert chosen_limits(TokenLimits(0, 0), [10, 300], [], 512) == (10, 501)  # a prompt over half of it is left out
+    assert chosen_limits(TokenLimits(7, 9), [10, 20], [50], 512) == (7, 9)
+
+
+def test_what_looks_wrong_is_said() -> None:
+    config = made()
+    assert warnings_of(config, LeftOut(long_solutions=5, solutions=100)) == []
+    cut, rate = warnings_of(override(config, ["--learner.policy_lr=1e-4", "--model.path=x"]), LeftOut(0, 0, 6, (), 100))
+    assert cut.startswith("warning: 6% of the canonical solutions are longer than rollout.max_response_tokens = 300")
+    assert rate.startswith("warning: learner.policy_lr = 0.0001 is outside 1e-07 to 5e-05")
+
+
+def test_an_iteration_is_estimated_from_operations() -> None:
+    config = made()
+    # generation 2, score of policy, critic and reference 2 each, update 6 of policy and critic
+    assert operations(config, SMOL, "separate") == pytest.approx((2 + 6 + 12) * SMOL.parameters)
+    assert operations(config, SMOL, "shared") == pytest.approx((2 + 4 + 6) * SMOL.parameters)
+    memory = memory_estimate(config, SMOL, "cpu", "shared")
+    assert memory["trained models"] == pytest.approx(SMOL.parameters * (2 + 4 + 8 + 4) / 2**30)
+    assert memory["engines"] == pytest.approx(SMOL.parameters * 2 / 2**30 + 1.0)
+    text = iteration_estimate(made(machine=OLD), SMOL, "cpu", "shared")
+    assert text.startswith("an iteration: at most 153,600 generated tokens; about ")  # 64 x 8 x 300
+    assert "minutes" in text
+    assert "minutes" not in iteration_estimate(config, SMOL, "cuda", "shared")
+
+
+@pytest.mark.parametrize("bad", ["0", "nothing", "-1"])
+def test_what_is_neither_a_number_nor_auto_is_refused(bad: str) -> None:
+    given: Any = [f"--rollout.max_running={bad}"]
+    with pytest.raises(ConfigError, match=r"rollout\.max_running"):
+        override(Config(), given)
+    assert override(Config(), ["--rollout.max_running", "auto"]) == Config()

@@ -1,0 +1,121 @@
+"""Chooses what a recipe leaves to `auto`: it follows from the model, the data and the machine.
+
+Invariant: a resumed run reads the chosen values from its configuration, so another machine does not change them.
+"""
+
+from collections.abc import Mapping
+
+from core.config import Config
+from core.machine import Machine
+from core.plan import sequence_tokens
+from tasks.problems import TokenLimits
+from trainer.model_files import ModelInfo
+
+SIZES = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number."""
+LARGE, LARGE_LR, SMALL_LR = 8e9, 1e-6, 1e-5
+"""Parameters at which verl, OpenRLHF and TRL train with 1e-6, that rate, and the rate at which SmolLM2-135M was seen to
+learn."""
+LORA_FACTOR = 10.0
+"""How much larger the best rate of LoRA is than that of all weights (Schulman et al. 2025, LoRA Without Regret)."""
+OWN_CRITIC_LR, HEAD_LR = 1e-5, 3e-4
+MOST_PASS_TOKENS = 16_384
+GPU_PASS_GIB = 8.0
+"""Memory of the activations of a pass on a GPU: a third of a card of 24 GiB."""
+MOST_RUNNING = 256
+
+
+def resolved(
+    config: Config, info: ModelInfo, limits: TokenLimits, machine: Machine, device: str
+) -> tuple[Config, list[str]]:
+    """The configuration without `auto`, and a line for each value that was chosen, with its reason.
+
+    `limits`: of prompts and responses, as the task has them; `device`: 'cpu' or 'cuda'.
+    """
+    lines: list[str] = []
+    rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}
+    if not config.rollout.max_prompt_tokens:
+        lines.append(f"rollout.max_prompt_tokens: {limits.prompt}, the longest prompt")
+    if not config.rollout.max_response_tokens:
+        lines.append(f"rollout.max_response_tokens: {limits.response}, by the canonical solutions if there are any")
+    config = _with(config, "rollout", rollout)
+    config, more = resolved_learner(config, info, sequence_tokens(config), machine, device)
+    lines += more
+    if not config.rollout.max_running:
+        running = _running(config, info, device)
+        config = _with(config, "rollout", {"max_running": running})
+        lines.append(
+            f"rollout.max_running: {running}" + (", what the KV cache holds" if running < MOST_RUNNING else "")
+        )
+    return config, lines
+
+
+def resolved_learner(
+    config: Config, info: ModelInfo, longest: int, machine: Machine, device: str
+) -> tuple[Config, list[str]]:
+    """The part of `resolved` that supervised training needs, too: type, rates, and tokens of a pass. `longest`: tokens
+    of a row."""
+    lines = []
+    if config.model.dtype == "auto":
+        slow = device == "cpu" and not machine.bfloat16
+        dtype = "float32" if slow else info.dtype
+        config = _with(config, "model", {"dtype": dtype})
+        why = "this CPU has no instructions for bfloat16" if dtype != info.dtype else "the checkpoint's"
+        lines.append(f"model.dtype: {dtype}, {why}")
+    learner = config.learner
+    if not learner.policy_lr:
+        rate = policy_rate(info.parameters, bool(learner.lora_rank))
+        config = _with(config, "learner", {"policy_lr": rate})
+        kind = "LoRA on" if learner.lora_rank else "all weights of"
+        lines.append(f"learner.policy_lr: {rate:g}, for {kind} {info.parameters / 1e6:,.0f} M parameters")
+    if not learner.value_lr:
+        rate = HEAD_LR if learner.value_model == "shared" else OWN_CRITIC_LR * (LORA_FACTOR if learner.lora_rank else 1)
+        config = _with(config, "learner", {"value_lr": rate})
+        if learner.value_model != "none":
+            lines.append(f"learner.value_lr: {rate:g}, for a {learner.value_model} critic")
+    if not learner.micro_batch_tokens:
+        tokens = pass_tokens(config, info, longest, machine, device)
+        config = _with(config, "learner", {"micro_batch_tokens": tokens})
+        lines.append(
+            f"learner.micro_batch_tokens: {tokens}, {activation_gib(config, info, tokens):.1f} GiB of activations"
+        )
+    return config, lines
+
+
+def policy_rate(parameters: int, lora: bool) -> float:
+    """The policy's learning rate, rounded to one digit.
+
+    >>> [policy_rate(int(size), False) for size in (0.135e9, 0.5e9, 1.5e9, 7e9)], policy_rate(int(7e9), True)
+    ([8e-06, 4e-06, 2e-06, 1e-06], 1e-05)
+    """
+    rate = min(SMALL_LR, max(LARGE_LR, LARGE_LR * (LARGE / max(1, parameters)) ** 0.5))
+    return float(f"{rate * (LORA_FACTOR if lora else 1.0):.0e}")
+
+
+def activation_gib(config: Config, info: ModelInfo, tokens: int) -> float:
+    """About how much memory the activations of a forward pass over so many tokens take until its backward pass.
+
+    Per layer and token: 14 numbers per hidden unit (norms, projections, residuals) and 5 per unit of the feed-forward
+    part.
+    """
+    of_layer = info.hidden if config.learner.gradient_checkpointing else 14 * info.hidden + 5 * info.intermediate
+    return tokens * info.layers * of_layer * SIZES[config.model.dtype] / 2**30
+
+
+def pass_tokens(config: Config, info: ModelInfo, longest: int, machine: Machine, device: str) -> int:
+    """Tokens of one forward and backward pass, in steps of 256; at least a row of `longest` tokens."""
+    room = GPU_PASS_GIB if device == "cuda" else machine.memory / 8 / config.learner.ranks
+    fits = int(room / activation_gib(config, info, 256)) * 256
+    return max(longest, min(MOST_PASS_TOKENS, fits))
+
+
+def _running(config: Config, info: ModelInfo, device: str) -> int:
+    """Sequences that one engine decodes at once."""
+    if device == "cuda":
+        return MOST_RUNNING
+    of_token = 2 * info.layers * info.key_value_width * SIZES[config.model.dtype]
+    return max(1, min(MOST_RUNNING, int(config.rollout.kv_cache_gib * 2**30 / of_token / sequence_tokens(config))))
+
+
+def _with(config: Config, section: str, values: Mapping[str, object]) -> Config:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
