@@ -107,11 +107,6 @@ def _check_learner(learner: LearnerConfig) -> None:
         raise ConfigError(
             "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
         )
-    if learner.critic_settled > 0 and learner.critic_warmup == 0:
-        raise ConfigError(
-            "learner.critic_settled ends learner.critic_warmup early, which is 0; set it to the most iterations it may "
-            "take"
-        )
     if learner.value_model == "shared" and learner.value_path:
         raise ConfigError(
             "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to "

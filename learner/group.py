@@ -156,7 +156,7 @@ class LearnerGroup:
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
-        During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns,
+        During the critic's warm-up (the first `critic_warmup` updates) only the critic learns,
         on Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated
         responses: it says nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One
         that arises in a loss or a gradient skips that step on all ranks. Skipped steps count in the learning-rate
@@ -249,7 +249,6 @@ class LearnerGroup:
             steps=self._config.epochs * self._config.minibatches,
             policy_steps=sum(step.plans[0].train_policy for step in taken),
         )
-        state.note_critic(batch.explained_variance, batch.returns_vary, self._config.critic_settled)
         if policy_trained and target is not None and math.isfinite(batch.reference_kl):
             state.kl_coefficient = adapted_coefficient(
                 state.kl_coefficient, batch.reference_kl, target, self._algorithm.kl_horizon, len(scored)

@@ -32,7 +32,6 @@ class BatchStats:
     """Statistics of the batch before the update."""
 
     explained_variance: float  # 1 - Var(R - V) / Var(R) over continuation tokens; 0 if the returns do not vary
-    returns_vary: bool  # if not, the explained variance means nothing
     value_auc: float  # of V at starts and boundaries against the outcomes; NaN if all are alike
     value_auc_within: float  # the same between continuations of one start, at the same depth
     value_brier: float  # of V at starts and boundaries against the outcomes; 0 is perfect

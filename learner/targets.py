@@ -15,7 +15,7 @@ from torch import Tensor
 from core.config import AlgorithmConfig
 from core.records import Boundaries, Flags, FloatArray, IntArray, Judged, Scored
 from learner.advantages import adaptive_lambda, gae, normalised
-from learner.calibration import critic_calibration, every_token, explained_variance, varies
+from learner.calibration import critic_calibration, every_token, explained_variance
 from learner.estimators import Episodes
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, of_sequences, truncated_importance
 from learner.methods import find_estimator
@@ -325,7 +325,6 @@ def _stats(
     auc, auc_within, brier = critic_calibration(scored, boundaries)
     return BatchStats(
         explained_variance=explained_variance(targets.old_values, targets.returns),
-        returns_vary=varies(targets.returns),
         value_auc=auc,
         value_auc_within=auc_within,
         value_brier=brier,

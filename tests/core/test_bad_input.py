@@ -177,7 +177,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"learner": {"micro_batch_tokens": 50}}, "learner.micro_batch_tokens = 50 is less than a whole sequence"),
     ({"task": {"min_operations": 9, "max_operations": 3}}, "task.min_operations = 9 is larger"),
     ({"learner": {"offload": True}}, "learner.zero_stage is 0"),
-    ({"learner": {"critic_settled": 0.1}}, "learner.critic_warmup"),
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_coefficient": 0, "kl_target": 0.1}}, "algorithm.kl_coefficient"),
     ({"algorithm": {"positive_coefficient": 0}}, "replay.imitated has no effect while algorithm.positive_coefficient"),
