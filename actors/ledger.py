@@ -6,7 +6,6 @@ a lost engine, is ignored.
 
 import heapq
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ Key = tuple[str, int]
 """(start id, sample): a result counts once per key."""
 URGENT = -1
 """Place in the queue of calls whose caller waits for the result: before all others."""
-UNBOUNDED = sys.maxsize
 AHEAD = 0.25
 """Extra samples that an engine gets, as a share of those it decodes at once. They begin when others finish."""
 REFILL = 8
@@ -47,11 +45,6 @@ class _Entry:
     place: tuple[int, int, int]  # in the queue: call, longest first, order of entry
     done: dict[int, Trajectory] = field(default_factory=dict)
     dropped: bool = False  # no engine can generate it: it is complete without samples
-
-    @property
-    def tokens(self) -> int:
-        """Most tokens that one sample can occupy: prompt and whole response."""
-        return len(self.start.prompt_ids) + self.sampling.max_response_tokens
 
 
 class Ledger:
@@ -111,18 +104,15 @@ class Ledger:
             self.open += start.samples
             heapq.heappush(self._queue, (place, start.id, tuple(range(start.samples))))
 
-    def take(self, engine: str, samples: int, tokens: int = UNBOUNDED) -> list[Job]:
-        """Jobs for `engine`: at most `samples` samples, and at most `tokens` tokens including those of the samples it
-        has.
+    def take(self, engine: str, samples: int) -> list[Job]:
+        """Jobs for `engine`: at most `samples` samples.
 
-        A start with more samples than fit is split. An engine without samples gets one sample of any length. A suspect
-        (see `requeue`) goes only to an engine without samples, alone and to one engine at a time: if that engine
+        A start with more samples than fit is split. A suspect (see `requeue`) goes only to an engine without samples, alone and to one engine at a time: if that engine
         raises, the suspect is the cause.
         """
         mine, jobs, kept = self._keys_of[engine], list[Job](), []
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):
             return []
-        tokens -= sum(self._entries[start_id].tokens for start_id, _ in mine)
         while self._queue and samples > 0:
             place, start_id, numbers = heapq.heappop(self._queue)
             entry = self._entries.get(start_id)
@@ -133,16 +123,14 @@ class Ledger:
             if suspect and (mine or any(other == start_id for other, _ in self._engine_of)):
                 kept.append((place, start_id, left))
                 continue
-            fit = min(len(left), samples, max(tokens // entry.tokens, 0 if mine else 1))
+            fit = min(len(left), samples)
             if left[fit:]:
                 kept.append((place, start_id, left[fit:]))
-            if fit == 0:
-                break
             jobs.append(Job(entry.start, entry.sampling, left[:fit]))
             for number in left[:fit]:
                 self._engine_of[start_id, number] = engine
                 mine[start_id, number] = None
-            samples, tokens = samples - fit, tokens - fit * entry.tokens
+            samples -= fit
             if suspect:
                 break
         for item in kept:

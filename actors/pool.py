@@ -12,8 +12,7 @@ Invariants:
 - An engine generates only with the current weights, after it has acknowledged them.
 - Every wait has a deadline.
 
-An engine gets at most its share of the open samples, at most 1.25 x `rollout.max_running` samples, and at most
-`rollout.tokens_in_flight` tokens. The other samples wait in the ledger for the first engine with room. While samples
+An engine gets at most its share of the open samples, and at most 1.25 x `rollout.max_running` samples. The other samples wait in the ledger for the first engine with room. While samples
 wait, an engine with room answers early. An engine handles new weights and probes between two requests to generate.
 """
 
@@ -27,7 +26,7 @@ import ray
 
 from actors.actor import StepResult
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, error_text, weights_lost
-from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
+from actors.ledger import Ledger, Queues, check_room, refill_at, sample_limit
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
@@ -208,7 +207,7 @@ class RolloutPool:
         ledger, config, seconds = self._ledger, self._config, self._seconds
         before = ledger.in_flight(actor.name)
         room = sample_limit(before, ledger, serving, config.max_running) - before
-        jobs = ledger.take(actor.name, room, config.tokens_in_flight or UNBOUNDED)
+        jobs = ledger.take(actor.name, room)
         if samples := ledger.in_flight(actor.name):
             refill = refill_at(samples, config.max_running) if ledger.waiting else 0
             generate = lambda remote: remote.generate.remote(jobs, seconds, refill)  # noqa: E731

@@ -240,10 +240,10 @@ def test_options_change_single_fields() -> None:
         "--rollout.max-prompt-tokens",
         "7",
         "--rollout.engine_options={a-b: 1}",
-        "--rollout.tokens_in_flight=null",
+        "--replay.temperature=null",
     ]
     config = override(Config(), [*options, "--task.template", "a b={prompt}", "--task.columns.prompt", "q"])
-    assert (config.rollout.max_prompt_tokens, config.rollout.tokens_in_flight) == (7, None)
+    assert (config.rollout.max_prompt_tokens, config.replay.temperature) == (7, None)
     assert config.rollout.engine_options == {"a-b": 1}
     assert (config.task.template, config.task.columns.prompt) == ("a b={prompt}", "q")
     with pytest.raises(ConfigError, match=r"command line: run\.seed = 'x': Input should be a valid integer"):
