@@ -107,8 +107,8 @@ class Ledger:
     def take(self, engine: str, samples: int) -> list[Job]:
         """Jobs for `engine`: at most `samples` samples.
 
-        A start with more samples than fit is split. A suspect (see `requeue`) goes only to an engine without samples, alone and to one engine at a time: if that engine
-        raises, the suspect is the cause.
+        A start with more samples than fit is split. A suspect (see `requeue`) goes only to an engine without samples,
+        alone and to one engine at a time: if that engine raises, the suspect is the cause.
         """
         mine, jobs, kept = self._keys_of[engine], list[Job](), []
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):

@@ -12,8 +12,9 @@ Invariants:
 - An engine generates only with the current weights, after it has acknowledged them.
 - Every wait has a deadline.
 
-An engine gets at most its share of the open samples, and at most 1.25 x `rollout.max_running` samples. The other samples wait in the ledger for the first engine with room. While samples
-wait, an engine with room answers early. An engine handles new weights and probes between two requests to generate.
+An engine gets at most its share of the open samples, and at most 1.25 x `rollout.max_running` samples. The other
+samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. An
+engine handles new weights and probes between two requests to generate.
 """
 
 import logging
