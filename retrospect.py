@@ -6,8 +6,8 @@
     run = retrospect.train(config, lambda metrics: metrics.evaluation_success > 0.5)
     result = retrospect.evaluate(config, run)
 
-Import it before torch: it sets what torch, Ray and vLLM read when they are imported. Outside the main thread Ctrl-C and SIGTERM are
-not handled: end the run by the callback there.
+Import it before torch: it sets what torch, Ray and vLLM read when they are imported. Outside the main thread Ctrl-C and
+SIGTERM are not handled: end the run by the callback there.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ set_environment()
 def train(config: Config, callback: "Callback | None" = None, *, local: bool = False) -> Path:
     """Train a new run and return its folder. `local`: all in this process, without Ray.
 
-    `callback` gets the metrics of every iteration (docs/metrics.md). When it returns True, the run saves and ends; its policy is
-    then in the folder that `checkpoints/latest` names. Use either `local` or Ray in one process: `local` leaves its settings of threads,
-    devices and sockets in the environment, and the memory of its engine in use.
+    `callback` gets the metrics of every iteration (docs/metrics.md). When it returns True, the run saves and ends; its
+    policy is then in the folder that `checkpoints/latest` names. Use either `local` or Ray in one process: `local`
+    leaves its settings of threads, devices and sockets in the environment, and the memory of its engine in use.
     """
     from commands import train
 
@@ -46,7 +46,8 @@ def resume(
     options: Sequence[str] = (),
     local: bool = False,
 ) -> Path:
-    """Continue a run from its last checkpoint, with fields changed by `options` ("--run.iterations=20"); otherwise as `train`."""
+    """Continue a run from its last checkpoint, with fields changed by `options` ("--run.iterations=20"); otherwise as
+    `train`."""
     from commands import train
 
     return train.resume(str(run), options, local, callback).path

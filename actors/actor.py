@@ -1,7 +1,7 @@
 """The Ray actor around one engine: thin, so that its logic can be tested without Ray.
 
-Created by `actors/handle.py`. Invariant: one thread serves one call at a time. So weights are swapped between engine steps, and a call
-that does not return means that the process is dead or hung.
+Invariant: one thread serves one call at a time. So weights are swapped between engine steps, and a call that does not
+return means that the process is dead or hung.
 """
 
 import os
@@ -17,8 +17,8 @@ from core.transport import synchronise
 from core.weights import Acknowledgement, Bucket, Member, Weights, resolved
 
 DIRECT_SECONDS = 60.0
-"""Longest wait for the sender or another engine in a direct transfer. At most a quarter of `rollout.deadline`: time must be left to read
-the object store's copy."""
+"""Longest wait for the sender or another engine in a direct transfer. At most a quarter of `rollout.deadline`: time
+must be left to read the object store's copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ class RolloutActor:
     def load_weights(self, weights: Weights, members: Sequence[Process] = ()) -> Acknowledgement:
         """Swap the weights; see `Engine.load_weights`.
 
-        `members`: the actors that take part in a direct transfer, if the learner offers one. If that fails, the weights come from the object
-        store and the acknowledgement says why: a broadcast must not depend on the health of other engines.
+        `members`: the actors that take part in a direct transfer, if the learner offers one. If that fails, the weights
+        come from the object store and the acknowledgement says why: a broadcast must not depend on the health of other
+        engines.
         """
         own = self.process()
         if weights.direct is None or own not in members:

@@ -1,7 +1,7 @@
-"""The driver's handle of one rollout actor: starts it, gives it requests with deadlines, says why it failed, and ends it.
+"""The driver's handle of one rollout actor: starts it, gives it requests with deadlines, says why it failed, and ends
+it.
 
-Used by `actors/pool.py` alone. Invariant: an actor answers its requests in the order in which it got them, and the first of them always
-has a deadline.
+Invariant: an actor answers its requests in the order in which it got them, and the first of them always has a deadline.
 """
 
 import logging
@@ -25,7 +25,8 @@ from core.run_directory import tail
 from core.startup import in_group
 
 NAME_TRIES, NAME_PAUSE = 300, 0.1
-"""Tries, and seconds between them, until Ray frees the name of a killed actor. After that the name counts as another pool's."""
+"""Tries, and seconds between them, until Ray frees the name of a killed actor. After that the name counts as another
+pool's."""
 START_SECONDS = 600.0
 """Deadline for a process to start, and again for its engine to load the model (large models on slow disks)."""
 EXIT_SECONDS = 1.0
@@ -117,7 +118,8 @@ class ActorHandle:
         return request
 
     def answer(self) -> tuple[Request, Any]:
-        """Remove the first request, which is done; returns it with its result or exception (a RetrospectError unwrapped)."""
+        """Remove the first request, which is done; returns it with its result or exception (a RetrospectError
+        unwrapped)."""
         request = self.requests.popleft()
         if self.requests:
             self.requests[0].begun = time.monotonic()
@@ -164,7 +166,8 @@ class ActorHandle:
         return f"; its log ends: {' | '.join(lines)}" if lines else ""
 
     def _named_actor(self) -> Any:
-        """Create an actor under the handle's name; wait while Ray has not freed it. Raises ActorError if another pool has it."""
+        """Create an actor under the handle's name; wait while Ray has not freed it. Raises ActorError if another pool
+        has it."""
         taken: ValueError | None = None
         for _ in range(NAME_TRIES):
             try:
@@ -228,7 +231,8 @@ def _here(process: Process) -> bool:
 
 
 def _await_end(pid: int) -> None:
-    """Wait EXIT_SECONDS for a process that Ray was told to end, then kill it. (If it is killed at once, Ray prints a crash.)"""
+    """Wait EXIT_SECONDS for a process that Ray was told to end, then kill it. (If it is killed at once, Ray prints a
+    crash.)"""
     end = time.monotonic() + EXIT_SECONDS
     while _is_worker(pid):
         if time.monotonic() > end:

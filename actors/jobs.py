@@ -1,4 +1,5 @@
-"""What travels between the driver and a rollout actor, jobs one way and finished continuations the other, and what an engine does with them.
+"""What travels between the driver and a rollout actor, jobs one way and finished continuations the other, and what an
+engine does with them.
 
 No Ray. `actors/engines.py` says what all engines keep to.
 """
@@ -76,7 +77,8 @@ class Engine(Protocol):
         """If nothing is in flight, free the memory that others may need meanwhile."""
 
     def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
-        """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what finished."""
+        """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what
+        finished."""
         end = time.monotonic() + seconds
         while self.unfinished > refill:
             self.step()

@@ -1,12 +1,11 @@
-"""Which samples wait, which are in which engine, and which are done. Used by `actors/pool.py` and `actors/local.py`; no Ray, no engine.
+"""Which samples wait, which are in which engine, and which are done.
 
-Invariant: every sample that was added is waiting, in flight, or done, and it is done once. A second result for it, from a lost engine, is
-ignored.
+Invariant: every sample that was added is waiting, in flight, or done, and it is done once. A second result for it, from
+a lost engine, is ignored.
 """
 
 import heapq
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ Key = tuple[str, int]
 """(start id, sample): a result counts once per key."""
 URGENT = -1
 """Place in the queue of calls whose caller waits for the result: before all others."""
-UNBOUNDED = sys.maxsize
 AHEAD = 0.25
 """Extra samples that an engine gets, as a share of those it decodes at once. They begin when others finish."""
 REFILL = 8
@@ -48,17 +46,12 @@ class _Entry:
     done: dict[int, Trajectory] = field(default_factory=dict)
     dropped: bool = False  # no engine can generate it: it is complete without samples
 
-    @property
-    def tokens(self) -> int:
-        """Most tokens that one sample can occupy: prompt and whole response."""
-        return len(self.start.prompt_ids) + self.sampling.max_response_tokens
-
 
 class Ledger:
     """Starts from their submission to their last result.
 
-    Earlier calls are served first. Within a call the starts with the largest token budget come first, so that long samples do not run
-    alone at the end.
+    Earlier calls are served first. Within a call the starts with the largest token budget come first, so that long
+    samples do not run alone at the end.
     """
 
     def __init__(self) -> None:
@@ -111,16 +104,15 @@ class Ledger:
             self.open += start.samples
             heapq.heappush(self._queue, (place, start.id, tuple(range(start.samples))))
 
-    def take(self, engine: str, samples: int, tokens: int = UNBOUNDED) -> list[Job]:
-        """Jobs for `engine`: at most `samples` samples, and at most `tokens` tokens including those of the samples it has.
+    def take(self, engine: str, samples: int) -> list[Job]:
+        """Jobs for `engine`: at most `samples` samples.
 
-        A start with more samples than fit is split. An engine without samples gets one sample of any length. A suspect (see `requeue`)
-        goes only to an engine without samples, alone and to one engine at a time: if that engine raises, the suspect is the cause.
+        A start with more samples than fit is split. A suspect (see `requeue`) goes only to an engine without samples,
+        alone and to one engine at a time: if that engine raises, the suspect is the cause.
         """
         mine, jobs, kept = self._keys_of[engine], list[Job](), []
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):
             return []
-        tokens -= sum(self._entries[start_id].tokens for start_id, _ in mine)
         while self._queue and samples > 0:
             place, start_id, numbers = heapq.heappop(self._queue)
             entry = self._entries.get(start_id)
@@ -131,16 +123,14 @@ class Ledger:
             if suspect and (mine or any(other == start_id for other, _ in self._engine_of)):
                 kept.append((place, start_id, left))
                 continue
-            fit = min(len(left), samples, max(tokens // entry.tokens, 0 if mine else 1))
+            fit = min(len(left), samples)
             if left[fit:]:
                 kept.append((place, start_id, left[fit:]))
-            if fit == 0:
-                break
             jobs.append(Job(entry.start, entry.sampling, left[:fit]))
             for number in left[:fit]:
                 self._engine_of[start_id, number] = engine
                 mine[start_id, number] = None
-            samples, tokens = samples - fit, tokens - fit * entry.tokens
+            samples -= fit
             if suspect:
                 break
         for item in kept:
@@ -168,9 +158,9 @@ class Ledger:
     def requeue(self, engine: str, raised: bool = False) -> Start | None:
         """Queue the samples of a lost `engine` again.
 
-        If the engine `raised` while it generated, one of its starts may be the cause. All of them become suspects and are tried one at a
-        time (see `take`). A suspect whose engine raises again is dropped and returned, and the others are cleared. The death of a process
-        makes no suspects.
+        If the engine `raised` while it generated, one of its starts may be the cause. All of them become suspects and
+        are tried one at a time (see `take`). A suspect whose engine raises again is dropped and returned, and the
+        others are cleared. The death of a process makes no suspects.
         """
         lost = defaultdict[str, list[int]](list)
         for key in list(self._keys_of[engine]):
@@ -217,9 +207,11 @@ class Ledger:
 
 
 def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
-    """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it decodes at once.
+    """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it
+    decodes at once.
 
-    It may have AHEAD more only while that many wait for each of the `engines`: samples inside one engine cannot go to an idle one.
+    It may have AHEAD more only while that many wait for each of the `engines`: samples inside one engine cannot go to
+    an idle one.
     """
     ahead = math.ceil(decoded * AHEAD)
     plenty = ledger.waiting - max(0, decoded - in_flight) >= ahead * engines
@@ -232,7 +224,8 @@ def refill_at(in_flight: int, decoded: int) -> int:
 
 
 def check_room(starts: Iterable[Start], sampling: Sampling, max_prompt_tokens: int, max_response_tokens: int) -> None:
-    """Check that every start fits the engine and leaves room for at least one token. Raises ConfigError naming the start."""
+    """Check that every start fits the engine and leaves room for at least one token. Raises ConfigError naming the
+    start."""
     if sampling.max_response_tokens > max_response_tokens:
         raise ConfigError(
             f"rollout.max_response_tokens = {max_response_tokens}: responses of {sampling.max_response_tokens} tokens "

@@ -1,8 +1,8 @@
 """The pool of a run in one process without Ray (`launch.py train --local`): one engine, called directly.
 
-Made by `trainer/build.py`. Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of engines, in the
-same order (bit for bit with vLLM on CPU, see `actors/engines.py`). The caller gets an engine's errors unwrapped, so that a debugger stops
-where they arise.
+Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of engines, in the same order
+(bit for bit with vLLM on CPU, see `actors/engines.py`). The caller gets an engine's errors unwrapped, so that a
+debugger stops where they arise.
 """
 
 import time
@@ -16,7 +16,8 @@ from core.weights import Acknowledgement, Weights
 
 NAME = "rollout-0"
 KEPT: list[Engine] = []
-"""Engines of closed pools. With an engine vLLM would end torch's process groups, also those of the next run in this process."""
+"""Engines of closed pools. With an engine vLLM would end torch's process groups, also those of the next run in this
+process."""
 
 
 class LocalPool:

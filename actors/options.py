@@ -1,12 +1,14 @@
 """vLLM's own options, passed on by name: `rollout.engine_options` and `rollout.sampling_options`.
 
-Checked by `commands/train.py` and `launch.py check` before anything starts, used by `actors/vllm_engine.py`. The checks read vLLM's classes as
-text, because importing them takes ten seconds and changes the process. Invariant: an option that Retrospect sets itself cannot be set here.
+Checked by `commands/train.py` and `launch.py check` before anything starts, used by `actors/vllm_engine.py`. The checks
+read vLLM's classes as text, because importing them takes ten seconds and changes the process. Invariant: an option that
+Retrospect sets itself cannot be set here.
 
-Options that exclude tokens (`top_k`, `allowed_token_ids`, `structured_outputs`, ...): let Z(s) be the total probability that the model gives
-to the allowed tokens in state s. The engine reports log pi(a|s) - log Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s)
-instead of 0, and the off-policy weight of a token is Z(s) <= 1. This is exact: training improves the policy without the option. A token that
-a grammar forces (Z near 0) has almost no weight; `algorithm.importance: mask` leaves it out.
+Options that exclude tokens (`top_k`, `allowed_token_ids`, `structured_outputs`, ...): let Z(s) be the total probability
+that the model gives to the allowed tokens in state s. The engine reports log pi(a|s) - log Z(s), the learner computes
+log pi(a|s). So `behaviour_gap` is -log Z(s) instead of 0, and the off-policy weight of a token is Z(s) <= 1. This is
+exact: training improves the policy without the option. A token that a grammar forces (Z near 0) has almost no weight;
+`algorithm.importance: mask` leaves it out.
 """
 
 import ast
@@ -68,7 +70,8 @@ SAMPLING: Mapping[str, str] = {
 
 
 def check_options(config: RolloutConfig, device: str) -> None:
-    """Raises ConfigError for an option that vLLM does not have (with the nearest name) or that cannot be set on `cluster.device`."""
+    """Raises ConfigError for an option that vLLM does not have (with the nearest name) or that cannot be set on
+    `cluster.device`."""
     gpu_only = {option: f"it needs cluster.device cuda, on CPU {why}" for option, why in ENGINE_GPU_ONLY.items()}
     engine = ENGINE if device == "cuda" else {**ENGINE, **gpu_only}
     for field, given, fixed, file, name in (
@@ -84,12 +87,14 @@ def check_options(config: RolloutConfig, device: str) -> None:
     for option in (STRUCTURED, "min_tokens") if config.tool else ():
         if option in config.sampling_options:
             raise ConfigError(
-                f"rollout.sampling_options.{option}: vLLM applies it anew after every answer of the tool {config.tool}; leave it out"
+                f"rollout.sampling_options.{option}: vLLM applies it anew after every answer of the tool "
+                f"{config.tool}; leave it out"
             )
 
 
 def check_sampling_values(given: Mapping[str, object]) -> None:
-    """Raises ConfigError for values that vLLM's own object refuses. Another process imports vLLM, in about ten seconds."""
+    """Raises ConfigError for values that vLLM's own object refuses. Another process imports vLLM, in about ten
+    seconds."""
     if importlib.util.find_spec("vllm") is None:
         return
     done = subprocess.run(
@@ -122,7 +127,8 @@ def check_training_options(config: Config) -> None:
     """Raises ConfigError for options that work in evaluation only."""
     if STRUCTURED in config.rollout.sampling_options and config.replay.ratio > 0:
         raise ConfigError(
-            f"rollout.sampling_options.{STRUCTURED}: vLLM's grammar begins with the first token that is generated and knows nothing of "
+            f"rollout.sampling_options.{STRUCTURED}: vLLM's grammar begins with the first token that is generated and "
+            "knows nothing of "
             f"a replayed prefix; set replay.ratio to 0, or use it with `launch.py evaluate`, which begins at the root"
         )
 
@@ -132,7 +138,8 @@ def describe_options(config: RolloutConfig) -> list[str]:
     if STRUCTURED not in config.sampling_options:
         return []
     return [
-        f"rollout.sampling_options.{STRUCTURED}: the learner does not see the grammar; it weights every token by Z, the probability that "
+        f"rollout.sampling_options.{STRUCTURED}: the learner does not see the grammar; it weights every token by Z, "
+        "the probability that "
         f"the model gives to the tokens that the grammar allows there; behaviour_gap shows -log Z instead of 0"
     ]
 

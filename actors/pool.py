@@ -1,7 +1,6 @@
 """The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail.
 
-Called by the trainer's loop and, as a `WeightReceiver`, by the learner's broadcast. In asynchronous mode the thread of
-`actors/stream.py` calls it.
+In asynchronous mode the thread of `actors/stream.py` calls it.
 
     ledger (waiting | in flight | done)  --jobs-->  rollout-0, rollout-1, ...   step for a moment
                  ^                                          |
@@ -13,8 +12,8 @@ Invariants:
 - An engine generates only with the current weights, after it has acknowledged them.
 - Every wait has a deadline.
 
-An engine gets at most its share of the open samples, at most 1.25 x `rollout.max_running` samples, and at most `rollout.tokens_in_flight`
-tokens. The other samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. An
+An engine gets at most its share of the open samples, and at most 1.25 x `rollout.max_running` samples. The other
+samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. An
 engine handles new weights and probes between two requests to generate.
 """
 
@@ -28,13 +27,14 @@ import ray
 
 from actors.actor import StepResult
 from actors.handle import ActorHandle, EngineRecipe, Kind, Request, answers, error_text, weights_lost
-from actors.ledger import UNBOUNDED, Ledger, Queues, check_room, refill_at, sample_limit
+from actors.ledger import Ledger, Queues, check_room, refill_at, sample_limit
 from core.errors import ActorError, LearnerError, RetrospectError, WeightError
 from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
 
 CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
-"""How long an engine steps before it answers: CALL_SECONDS in `generate`; STREAM_SECONDS after `submit`, because new weights wait for it."""
+"""How long an engine steps before it answers: CALL_SECONDS in `generate`; STREAM_SECONDS after `submit`, because new
+weights wait for it."""
 INCIDENT_SECONDS = 60.0
 """Seconds within which losses of different actors are one incident: a node is lost, or memory runs out."""
 
@@ -44,8 +44,8 @@ logger = logging.getLogger("retrospect.actors")
 class RolloutPool:
     """`rollout.actors` rollout actors.
 
-    The constructor returns when all of them serve. Every start that makes engines raise is passed to `quarantine`, with the reason.
-    Raises ModelError when the model cannot be loaded and ActorError when an actor does not start.
+    The constructor returns when all of them serve. Every start that makes engines raise is passed to `quarantine`, with
+    the reason. Raises ModelError when the model cannot be loaded and ActorError when an actor does not start.
     """
 
     def __init__(self, recipe: EngineRecipe, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
@@ -76,15 +76,17 @@ class RolloutPool:
         return self._weights_lost or not (self._ledger.open or any(actor.requests for actor in self._actors))
 
     def check(self) -> None:
-        """Raises LearnerError when engines must wait for new weights, because the current ones are lost with the learner."""
+        """Raises LearnerError when engines must wait for new weights, because the current ones are lost with the
+        learner."""
         if self._weights_lost:
             raise LearnerError("the weights of the rollout actors were lost: the process that published them has died")
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
-        """Generate all samples of all starts, before everything that was submitted; returns them ordered by start and sample.
+        """Generate all samples of all starts, before everything that was submitted; returns them ordered by start and
+        sample.
 
-        Samples of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError after more restarts than
-        `max_restarts`; LearnerError when the weights are lost (see `check`).
+        Samples of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError after more
+        restarts than `max_restarts`; LearnerError when the weights are lost (see `check`).
         """
         self._add(starts, sampling, urgent=True)
         while not self._ledger.finished(starts):
@@ -100,7 +102,8 @@ class RolloutPool:
         self._add(starts, sampling, urgent=False)
 
     def collect(self) -> list[tuple[str, list[Trajectory]]]:
-        """Remove and return the complete starts, in the order of completion: (start id, its trajectories; none if quarantined)."""
+        """Remove and return the complete starts, in the order of completion: (start id, its trajectories; none if
+        quarantined)."""
         return [(start_id, self._ledger.collect(start_id)) for start_id in self._ledger.complete]
 
     def abandon(self) -> None:
@@ -109,10 +112,12 @@ class RolloutPool:
         self._ask_all(lambda actor: actor.abort.remote())
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        """Swap the weights of every engine; returns one acknowledgement each, in the order of the engines. Generation continues.
+        """Swap the weights of every engine; returns one acknowledgement each, in the order of the engines. Generation
+        continues.
 
-        The pool keeps `handle` for engines that start later. Raises WeightError when the weights do not fit the model, and ActorError
-        when they were lost before every engine had read them. In that case the engines still work and can load other weights.
+        The pool keeps `handle` for engines that start later. Raises WeightError when the weights do not fit the model,
+        and ActorError when they were lost before every engine had read them. In that case the engines still work and
+        can load other weights.
         """
         self._weights, self._current, self._weights_lost = handle, None, False
         members = [actor.process for actor in self._actors if actor.serving]
@@ -203,7 +208,7 @@ class RolloutPool:
         ledger, config, seconds = self._ledger, self._config, self._seconds
         before = ledger.in_flight(actor.name)
         room = sample_limit(before, ledger, serving, config.max_running) - before
-        jobs = ledger.take(actor.name, room, config.tokens_in_flight or UNBOUNDED)
+        jobs = ledger.take(actor.name, room)
         if samples := ledger.in_flight(actor.name):
             refill = refill_at(samples, config.max_running) if ledger.waiting else 0
             generate = lambda remote: remote.generate.remote(jobs, seconds, refill)  # noqa: E731
@@ -230,7 +235,8 @@ class RolloutPool:
         self._report(start, reason)
 
     def _ask_all(self, call: Callable[[Any], Any], kind: Kind = "ask") -> list[Any]:
-        """Call all engines that serve; returns their answers in order, at least one. An engine that fails meanwhile is left out."""
+        """Call all engines that serve; returns their answers in order, at least one. An engine that fails meanwhile is
+        left out."""
         found: dict[int, Any] = {}
         while not found:
             asked: list[tuple[ActorHandle, Request]] = []
@@ -255,10 +261,11 @@ class RolloutPool:
     def _replace(self, actor: ActorHandle, error: BaseException, request: Request | None = None) -> None:
         """Handle the failure of an actor: queue its samples again and start another process.
 
-        If an engine raises while it generates, a start may be the cause. `Ledger.requeue` finds that start, and it is quarantined; this
-        costs one restart of the budget.
+        If an engine raises while it generates, a start may be the cause. `Ledger.requeue` finds that start, and it is
+        quarantined; this costs one restart of the budget.
 
-        Raises `error` if it is a WeightError, because a restart would load the same weights; ActorError when the budget is used up.
+        Raises `error` if it is a WeightError, because a restart would load the same weights; ActorError when the budget
+        is used up.
         """
         if request is not None and request.kind == "load" and weights_lost(error):
             self._weights_lost = True  # the engine still works and keeps its samples
@@ -285,8 +292,8 @@ class RolloutPool:
 class RestartBudget:
     """How many losses of rollout actors a run survives: at most `allowed` incidents within any `window` seconds.
 
-    Losses of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new incident, so that
-    actors that die after every start use the budget up.
+    Losses of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new
+    incident, so that actors that die after every start use the budget up.
     """
 
     def __init__(self, allowed: int, window: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -300,7 +307,8 @@ class RestartBudget:
         return len(self._incidents)
 
     def charge(self, name: str, reason: str) -> None:
-        """Count the loss of actor `name`. Raises ActorError, with the one-line `reason`, when it is one incident too many."""
+        """Count the loss of actor `name`. Raises ActorError, with the one-line `reason`, when it is one incident too
+        many."""
         spent, now = self.spent, self._clock()
         if self._incidents and now - self._incidents[-1][0] < INCIDENT_SECONDS and name not in self._incidents[-1][1]:
             self._incidents[-1][1].add(name)
@@ -308,6 +316,7 @@ class RestartBudget:
             self._incidents.append((now, {name}))
         else:
             raise ActorError(
-                f"{name}: {reason}; rollout.max_restarts = {self._allowed} within {self._window:g} s is used up: look into its log, "
+                f"{name}: {reason}; rollout.max_restarts = {self._allowed} within {self._window:g} s is used up: look "
+                "into its log, "
                 f"or allow more restarts"
             )

@@ -1,7 +1,7 @@
 """Runs the pool on a thread, so that generation continues while the learner works (asynchronous mode).
 
-Made by `trainer/build.py`; the loop and the learner's broadcast use it like a pool. Invariant: only the thread changes the pool. It runs
-a call between two rounds of the pool. An error that ends the thread is raised in every later call.
+Invariant: only the thread changes the pool. It runs a call between two rounds of the pool. An error that ends the
+thread is raised in every later call.
 """
 
 import queue

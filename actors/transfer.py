@@ -1,7 +1,8 @@
 """How new weights get into a running vLLM model: a weight transfer engine of vLLM that reads `core.weights.Weights`.
 
-`actors/vllm_setup.py` names it as vLLM's worker extension. So every worker process of an engine imports it, which registers the backend,
-before it loads its model. Invariant: after `finish_weight_update` the model computes with the new weights alone, or an error was raised.
+`actors/vllm_setup.py` names it as vLLM's worker extension. So every worker process of an engine imports it, which
+registers the backend, before it loads its model. Invariant: after `finish_weight_update` the model computes with the
+new weights alone, or an error was raised.
 """
 
 import warnings
@@ -59,8 +60,8 @@ class BufferTransfer(WeightTransferEngine[WeightTransferInitInfo, Update]):
     def finish_weight_update(self) -> None:
         """Prepare the kernels again.
 
-        With tied embeddings vLLM 0.32 on CPU keeps the output layer's packed copy of the *old* embedding (log-probabilities are off by 12
-        nats from Hugging Face), so it is packed again here.
+        With tied embeddings vLLM 0.32 on CPU keeps the output layer's packed copy of the *old* embedding
+        (log-probabilities are off by 12 nats from Hugging Face), so it is packed again here.
         """
         finalize_layerwise_reload(self.model, self.model_config)
         head = getattr(self.model, "lm_head", None)

@@ -1,8 +1,9 @@
 """Responses in several turns: an engine whose samples stop at a tool's call and go on after its answer.
 
-Made by `actors/engines.py` where `rollout.tool` names a tool. To its caller it is an engine like any other (`actors.jobs.Engine`). Invariants:
+To its caller it is an engine like any other (`actors.jobs.Engine`). Invariants:
 
-- A continuation begins and ends with a token of the policy. An answer that leaves no room for one is not given: the response is truncated.
+- A continuation begins and ends with a token of the policy. An answer that leaves no room for one is not given: the
+  response is truncated.
 - The answers use up the response's budget, and have log-probability 0 and the version of the call.
 - The seed of a turn comes from (start, sample, tokens so far), so a sample does not depend on the others.
 """

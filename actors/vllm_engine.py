@@ -1,7 +1,7 @@
 """A vLLM engine inside this process: token in, token out, stepped by one thread.
 
-Made by `actors/engines.py`, which says what every engine does. vLLM disables `torch.set_num_threads` in its process and seeds torch again.
-`trainer/local.py` shares the process, so it sets its threads first.
+vLLM disables `torch.set_num_threads` in its process and seeds torch again. `trainer/local.py` shares the process, so it
+sets its threads first.
 """
 
 import os
@@ -78,8 +78,8 @@ class VllmEngine(Engine):
     def add(self, jobs: Iterable[Job]) -> None:
         """Queue the samples of `jobs`; see `Engine.add`.
 
-        Every sample is one request (vLLM would seed the children of an `n`-request with seed, seed + 1, ...). Samples of a start share
-        its context through the prefix cache.
+        Every sample is one request (vLLM would seed the children of an `n`-request with seed, seed + 1, ...). Samples
+        of a start share its context through the prefix cache.
         """
         from vllm.inputs.engine import tokens_input
 
@@ -106,8 +106,8 @@ class VllmEngine(Engine):
     def load_weights(self, weights: Weights) -> Acknowledgement:
         """Swap the weights between two steps. Raises WeightError when a parameter is missing.
 
-        The samples in flight are prefilled again with the new weights, so that every later token is drawn from exactly the new policy.
-        The prefix cache is emptied here, because vLLM does not do it.
+        The samples in flight are prefilled again with the new weights, so that every later token is drawn from exactly
+        the new policy. The prefix cache is emptied here, because vLLM does not do it.
         """
         self._wake(WEIGHTS)
         with ThreadPoolExecutor(1) as hashing:  # hashes the weights while vLLM copies them
@@ -122,8 +122,8 @@ class VllmEngine(Engine):
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2.
 
-        The first T - 1 tokens are the prompt of a request. The last token is scored as its response, so a sequence may be as long as
-        the engine's context.
+        The first T - 1 tokens are the prompt of a request. The last token is scored as its response, so a sequence may
+        be as long as the engine's context.
         """
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
@@ -156,7 +156,8 @@ class VllmEngine(Engine):
             self._asleep = set(SLEEPERS)
 
     def _wake(self, *sleepers: str) -> None:
-        """Move these back to the GPU. (To load weights, the cache stays off: it may not fit next to the learner's copy of them.)"""
+        """Move these back to the GPU. (To load weights, the cache stays off: it may not fit next to the learner's copy
+        of them.)"""
         for tag in [tag for tag in sleepers if tag in self._asleep]:
             self._engine.wake_up([tag])
             self._asleep.remove(tag)
@@ -190,7 +191,8 @@ def _continuation(output: Any) -> Continuation:
     result = output.outputs[0]
     if result.finish_reason not in FINISHES:
         raise RuntimeError(
-            f"vLLM gave up {output.request_id} after {len(result.token_ids)} tokens ({result.finish_reason}); with {STRUCTURED} it does so "
+            f"vLLM gave up {output.request_id} after {len(result.token_ids)} tokens ({result.finish_reason}); with "
+            f"{STRUCTURED} it does so "
             f"where no token of the model's vocabulary fits the grammar"
         )
     sample, start_id = output.request_id.split("/", 1)

@@ -1,4 +1,5 @@
-"""The inputs of vLLM: environment variables, engine arguments, a user's sampling options, end tokens of a checkpoint."""
+"""The inputs of vLLM: environment variables, engine arguments, a user's sampling options, end tokens of a
+checkpoint."""
 
 import os
 from collections.abc import Mapping
@@ -11,15 +12,15 @@ from core.errors import ConfigError, ModelError, first_line
 
 CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
 CPU_BLOCK = 32
-"""Tokens per block of the KV cache on CPU. vLLM's default there, 128, would share no shorter prefix; its CPU kernels need a
-multiple of 32."""
+"""Tokens per block of the KV cache on CPU. vLLM's default there, 128, would share no shorter prefix; its CPU kernels
+need a multiple of 32."""
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",  # large blocks come from the heap too
     "MALLOC_TRIM_THRESHOLD_": str(2**40),  # the heap never shrinks
     "MALLOC_TOP_PAD_": str(2**26),  # the heap grows in steps of 64 MB
 }
-"""Read by glibc when a process starts (mallopt(3)). By default every block of more than 32 MB is mapped anew and the system
-clears its pages, which took a third of the time to load weights into a layer. Other C libraries ignore these."""
+"""Read by glibc when a process starts (mallopt(3)). By default every block of more than 32 MB is mapped anew and the
+system clears its pages, which took a third of the time to load weights into a layer. Other C libraries ignore these."""
 
 
 def environment(device: str, threads: int) -> dict[str, str]:
@@ -61,7 +62,8 @@ def stop_tokens(model_path: str) -> list[int]:
 
 
 def register_model_class(model_path: str) -> None:
-    """Import the model's class, which vLLM otherwise does in a second process that imports vLLM again (8 s on a first start)."""
+    """Import the model's class, which vLLM otherwise does in a second process that imports vLLM again (8 s on a first
+    start)."""
     from transformers import AutoConfig
     from vllm import ModelRegistry
 
@@ -95,7 +97,8 @@ def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
             "enforce_eager": True,
             "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
             "block_size": CPU_BLOCK,
-            # A context that is prefilled in two steps crashes a seeded request on CPU: vLLM 0.32 takes back the number drawn
+            # A context that is prefilled in two steps crashes a seeded request on CPU: vLLM 0.32 takes back the number
+            # drawn
             # in the first step with `Generator.get_offset`, which CPU generators lack. So it is prefilled in one step.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(4096, context, config.max_running),  # 4096: vLLM's default on CPU
@@ -104,7 +107,8 @@ def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
 
 
 def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:
-    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that vLLM's `engine` would refuse at every start."""
+    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that vLLM's `engine` would refuse at
+    every start."""
     if not options:
         return {}
     from pydantic import TypeAdapter

@@ -1,4 +1,5 @@
-"""Benchmarks: `python -m bench.NAME [--quick]`; results in bench/results/. This module sets what Ray reads on import."""
+"""Benchmarks: `python -m bench.NAME [--quick]`; results in bench/results/. This module sets what Ray reads on
+import."""
 
 import os
 

@@ -6,10 +6,11 @@ everything else, and asynchronous mode can gain most. Under each load one engine
 run synchronously, asynchronously and synchronously again, so that drift (of the machine, of response lengths) is the same for
 both modes.
 
-Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in training.
-The speed-up is over these. In the second nothing overlaps, which gives the seconds of rollouts and of everything else. The
-"balanced" load also runs synchronously with two engines and two ranks, as one would use two cores without asynchronous mode.
-Figures are medians over the iterations, without those in which caches warm up and the pipeline fills or empties.
+Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in
+training. The speed-up is over these. In the second nothing overlaps, which gives the seconds of rollouts and of
+everything else. The "balanced" load also runs synchronously with two engines and two ranks, as one would use two cores
+without asynchronous mode. Figures are medians over the iterations, without those in which caches warm up and the
+pipeline fills or empties.
 """
 
 import tempfile

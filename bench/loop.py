@@ -7,9 +7,9 @@ iteration, and all starts are at the root. Ours runs in three forms: with the re
 the policy's trunk, and with GRPO and no critic. The last two train as many weights as TRL. GRPO's update leaves out groups of equal
 rewards, here nearly all, which TRL computes: its ratio shows what that saves, too.
 
-TRL runs in another environment (requirements/bench.txt), which `make bench` prepares. BENCH_PYTHON names its interpreter (default:
-.venv-bench/bin/python). It has one data-parallel process per core, which is faster than one process (2,968 against 2,416 tokens/s on two cores). Without that
-environment only ours is measured.
+TRL runs in another environment (requirements/bench.txt), which `make bench` prepares. BENCH_PYTHON names its
+interpreter (default: .venv-bench/bin/python). It has one data-parallel process per core, which is faster than one
+process (2,968 against 2,416 tokens/s on two cores). Without that environment only ours is measured.
 """
 
 import json

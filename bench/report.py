@@ -89,7 +89,8 @@ def overview() -> str:
     lines = [
         "# Measured",
         "",
-        "The last measurement of every check that has a goal. A benchmark's name links to all its numbers. Every full run of",
+        "The last measurement of every check that has a goal. A benchmark's name links to all its numbers. Every full "
+        "run of",
         "`python -m bench.NAME` rewrites this file.",
         "",
         "| benchmark | what | measured | goal | met | date |",

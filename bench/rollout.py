@@ -1,18 +1,19 @@
 """Does generation cost more than bare vLLM, and how long does a launch take? `python -m bench.rollout [--quick]`.
 
-The same requests (tokens, seeds, log-probabilities) run alternately in a `RolloutPool` with one engine and in `vllm.LLM.generate` in
-a bare process with as many threads. There are two loads: starts at the root, and replayed starts, whose samples share a prefix.
-Both sides must produce the same tokens.
+The same requests (tokens, seeds, log-probabilities) run alternately in a `RolloutPool` with one engine and in
+`vllm.LLM.generate` in a bare process with as many threads. There are two loads: starts at the root, and replayed
+starts, whose samples share a prefix. Both sides must produce the same tokens.
 
-Bare vLLM has our engine's settings. It runs in process and without compilation, which is faster on CPU; without chunked prefill,
-which crashes seeded requests there; with our block size, because prefixes shorter than the default of 128 tokens would not be
-shared; with our environment variables (memory allocation, waiting threads) and flat log-probabilities. The remaining difference is
-the cost of pool, Ray and actor. Each round has new starts. The speed of a process depends on where its memory is, and the first of
-two equal processes is slower here (4 to 10 %, bare vLLM against bare vLLM). So the sides alternate in starting first, and figures
-are means, over several pairs of processes, of each process's median.
+Bare vLLM has our engine's settings. It runs in process and without compilation, which is faster on CPU; without chunked
+prefill, which crashes seeded requests there; with our block size, because prefixes shorter than the default of 128
+tokens would not be shared; with our environment variables (memory allocation, waiting threads) and flat
+log-probabilities. The remaining difference is the cost of pool, Ray and actor. Each round has new starts. The speed of
+a process depends on where its memory is, and the first of two equal processes is slower here (4 to 10 %, bare vLLM
+against bare vLLM). So the sides alternate in starting first, and figures are means, over several pairs of processes, of
+each process's median.
 
-The launch is measured as a user sees it: from `python launch.py train` (the recipe without --config, starter model already built) to the file of
-the first responses, to one held-out problem. Its figure is the median of three launches.
+The launch is measured as a user sees it: from `python launch.py train` (demo recipe, starter model already built) to
+the file of the first responses, to one held-out problem. Its figure is the median of three launches.
 """
 
 import os
@@ -156,7 +157,8 @@ def compared(name: str, samples: int, found: Sequence[Comparison]) -> list[Check
 
 
 def restart(pool: RolloutPool, model: str) -> float:
-    """Seconds from the death of the one engine to the first token of its successor, which must load the current weights."""
+    """Seconds from the death of the one engine to the first token of its successor, which must load the current
+    weights."""
     from transformers import Qwen2ForCausalLM
 
     pool.load_weights(pack(Qwen2ForCausalLM.from_pretrained(model).named_parameters(), 1, ray.put))

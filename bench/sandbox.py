@@ -1,8 +1,9 @@
 """Programs per second: `python -m bench.sandbox [--quick]`.
 
-Judges canonical solutions with `tasks.judging.JudgePool`, as the loop does: those of MBPP by their asserts, and programs with ten tests
-each that read standard input (APPS). Each program gets a new bubblewrap sandbox. It alternates with the baseline, which has no
-confinement (`task.sandbox: unsafe-subprocess`). A program that sleeps shows what an idle one costs.
+Judges canonical solutions with `tasks.judging.JudgePool`, as the loop does: those of MBPP by their asserts, and
+programs with ten tests each that read standard input (APPS). Each program gets a new bubblewrap sandbox. It alternates
+with the baseline, which has no confinement (`task.sandbox: unsafe-subprocess`). A program that sleeps shows what an
+idle one costs.
 """
 
 import json

@@ -1,8 +1,8 @@
 """How much time does the replay store take in a training run? `python -m bench.store [--quick]`.
 
-Every iteration does the loop's work on a store in a Ray actor with a journal: draw starts, find stale states, cut trajectories at
-their boundaries, record outcomes, store new values, add states. It runs at the demo's sizes, where the goal is a share of the
-demo's iteration (`bench.loop`), and with a million states and long responses.
+Every iteration does the loop's work on a store in a Ray actor with a journal: draw starts, find stale states, cut
+trajectories at their boundaries, record outcomes, store new values, add states. It runs at the demo's sizes, where the
+goal is a share of the demo's iteration (`bench.loop`), and with a million states and long responses.
 """
 
 import json
@@ -118,7 +118,8 @@ def measure(size: Size, ranking: str) -> list[Check]:
 
 
 def summary(name: str, size: Size, filling: list[float], spent: float) -> list[Check]:
-    """All work of an iteration against its goal, and the first iteration's against the tenth's. `filling`: seconds of these."""
+    """All work of an iteration against its goal, and the first iteration's against the tenth's. `filling`: seconds of
+    these."""
     first = check(f"{name}: first boundaries and add / tenth", filling[0] / filling[9], "ratio", "<=", 1.5)
     if size.name != DEMO.name:
         return [check(f"{name}: all work of an iteration", spent, "s", "<=", 1.0), first]

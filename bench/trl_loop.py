@@ -1,10 +1,10 @@
-"""TRL's GRPO trainer, one iteration per line on its input. Called by `bench.loop`.
+"""TRL's GRPO trainer, one iteration per line on its input.
 
     PYTHON -m bench.trl_loop FOLDER      PYTHON: an environment with requirements/bench.txt
 
-FOLDER contains `job.json` (see `Job`). For each line that it reads, it runs one iteration (generation, reward, all optimizer steps)
-and writes one line of JSON (see `TrlLap`). TRL generates with transformers here, because its vLLM modes need a GPU. It runs as
-WORLD_SIZE data-parallel processes; RANK 0 reads and answers.
+FOLDER contains `job.json` (see `Job`). For each line that it reads, it runs one iteration (generation, reward, all
+optimizer steps) and writes one line of JSON (see `TrlLap`). TRL generates with transformers here, because its vLLM
+modes need a GPU. It runs as WORLD_SIZE data-parallel processes; RANK 0 reads and answers.
 """
 
 import json

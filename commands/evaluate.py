@@ -1,6 +1,6 @@
 """`launch.py evaluate`: evaluates one model, or one against another, on the held-out problems of a recipe.
 
-Called by `launch.py`. Invariant: both models answer the same problems under the same judge; every response is written with its verdict.
+Invariant: both models answer the same problems under the same judge; every response is written with its verdict.
 """
 
 import json
@@ -164,7 +164,8 @@ def evaluate_model(config: Config, task: "Task", model: str, device: Device, loc
 def check_unseen(task: TaskConfig, target: str) -> None:
     """Raises ConfigError when the evaluation would contain problems that the run of `target` was trained on.
 
-    A run holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash decides.
+    A run holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash
+    decides.
     """
     run = run_of(Path(target))
     if run is None:
@@ -180,7 +181,8 @@ def check_unseen(task: TaskConfig, target: str) -> None:
                 )
             if asked.eval_problems > known.eval_problems:
                 raise ConfigError(
-                    f"task.eval_problems = {asked.eval_problems}, but {target} held out {known.eval_problems} and was trained on the "
+                    f"task.eval_problems = {asked.eval_problems}, but {target} held out {known.eval_problems} and was "
+                    "trained on the "
                     f"others; lower it, or name other data in task.eval_path"
                 )
 
@@ -203,7 +205,8 @@ def print_evaluation(model: str, result: Evaluation) -> None:
     for level, scores in (*result.sources.items(), *result.levels.items()):
         last = [f"pass@{k} {100 * estimate.mean:.1f} %" for k, estimate in scores.passes.items() if k == result.samples]
         print(
-            f"  {level or ('no level' if len(result.levels) > 1 else 'all'):<20} {', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
+            f"  {level or ('no level' if len(result.levels) > 1 else 'all'):<20} "
+            f"{', '.join([percent(scores.success), *last])}, {scores.success.problems} problems"
         )
 
 

@@ -1,6 +1,7 @@
-"""`launch.py export`: writes a run's policy with its tokenizer, curves and a model card into a folder, or uploads them to the hub.
+"""`launch.py export`: writes a run's policy with its tokenizer, curves and a model card into a folder, or uploads them
+to the hub.
 
-Called by `launch.py`. It reads only the run's files, so the run may still be running.
+It reads only the run's files, so the run may still be running.
 """
 
 import shutil
@@ -24,7 +25,8 @@ HUB = "hub:"
 def export_run(options: Namespace) -> int:
     """Export the newest policy of a run to `--to FOLDER` or `--to hub:OWNER/NAME`.
 
-    Raises CheckpointError without a run or a checkpoint, ConfigError for a folder that is not empty, ModelError when the upload fails.
+    Raises CheckpointError without a run or a checkpoint, ConfigError for a folder that is not empty, ModelError when
+    the upload fails.
     """
     run, target = RunDirectory.open(options.run), options.to
     if not target.startswith(HUB):
@@ -58,19 +60,22 @@ def model_card(config: Config, run: RunDirectory) -> str:
     if config.model.path != "starter" and not Path(config.model.path).exists():
         head["base_model"] = config.model.path
     rows = [
-        f"| {line['iteration']} | {100 * line['success']:.1f} % | {100 * line['low']:.1f} to {100 * line['high']:.1f} % "
+        f"| {line['iteration']} | {100 * line['success']:.1f} % | {100 * line['low']:.1f} to {100 * line['high']:.1f} "
+        "% "
         f"| {line['problems']} |"
         for line in read_jsonl(run.evaluations)
     ]
     table = ["| iteration | success | 95 % interval | problems |", "|---|---|---|---|", *rows]
     method = (
-        f"Trained with {config.algorithm.estimator} for {config.run.iterations} iterations of {config.rollout.starts} starts x "
+        f"Trained with {config.algorithm.estimator} for {config.run.iterations} iterations of {config.rollout.starts} "
+        "starts x "
         f"{config.rollout.samples} samples; replay share {config.replay.ratio}, ranking `{config.replay.ranking}`."
     )
     sections = [
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",
         f"# {run.name}",
-        f"A policy that Retrospect (PPO with retrospective replay, arXiv 2504.14363) trained from `{config.model.path}`.",
+        "A policy that Retrospect (PPO with retrospective replay, arXiv 2504.14363) trained from "
+        f"`{config.model.path}`.",
         f"**Data.** {data}.",
         f"**Method.** {method} Every setting is in `config.yaml`.",
         "**Success on held-out problems**, greedy, from the prompt:",
@@ -82,7 +87,8 @@ def model_card(config: Config, run: RunDirectory) -> str:
 
 
 def upload(folder: Path, name: str, private: bool) -> str:
-    """Upload `folder` to the model repository `name` (made if it does not exist) and return its address. Raises ModelError."""
+    """Upload `folder` to the model repository `name` (made if it does not exist) and return its address. Raises
+    ModelError."""
     from huggingface_hub import HfApi
 
     hub = HfApi()

@@ -1,6 +1,6 @@
 """`launch.py inspect`: shows a run's replay store in a browser, live while the run goes on.
 
-Called by `launch.py`. It reads only the run's files and listens on loopback only.
+It reads only the run's files and listens on loopback only.
 """
 
 import threading

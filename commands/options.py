@@ -1,6 +1,6 @@
 """All commands: what each runs, its description, and its options besides the fields of the configuration.
 
-Called by `launch.py`. Invariant: nothing here imports an engine or a model library, so a mistyped option is reported at once.
+Invariant: nothing here imports an engine or a model library, so a mistyped option is reported at once.
 """
 
 import argparse

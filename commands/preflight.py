@@ -1,7 +1,8 @@
-"""The checks before anything expensive: `launch.py check` prints what they find, `train` and a resume stop at the first.
+"""The checks before anything expensive: `launch.py check` prints what they find, `train` and a resume stop at the
+first.
 
-Invariant: no actor is started and no model is built. `check_configuration` reads nothing but the configuration, so it can be called
-again when a field has changed; the other checks look at the machine, the cluster and the data.
+Invariant: no actor is started and no model is built. `check_configuration` reads nothing but the configuration, so it
+can be called again when a field has changed; the other checks look at the machine, the cluster and the data.
 """
 
 import socket
@@ -23,7 +24,8 @@ from trainer.model_files import check_place
 
 
 def preflight(config: Config, *, local: bool = False, offline: bool = False) -> None:
-    """All checks of a training run but those of its model. `local`: in this process; `offline`: of the configuration alone.
+    """All checks of a training run but those of its model. `local`: in this process; `offline`: of the configuration
+    alone.
 
     Raises ConfigError, ClusterError, ModelError, DataError.
     """
@@ -42,7 +44,8 @@ def check_configuration(config: Config) -> None:
 
 
 def check_surroundings(config: Config, local: bool = False) -> None:
-    """Check what the run needs of this machine, of the cluster and of other servers. Raises ConfigError, ClusterError, ModelError."""
+    """Check what the run needs of this machine, of the cluster and of other servers. Raises ConfigError, ClusterError,
+    ModelError."""
     check_root(config.run.root)
     check_trackers(config)
     if config.learner.value_path:
@@ -60,7 +63,8 @@ def check_surroundings(config: Config, local: bool = False) -> None:
 
 
 def check_port(cluster: ClusterConfig, port: int) -> None:
-    """Raises ConfigError when the port of the metrics is in use, and a Ray of our own would need it. It would wait without a word."""
+    """Raises ConfigError when the port of the metrics is in use, and a Ray of our own would need it. It would wait
+    without a word."""
     if not port:
         return
     from trainer.cluster import find

@@ -1,6 +1,6 @@
 """`launch.py report`: summarises the results of one or several runs so far, on the terminal and as one page.
 
-Called by `launch.py`. It reads only the runs' files, so they may still be running.
+It reads only the runs' files, so they may still be running.
 """
 
 from argparse import Namespace

@@ -1,9 +1,10 @@
-"""`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952), and measures it on held-out pairs.
+"""`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952), and measures it on
+held-out pairs.
 
-Called by `launch.py`. It starts from `model.path` with a new head of one label and writes RUN/policy: a sequence classifier, its
-tokenizer and `reward.json` (mean and deviation of its scores on the held-out dialogues, which normalise rewards).
-Invariant: pairs of one prompt are all trained on or all held out; the prompts with the smallest hashes are held out. Evaluation
-prompts of the task are never trained on, so no policy is evaluated on prompts whose preferences the reward model has seen.
+It starts from `model.path` with a new head of one label and writes RUN/policy: a sequence classifier, its tokenizer and
+`reward.json` (mean and deviation of its scores on the held-out dialogues, which normalise rewards). Invariant: pairs of
+one prompt are all trained on or all held out; the prompts with the smallest hashes are held out. Evaluation prompts of
+the task are never trained on, so no policy is evaluated on prompts whose preferences the reward model has seen.
 """
 
 from argparse import Namespace
@@ -103,8 +104,8 @@ def reward_job(config: Config) -> SupervisedJob:
 
 
 def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messages]]], list[str]]:
-    """The chosen and the rejected dialogue of each usable row of `reward_model.pairs`, each with its place in the file; and what is
-    wrong with the other rows, a line for each reason. Raises DataError.
+    """The chosen and the rejected dialogue of each usable row of `reward_model.pairs`, each with its place in the file;
+    and what is wrong with the other rows, a line for each reason. Raises DataError.
     """
     columns = {"reward_model.chosen": settings.chosen, "reward_model.rejected": settings.rejected}
     rows = read_dialogues(settings.pairs, settings.split, columns)

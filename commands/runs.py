@@ -1,7 +1,7 @@
 """`launch.py runs`: lists the runs of a folder, the one that was active last first.
 
-Called by `launch.py`. It reads only files and imports no library that is slow to load. A run counts as running while a process
-holds its lock, so a run on another machine of a shared disk may be shown as stopped.
+It reads only files and imports no library that is slow to load. A run counts as running while a process holds its lock,
+so a run on another machine of a shared disk may be shown as stopped.
 """
 
 import json
@@ -28,7 +28,8 @@ TAIL = 65536
 
 
 def list_runs(options: Namespace) -> int:
-    """Print state, step, best held-out success, last activity, size and the last line of the log of every run below `root`.
+    """Print state, step, best held-out success, last activity, size and the last line of the log of every run below
+    `root`.
 
     Raises CheckpointError when there is none.
     """

@@ -1,7 +1,8 @@
-"""`launch.py sft`: supervised fine-tuning on a task's canonical solutions, or on dialogues (loss on the assistant's tokens).
+"""`launch.py sft`: supervised fine-tuning on a task's canonical solutions, or on dialogues (loss on the assistant's
+tokens).
 
-Called by `launch.py`. `model.path` of another run can name the model that it writes (RUN/policy). Invariant: held-out rows are never
-trained on. They are the task's evaluation problems, and the dialogues with the smallest hashes.
+`model.path` of another run can name the model that it writes (RUN/policy). Invariant: held-out rows are never trained
+on. They are the task's evaluation problems, and the dialogues with the smallest hashes.
 """
 
 from argparse import Namespace
@@ -69,7 +70,8 @@ def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
 
 
 def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> list[Text]:
-    """Prompts with their canonical solutions; only the solution has loss. Prints how many of the `kind` problems are left out.
+    """Prompts with their canonical solutions; only the solution has loss. Prints how many of the `kind` problems are
+    left out.
 
     Raises DataError when no problem has a solution that fits.
     """
@@ -81,12 +83,14 @@ def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> lis
     ]
     if not found:
         raise DataError(
-            f"task {task_title(config.task)}: no canonical solution within sft.max_tokens = {config.sft.max_tokens} to learn from; set "
+            f"task {task_title(config.task)}: no canonical solution within sft.max_tokens = {config.sft.max_tokens} to "
+            "learn from; set "
             f"task.columns.solution, raise it, or give dialogues in sft.path"
         )
     if len(found) < len(problems):
         print(
-            f"task {task_title(config.task)}: {len(problems) - len(found)} of {len(problems)} {kind} problems left out: "
+            f"task {task_title(config.task)}: {len(problems) - len(found)} of {len(problems)} {kind} problems left "
+            "out: "
             f"{len(solved) - len(found)} over sft.max_tokens, the others without a canonical solution within "
             f"rollout.max_response_tokens"
         )

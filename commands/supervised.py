@@ -1,8 +1,8 @@
-"""A supervised training run: it takes steps over rows, measures on held-out rows, writes checkpoints, and can be resumed.
+"""A supervised training run: it takes steps over rows, measures on held-out rows, writes checkpoints, and can be
+resumed.
 
-Used by `commands/sft.py` and `commands/reward_model.py`, which define the rows and what is measured. The run directory is that of
-`core/run_directory.py` (config, metrics.jsonl, checkpoints/, and the model in policy/). Invariant: the rows of step s depend only on
-the seed and s, so a resumed run repeats the uninterrupted one.
+The run directory is that of `core/run_directory.py` (config, metrics.jsonl, checkpoints/, and the model in policy/).
+Invariant: the rows of step s depend only on the seed and s, so a resumed run repeats the uninterrupted one.
 """
 
 import json
@@ -62,7 +62,8 @@ def begin_supervised(config: Config, make_job: MakeJob, recipe: str) -> int:
 
 
 def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> int:
-    """Continue from the last checkpoint. Raises ConfigError for any option: the rows of a step depend on the configuration."""
+    """Continue from the last checkpoint. Raises ConfigError for any option: the rows of a step depend on the
+    configuration."""
     if options:
         raise ConfigError(f"--resume uses the run's own configuration; leave out {options[0]}")
     run = RunDirectory.open(path)
@@ -109,7 +110,8 @@ def held_out_numbers(group: "SupervisedGroup", job: SupervisedJob) -> Numbers:
 def take_steps(
     group: "SupervisedGroup", job: SupervisedJob, config: Config, run: RunDirectory, resumed: Path | None
 ) -> None:
-    """Take all steps after the checkpoint `resumed` (None: all). DivergenceError after learner.max_skipped_steps in a row."""
+    """Take all steps after the checkpoint `resumed` (None: all). DivergenceError after learner.max_skipped_steps in a
+    row."""
     from learner.schedule import learning_rate
 
     settings, rows = job.settings, len(job.train)

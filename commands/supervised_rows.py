@@ -1,6 +1,6 @@
 """Preparation that `sft` and `reward-model` share: check the model, read dialogues, hold out rows.
 
-Called by `commands/sft.py` and `commands/reward_model.py`. Invariant: held-out rows and the task's evaluation prompts are never trained on.
+Invariant: held-out rows and the task's evaluation prompts are never trained on.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -28,16 +28,19 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
 
     Each row has `dialogues` dialogues of at most `max_tokens` tokens.
 
-    Raises ModelError, and ConfigError when a row does not fit a micro-batch or the model, or when adapters are configured.
+    Raises ModelError, and ConfigError when a row does not fit a micro-batch or the model, or when adapters are
+    configured.
     """
     learner, tokens = config.learner, getattr(config, section).max_tokens
     if learner.lora_rank:
         raise ConfigError(
-            f"learner.lora_rank = {learner.lora_rank}: supervised training trains all weights; set it to 0 for this command"
+            f"learner.lora_rank = {learner.lora_rank}: supervised training trains all weights; set it to 0 for this "
+            "command"
         )
     if 0 < learner.micro_batch_tokens < dialogues * tokens:
         raise ConfigError(
-            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} cannot fit a row of {'two times ' * (dialogues - 1)}{section}.max_tokens "
+            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} cannot fit a row of "
+            f"{'two times ' * (dialogues - 1)}{section}.max_tokens "
             f"= {tokens}; raise it to at least {dialogues * tokens}"
         )
     path = model_folder(config.model.path, "model.path")
@@ -54,7 +57,8 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
 
 
 def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:
-    """The dialogues of each row, one per column, each with its place in the file (for errors). `columns`: by configuration field.
+    """The dialogues of each row, one per column, each with its place in the file (for errors). `columns`: by
+    configuration field.
 
     Raises DataError.
     """
@@ -77,15 +81,16 @@ def hold_out(
 ) -> tuple[list[RowType], list[RowType]]:
     """Training rows and held-out rows. Those with the smallest keys are held out, for any seed and order.
 
-    `rows` of one key (a hash) are all trained on or all held out; those with a key in `evaluated` are not trained on. Raises
-    DataError when no training row is left.
+    `rows` of one key (a hash) are all trained on or all held out; those with a key in `evaluated` are not trained on.
+    Raises DataError when no training row is left.
     """
     settings: SupervisedConfig = getattr(config, section)
     ordered = [(key, row) for key in sorted(rows) for row in rows[key]]
     print(f"{path}: {left_out}")
     if len(ordered) <= settings.eval_rows:
         raise DataError(
-            f"{path}: {len(ordered)} rows within {section}.max_tokens = {settings.max_tokens}, of which {section}.eval_rows = "
+            f"{path}: {len(ordered)} rows within {section}.max_tokens = {settings.max_tokens}, of which "
+            f"{section}.eval_rows = "
             f"{settings.eval_rows} are held out: none is left; lower {section}.eval_rows or raise {section}.max_tokens"
         )
     last = ordered[settings.eval_rows - 1][0]  # the other rows of the last held-out key are held out too

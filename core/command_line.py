@@ -1,7 +1,7 @@
-"""The fields of the configuration as command-line options: parses them, explains them, and names the nearest one for a typo.
+"""The fields of the configuration as command-line options: parses them, explains them, and names the nearest one for a
+typo.
 
-Called by `commands/options.py` and `core/load.py`. Invariant: an option has the dotted name that its field has in a recipe, after
-`--`; hyphens count as underscores.
+Invariant: an option has the dotted name that its field has in a recipe, after `--`; hyphens count as underscores.
 """
 
 import argparse
@@ -30,7 +30,9 @@ MEANINGS: Mapping[str, str] = {
     "rollout.starts": "batch_size rollout_batch_size train_batch_size",
     "rollout.samples": "n n_samples n_samples_per_prompt num_generations group_size",
     "rollout.max_prompt_tokens": "max_prompt_length prompt_max_len",
-    "rollout.max_response_tokens": "max_tokens max_new_tokens max_response_length max_completion_length generate_max_len",
+    "rollout.max_response_tokens": (
+        "max_tokens max_new_tokens max_response_length max_completion_length generate_max_len"
+    ),
     "rollout.gpu_memory_share": "gpu_memory_utilization",
     "rollout.tensor_parallel": "tensor_parallel_size",
     "rollout.actors": "num_engines vllm_num_engines workers num_workers",
@@ -69,8 +71,14 @@ FIELDS: Mapping[str, FieldInfo] = dict(_leaves(Config))
 """Every field by its dotted name: 'run.seed', 'task.columns.prompt', ..."""
 
 
+def explained(field: FieldInfo) -> str:
+    """The text below a field, in one line."""
+    return " ".join((field.description or "").split())
+
+
 class OptionParser(argparse.ArgumentParser):
-    """Parses every field as an option into `fields`, a list of '--section.field=value', and the options that a command adds."""
+    """Parses every field as an option into `fields`, a list of '--section.field=value', and the options that a command
+    adds."""
 
     def __init__(self, command: str = "", about: str = "", fields: bool = True) -> None:
         """`fields`: False for a command that takes no configuration."""
@@ -87,7 +95,8 @@ class OptionParser(argparse.ArgumentParser):
                 self.add_field(f"--{name}", name)
 
     def add_field(self, option: str, name: str, **shown: str) -> None:
-        """An option that sets the field `name`; `shown`: metavar and help, without which it does not appear in the help text."""
+        """An option that sets the field `name`; `shown`: metavar and help, without which it does not appear in the help
+        text."""
         template = f"--{name}={{}}"
         shown = shown or {"help": argparse.SUPPRESS}
         self.add_argument(option, dest="fields", action="append", type=template.format, **shown)  # type: ignore[arg-type]
@@ -137,7 +146,7 @@ def explanation(section: str) -> str:
     group = parser.add_argument_group(section, kind.__doc__ if kind else "")
     for name, field in FIELDS.items():
         if name.startswith(f"{section}."):
-            about = f"{field.description} (default: {default_text(field)})".replace("%", "%%")
+            about = f"{explained(field)} (default: {default_text(field)})".replace("%", "%%")
             group.add_argument(f"--{name}", metavar=value_kind(field), help=about)
     return parser.format_help()
 
@@ -158,7 +167,8 @@ def value_kind(field: FieldInfo) -> str:
 
 
 def nearest(name: str, names: Iterable[str], section: str = "") -> str:
-    """The one of `names` that `name` means, or else the most similar. A name without a section is first looked up in `section`.
+    """The one of `names` that `name` means, or else the most similar. A name without a section is first looked up in
+    `section`.
 
     >>> nearest("replay.ratoi", FIELDS), nearest("learning_rate", FIELDS), nearest("lr", FIELDS, "sft")
     ('replay.ratio', 'learner.policy_lr', 'sft.lr')

@@ -40,7 +40,8 @@ class RunConfig(Section):
     root: Path = Path("runs")
     """Folder of the run directories."""
     mirror: Annotated[str, Field(pattern=r"^([a-z0-9+]+://[^@\s]+)?$")] = ""
-    """URI of a folder, such as s3://bucket/path, that gets a copy of the run after every checkpoint; without keys, which come from the environment. Empty: none."""
+    """URI of a folder, such as s3://bucket/path, that gets a copy of the run after every checkpoint; without keys,
+    which come from the environment. Empty: none."""
     seed: Whole = 0
     """The one seed that all randomness is derived from."""
     iterations: Count = 40
@@ -55,16 +56,19 @@ class ModelConfig(Section):
     """The policy that training starts from."""
 
     path: str = "starter"
-    """Hugging Face model name or local directory; 'starter': build and warm-start a small model for the task (see `starter`)."""
+    """Hugging Face model name or local directory; 'starter': build and warm-start a small model for the task (see
+    `starter`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the weights in learner and engines. auto: the checkpoint's, but float32 on a CPU without instructions for bfloat16."""
+    """Type of the weights in learner and engines. auto: the checkpoint's, but float32 on a CPU without instructions for
+    bfloat16."""
 
 
 class ClusterConfig(Section):
     """Resources asked of Ray."""
 
     address: str = "auto"
-    """'auto': the cluster of RAY_ADDRESS, else a head that runs on this machine, else a local one; 'local': always a local one; or host:port."""
+    """'auto': the cluster of RAY_ADDRESS, else a head that runs on this machine, else a local one; 'local': always a
+    local one; or host:port."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where engines and learner run; auto: cuda where the cluster has GPUs."""
     rollout_cpus: NonNegative = 1.0
@@ -107,9 +111,11 @@ class MonitorConfig(Section):
     """Where the numbers of a run go, besides its own files."""
 
     sinks: Annotated[tuple[SinkName, ...], BeforeValidator(as_names)] = ("tensorboard",)
-    """Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated by commas."""
+    """Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers,
+    evaluations, samples and curves. A list, or names separated by commas."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray start --metrics-export-port`."""
+    """Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray
+    start --metrics-export-port`."""
     project: Annotated[str, Field(min_length=1)] = "retrospect"
     """W&B project and MLflow experiment of the run."""
 

@@ -10,7 +10,8 @@ class RetrospectError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line with text of another library's error, without its full stop; the name of its type if it has no text.
+    """The first line with text of another library's error, without its full stop; the name of its type if it has no
+    text.
 
     Pydantic's first line only counts ("1 validation error for ..."): the lines after it are joined instead.
     """

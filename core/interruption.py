@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM while a run trains: the first signal ends the run in order, the second ends the process.
 
-Called by `commands/train.py` and `trainer/session.py`. Invariant: a step whose update or store writes have begun is finished, so
-what is saved is always the state after a complete iteration.
+Invariant: a step whose update or store writes have begun is finished, so what is saved is always the state after a
+complete iteration.
 """
 
 import os
@@ -16,7 +16,8 @@ INTERRUPTED = 130
 """Exit status of a process that a signal ends at once."""
 
 DROPPABLE = ("generate", "reward", "score", "evaluate")
-"""Phases that change neither the learner nor the replay store: they end at the first signal, and a resumed run repeats them."""
+"""Phases that change neither the learner nor the replay store: they end at the first signal, and a resumed run repeats
+them."""
 
 
 class Interruption:
@@ -41,7 +42,8 @@ class Interruption:
                 signal.signal(number, handler)
 
     def announcing(self, announce: Callable[[str], object]) -> Callable[[str], None]:
-        """`announce`, to be called with the name of a phase that begins; it raises KeyboardInterrupt as `check` does."""
+        """`announce`, to be called with the name of a phase that begins; it raises KeyboardInterrupt as `check`
+        does."""
 
         def _begin(phase: str) -> None:
             self._phase = phase

@@ -1,6 +1,6 @@
 """Configuration files: YAML in, `Config` out. Every error is one line that names the field and says what to do.
 
-Called by `launch.py` and by the tests of the recipes. Nothing here imports an engine.
+Nothing here imports an engine.
 """
 
 import re
@@ -62,7 +62,8 @@ def parse_config(data: Mapping[str, Any], source: str) -> Config:
 
 
 def override(config: Config, options: Sequence[str]) -> Config:
-    """The configuration with fields changed by options `--section.field value` or `--section.field=value`; `null` is none.
+    """The configuration with fields changed by options `--section.field value` or `--section.field=value`; `null` is
+    none.
 
     Raises ConfigError naming the option.
     """

@@ -10,7 +10,8 @@ import psutil
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
-"""What Linux calls a CPU's instructions for bfloat16. Without them such a model computes several times slower than in float32."""
+"""What Linux calls a CPU's instructions for bfloat16. Without them such a model computes several times slower than in
+float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a configuration implies before anything starts: batch sizes, weight transport, and the resources to reserve.
 
-Called by `commands/` and `trainer/`. Contradictions between fields are found here; each error is one line.
+Contradictions between fields are found here; each error is one line.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,8 @@ class Resources:
 
 
 def check_algorithm(config: Config, trajectories: int) -> None:
-    """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one iteration."""
+    """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one
+    iteration."""
     algorithm = config.algorithm
     if algorithm.overlong == "soft" and 0 < config.rollout.max_response_tokens < algorithm.overlong_buffer:
         raise ConfigError(
@@ -55,32 +56,38 @@ def check_algorithm(config: Config, trajectories: int) -> None:
         )
     if config.rollout.resample and config.rollout.samples < 2:
         raise ConfigError(
-            "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; raise it to 2 or more"
+            "rollout.resample replaces starts whose continuations have equal rewards, but rollout.samples is 1; raise "
+            "it to 2 or more"
         )
     if config.rollout.resample and config.rollout.max_staleness:
         raise ConfigError(
-            f"rollout.resample waits for the engines again, but rollout.max_staleness is {config.rollout.max_staleness}; set one "
+            "rollout.resample waits for the engines again, but rollout.max_staleness is "
+            f"{config.rollout.max_staleness}; set one "
             f"of them to 0"
         )
     if not config.replay.fill and (config.rollout.resample or config.rollout.max_staleness):
         raise ConfigError(
-            "replay.fill = false makes iterations of different sizes, which rollout.resample and rollout.max_staleness above 0 cannot "
+            "replay.fill = false makes iterations of different sizes, which rollout.resample and rollout.max_staleness "
+            "above 0 cannot "
             "use; set both to 0, or replay.fill to true"
         )
     if config.rollout.gpus < 1 and config.rollout.tensor_parallel > 1:
         raise ConfigError(
-            f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: Ray gives "
+            f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: "
+            "Ray gives "
             f"shares of a single GPU only; set one of them to 1"
         )
     if config.replay.imitated and algorithm.positive_coefficient == 0:
         raise ConfigError(
-            "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set that to 1, or "
+            "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set "
+            "that to 1, or "
             "replay.imitated to 0"
         )
     _check_learner(config.learner)
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(
-            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on average; set it to k2 or "
+            "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on average; "
+            "set it to k2 or "
             "k3, or algorithm.kl_placement to reward"
         )
     if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
@@ -89,7 +96,8 @@ def check_algorithm(config: Config, trajectories: int) -> None:
         )
     if algorithm.kl_target is not None and algorithm.kl_horizon < trajectories:
         raise ConfigError(
-            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an iteration, after "
+            f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an "
+            "iteration, after "
             f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
         )
 
@@ -99,18 +107,16 @@ def _check_learner(learner: LearnerConfig) -> None:
         raise ConfigError(
             "learner.offload moves what ZeRO partitions, but learner.zero_stage is 0; set it to 1, 2 or 3"
         )
-    if learner.critic_settled > 0 and learner.critic_warmup == 0:
-        raise ConfigError(
-            "learner.critic_settled ends learner.critic_warmup early, which is 0; set it to the most iterations it may take"
-        )
     if learner.value_model == "shared" and learner.value_path:
         raise ConfigError(
-            "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to separate"
+            "learner.value_path is the model of a separate critic, but learner.value_model is 'shared'; set it to "
+            "separate"
         )
     for name in ("value_epochs", "value_max_grad_norm"):
         if learner.value_model == "shared" and getattr(learner, name) is not None:
             raise ConfigError(
-                f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to separate"
+                f"learner.{name} is a setting of a separate critic, but learner.value_model is 'shared'; set it to "
+                "separate"
             )
     if learner.kl_stop is not None and learner.epochs == 1:
         raise ConfigError(
@@ -123,17 +129,20 @@ def plan_warnings(config: Config) -> list[str]:
     algorithm, lines = config.algorithm, []
     if algorithm.kl_coefficient > 0 and algorithm.chosen_kl != algorithm.unbiased_kl:
         lines.append(
-            f"algorithm.kl_estimator '{algorithm.kl_estimator}' in the {algorithm.kl_placement}: its gradient is not that of the "
+            f"algorithm.kl_estimator '{algorithm.kl_estimator}' in the {algorithm.kl_placement}: its gradient is not "
+            "that of the "
             f"reverse KL; '{algorithm.unbiased_kl}' has that (docs/learner.md)"
         )
     if algorithm.kl_coefficient > 0 and algorithm.kl_fades and config.task.name == "dialogue":
         lines.append(
-            "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above reward_model.threshold; to keep the policy near its "
+            "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above reward_model.threshold; to keep "
+            "the policy near its "
             "start, set algorithm.kl_target, or the schedule to constant"
         )
     if config.replay.imitated and config.rollout.samples == 1:
         lines.append(
-            "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which at most half of the "
+            "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
+            "at most half of the "
             "rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
         )
     return lines
@@ -151,7 +160,8 @@ def batch_plan(config: Config) -> BatchPlan:
     trajectories = rollout.starts * rollout.samples
     if trajectories % learner.minibatches:
         raise ConfigError(
-            f"rollout.starts x rollout.samples = {rollout.starts} x {rollout.samples} = {trajectories} trajectories do not "
+            f"rollout.starts x rollout.samples = {rollout.starts} x {rollout.samples} = {trajectories} trajectories do "
+            "not "
             f"divide into learner.minibatches = {learner.minibatches}; change one of the three"
         )
     minibatch = trajectories // learner.minibatches
@@ -163,18 +173,21 @@ def batch_plan(config: Config) -> BatchPlan:
     context = sequence_tokens(config)
     if 0 < learner.micro_batch_tokens < context:
         raise ConfigError(
-            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: rollout.max_prompt_tokens + "
+            f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: "
+            "rollout.max_prompt_tokens + "
             f"rollout.max_response_tokens = {context}; raise it to at least {context}"
         )
     for source in task_sources(config.task):
         task = source.config
         if task.min_operations > task.max_operations:
             raise ConfigError(
-                f"task.min_operations = {task.min_operations} is larger than task.max_operations = {task.max_operations}"
+                f"task.min_operations = {task.min_operations} is larger than task.max_operations = "
+                f"{task.max_operations}"
             )
     if config.replay.ratio > 0 and config.replay.capacity < config.replay.start_states:
         raise ConfigError(
-            f"replay.capacity = {config.replay.capacity} is less than replay.start_states = {config.replay.start_states}, so that "
+            f"replay.capacity = {config.replay.capacity} is less than replay.start_states = "
+            f"{config.replay.start_states}, so that "
             f"replay would never begin; raise the one or lower the other"
         )
     check_starter(config)
@@ -195,8 +208,8 @@ def batch_plan(config: Config) -> BatchPlan:
 def transport(config: Config, device: str) -> Literal["object_store", "collective", "ipc"]:
     """How weights reach the engines on `device`; decides 'auto'. Raises ConfigError for a transport that cannot work.
 
-    NCCL (collective) needs a GPU per process. CUDA shares memory (ipc) between processes on one GPU. An engine on several GPUs
-    keeps its model in other processes than the receiving one, so it needs the object store.
+    NCCL (collective) needs a GPU per process. CUDA shares memory (ipc) between processes on one GPU. An engine on
+    several GPUs keeps its model in other processes than the receiving one, so it needs the object store.
     """
     asked, rollout, cluster = config.learner.transport, config.rollout, config.cluster
     cuda = device == "cuda"
@@ -213,12 +226,14 @@ def transport(config: Config, device: str) -> Literal["object_store", "collectiv
         )
     if asked == "ipc" and cuda and not one_gpu:
         raise ConfigError(
-            "learner.transport 'ipc' needs all engines on the learner's GPU; lower rollout.gpus and cluster.learner_gpus until "
+            "learner.transport 'ipc' needs all engines on the learner's GPU; lower rollout.gpus and "
+            "cluster.learner_gpus until "
             "all engines and ranks add up to at most 1, or set learner.transport to auto"
         )
     if asked == "collective" and cuda and not own_gpus:
         raise ConfigError(
-            f"learner.transport 'collective' needs a GPU for every engine and rank, but rollout.gpus is {rollout.gpus:g} and "
+            "learner.transport 'collective' needs a GPU for every engine and rank, but rollout.gpus is "
+            f"{rollout.gpus:g} and "
             f"cluster.learner_gpus {cluster.learner_gpus:g}; set both to 1, or learner.transport to auto"
         )
     return asked
@@ -235,7 +250,8 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
         raise ConfigError("rollout.sleep moves weights off a GPU, but the device is cpu; set it to false")
     if cuda and config.learner.ranks > 1 and config.cluster.learner_gpus < 1:
         raise ConfigError(
-            f"cluster.learner_gpus = {config.cluster.learner_gpus:g} with learner.ranks = {config.learner.ranks}: NCCL exchanges "
+            f"cluster.learner_gpus = {config.cluster.learner_gpus:g} with learner.ranks = {config.learner.ranks}: NCCL "
+            "exchanges "
             f"gradients between ranks with a GPU each; set one of them to 1"
         )
     rollout_gpus = config.rollout.tensor_parallel * config.rollout.gpus if cuda else 0.0
@@ -285,11 +301,13 @@ def check_starter(config: Config) -> None:
     size, rest = divmod(starter.hidden_size, starter.heads)
     if rest:
         raise ConfigError(
-            f"starter.hidden_size = {starter.hidden_size} does not divide into starter.heads = {starter.heads}; change one of them"
+            f"starter.hidden_size = {starter.hidden_size} does not divide into starter.heads = {starter.heads}; change "
+            "one of them"
         )
     if config.cluster.device != "cuda" and size not in HEAD_SIZES:
         raise ConfigError(
-            f"starter.hidden_size / starter.heads = {size}: vLLM's CPU engine has heads of {', '.join(map(str, HEAD_SIZES))}; "
+            f"starter.hidden_size / starter.heads = {size}: vLLM's CPU engine has heads of "
+            f"{', '.join(map(str, HEAD_SIZES))}; "
             f"change one of them"
         )
 
@@ -342,7 +360,8 @@ def check_context(config: Config, model_context: int) -> None:
     if need > model_context:
         raise ConfigError(
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {config.rollout.max_prompt_tokens} + "
-            f"{config.rollout.max_response_tokens} = {need} tokens, but the model's context is {model_context}; lower one of them"
+            f"{config.rollout.max_response_tokens} = {need} tokens, but the model's context is {model_context}; lower "
+            "one of them"
         )
 
 

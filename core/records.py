@@ -29,13 +29,15 @@ StateKey = int
 class Sampling:
     """How continuations are drawn, in one batch of rollouts.
 
-    max_response_tokens counts the whole response: a start with a prefix of K tokens may generate max_response_tokens - K more.
+    max_response_tokens counts the whole response: a start with a prefix of K tokens may generate max_response_tokens -
+    K more.
     """
 
     temperature: float  # 0: greedy
     top_p: float
     max_response_tokens: int
-    # A continuation is cut when its end repeats a pattern of at most repetition_tokens tokens, repetition_times times in a row.
+    # A continuation is cut when its end repeats a pattern of at most repetition_tokens tokens, repetition_times times
+    # in a row.
     repetition_tokens: int = 0  # 0: never
     repetition_times: int = 2
 
@@ -133,7 +135,8 @@ class Trajectory:
     def states(self, boundaries: Boundaries) -> IntArray:
         """Lengths of the response [S], increasing, at which a state is strictly inside the continuation.
 
-        A tool's answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before one.
+        A tool's answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before
+        one.
         """
         depth = self.start.prefix_ids.size
         lengths = boundaries(self.response_ids)
@@ -162,7 +165,8 @@ class Continued:
     """The steps of a trajectory, and what continuations of the states between them were worth."""
 
     step: IntArray  # [C] number of each token's step, from 0
-    values: FloatArray  # [C] mean reward of continuations of the state in which the token's step begins, shaped as the learner's
+    # [C] mean reward of continuations of the state in which the token's step begins, shaped as the learner's
+    values: FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The run directory: the paths of all files of a run, and atomic writes of text into them.
 
-Made by `commands/` before any engine starts. Invariants: a directory with a `config.yaml` is a run; a new run never writes into one
-that has results; one process at a time trains into it. All paths are absolute, because actors have another working directory.
+Invariants: a directory with a `config.yaml` is a run; a new run never writes into one that has results; one process at
+a time trains into it. All paths are absolute, because actors have another working directory.
 
     config.yaml      resolved configuration        checkpoints/  see trainer/checkpoint.py
     versions.json    Python, packages, git commit  replay/       journal of the replay store since the last checkpoint
@@ -73,8 +73,8 @@ class RunDirectory:
     def create(cls, root: Path, name: str, recipe: str, *, now: datetime | None = None) -> "RunDirectory":
         """Create a run at root/name; without a name at root/RECIPE-YYYYmmdd-HHMMSS, numbered if that exists.
 
-        A directory whose run has no results (its start failed) is reused. Raises ConfigError when the directory has results,
-        or cannot be made.
+        A directory whose run has no results (its start failed) is reused. Raises ConfigError when the directory has
+        results, or cannot be made.
         """
         root = root.expanduser().resolve()
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
@@ -183,7 +183,8 @@ def sync(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file, none if there is no file. Skips incomplete lines (the process was killed while writing)."""
+    """The records of a JSONL file, none if there is no file. Skips incomplete lines (the process was killed while
+    writing)."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         with suppress(json.JSONDecodeError):
@@ -192,7 +193,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_lines(path: Path, counter: str, last: int) -> None:
-    """Keep the records of a JSONL file, if there is one, whose number `counter` is at most `last`: a resumed run writes the others again."""
+    """Keep the records of a JSONL file, if there is one, whose number `counter` is at most `last`: a resumed run writes
+    the others again."""
     if path.exists():
         kept = [record for record in read_jsonl(path) if record[counter] <= last]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
@@ -209,7 +211,8 @@ def tail(path: Path, size: int) -> list[str]:
 
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
-    """Versions of Retrospect, of Python, of the packages that affect results (from their metadata: nothing is imported), and the git commit.
+    """Versions of Retrospect, of Python, of the packages that affect results (from their metadata: nothing is
+    imported), and the git commit.
 
     `source` is the source tree, by default that of this file. Packages that are not installed are left out.
     """
@@ -240,8 +243,8 @@ def write_samples(
 ) -> Path:
     """Write SAMPLES responses of the iteration; returns samples/NNNNNN.jsonl. `problems`: by id.
 
-    They alternate between replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's tokens, and
-    `values` the critic's value before each; null before those that a tool wrote.
+    They alternate between replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's
+    tokens, and `values` the critic's value before each; null before those that a tool wrote.
     """
     seen: Counter[tuple[bool, bool]] = Counter()
 
@@ -282,7 +285,8 @@ def _sample(item: Scored, decode: Callable[[IntArray], str], problems: Mapping[s
 def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
     """Save a start that no engine can generate to quarantine/START-SEED.json, and log it in one line.
 
-    The seed in the name tells an evaluation's greedy and sampled starts apart. If the file cannot be written, the run continues.
+    The seed in the name tells an evaluation's greedy and sampled starts apart. If the file cannot be written, the run
+    continues.
     """
     record = {
         "start": start.id,

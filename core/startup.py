@@ -1,6 +1,8 @@
-"""The start of a run's processes: their environment, less garbage collection, whether the Ray cluster answers, and where actors go in it.
+"""The start of a run's processes: their environment, less garbage collection, whether the Ray cluster answers, and
+where actors go in it.
 
-The environment is set at the start of the process, before torch is imported. Invariant: a variable that the user has set keeps its value.
+The environment is set at the start of the process, before torch is imported. Invariant: a variable that the user has
+set keeps its value.
 """
 
 import atexit
@@ -15,9 +17,10 @@ from core.config import ClusterConfig
 from core.errors import ClusterError, first_line
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
-"""How OpenMP's threads wait for each other; read when torch is imported. Engines, ranks and the system share the cores. Long spinning
-is 40x slower on a busy machine (128 against 5,055 tokens/s). Sleeping at once makes two threads slower than one (an update of 3.97 s
-against 2.68 s). With a short spin the update takes 2.26 s, and 5.5 s next to two busy processes."""
+"""How OpenMP's threads wait for each other; read when torch is imported. Engines, ranks and the system share the cores.
+Long spinning is 40x slower on a busy machine (128 against 5,055 tokens/s). Sleeping at once makes two threads slower
+than one (an update of 3.97 s against 2.68 s). With a short spin the update takes 2.26 s, and 5.5 s next to two busy
+processes."""
 
 
 ENVIRONMENT = {
@@ -51,10 +54,11 @@ atexit.register(gc.unfreeze)  # else Triton reports a leak when the process ends
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Collect no garbage inside the block. Later collections skip all objects that exist at its end (modules, classes, data).
+    """Collect no garbage inside the block. Later collections skip all objects that exist at its end (modules, classes,
+    data).
 
-    torch, DeepSpeed and vLLM make a million lasting objects. To visit them takes a tenth to a fourth of the time, and half a
-    second in every `gc.collect()` of a library.
+    torch, DeepSpeed and vLLM make a million lasting objects. To visit them takes a tenth to a fourth of the time, and
+    half a second in every `gc.collect()` of a library.
     """
     running = gc.isenabled()
     gc.disable()
@@ -82,7 +86,8 @@ ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 
 
 def check_reachable(cluster: ClusterConfig) -> None:
-    """Raises ClusterError within twice ANSWER_SECONDS when no Ray head answers at a named address, or it is not host:port."""
+    """Raises ClusterError within twice ANSWER_SECONDS when no Ray head answers at a named address, or it is not
+    host:port."""
     named = named_address(cluster)
     if named in ("", "auto", "local"):
         return
@@ -90,7 +95,8 @@ def check_reachable(cluster: ClusterConfig) -> None:
     host, _, port = named.rpartition(":")
     if "/" in named or not host or not port.isdigit():
         raise ClusterError(
-            f"{source} = {named!r} is not the host:port of a Ray head; the driver runs on a node of the cluster: start it there, or "
+            f"{source} = {named!r} is not the host:port of a Ray head; the driver runs on a node of the cluster: start "
+            "it there, or "
             f"by `ray job submit`"
         )
     if why := _silence(host, int(port)):

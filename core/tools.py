@@ -1,8 +1,8 @@
-"""What a user adds in Python: objects that the configuration names by import path, and the tool that answers calls in responses.
+"""What a user adds in Python: objects that the configuration names by import path, and the tool that answers calls in
+responses.
 
-A response in several turns: the policy writes a call, the tool's answer follows, and the policy goes on. Used by `actors/turns.py`
-(which asks the tool), `trainer/` (checks, canonical solutions) and `learner/methods.py` (import paths). Invariant: a tool is a pure
-function of the response's text, so a run repeats, and a response tells which of its tokens were answers.
+A response in several turns: the policy writes a call, the tool's answer follows, and the policy goes on. Invariant: a
+tool is a pure function of the response's text, so a run repeats, and a response tells which of its tokens were answers.
 """
 
 import importlib
@@ -30,7 +30,8 @@ class Tool:
     ends: str
     """Characters. The tool is asked when the policy has written a token whose text ends with one of them."""
     answer: Callable[[str], str | None]
-    """Text of the response so far -> the text that follows; None if this is no call. It must not raise, or depend on anything else."""
+    """Text of the response so far -> the text that follows; None if this is no call. It must not raise, or depend on
+    anything else."""
 
 
 class TokenTool:
@@ -41,7 +42,8 @@ class TokenTool:
         self.calls = frozenset(token for token, text in enumerate(texts) if text.endswith(tuple(tool.ends)))
         if not self.calls:
             raise ConfigError(
-                f"{FIELD}: no token of the model ends with one of {tool.ends!r}, so the tool would never be asked; change its `ends`"
+                f"{FIELD}: no token of the model ends with one of {tool.ends!r}, so the tool would never be asked; "
+                "change its `ends`"
             )
         self._tool, self._tokenizer = tool, tokenizer
 
@@ -51,7 +53,8 @@ class TokenTool:
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def mask(self, response: IntArray) -> Flags:
-        """[R] False where the tool answers a call of a response that was written as a whole, such as a canonical solution."""
+        """[R] False where the tool answers a call of a response that was written as a whole, such as a canonical
+        solution."""
         mask, tokens = np.ones(response.size, np.bool_), response.tolist()
         for at, token in enumerate(tokens, 1):
             if token in self.calls and mask[at - 1]:
@@ -61,7 +64,8 @@ class TokenTool:
 
 
 def imported(field: str, path: str) -> Any:
-    """The object at an import path 'module:name', also in the folder that the program was started from. Raises ConfigError."""
+    """The object at an import path 'module:name', also in the folder that the program was started from. Raises
+    ConfigError."""
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -69,7 +73,8 @@ def imported(field: str, path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(
-            f"{field} {path!r}: {type(error).__name__}: {error}; write it as 'module:name', in the folder that you start from"
+            f"{field} {path!r}: {type(error).__name__}: {error}; write it as 'module:name', in the folder that you "
+            "start from"
         ) from error
 
 

@@ -1,11 +1,12 @@
-"""Direct transfer of weights from learner rank 0 to the engines. Every broadcast also puts a copy into the object store.
+"""Direct transfer of weights from learner rank 0 to the engines. Every broadcast also puts a copy into the object
+store.
 
-`learner.distributed.worker` owns a `Sender`. `core.weights.pack` stages every bucket in it and puts its offer into `Weights.direct`, and
-`actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched; every wait has a deadline; the receiver's
-digest decides whether the bytes are right.
+`learner.distributed.worker` owns a `Sender`. `core.weights.pack` stages every bucket in it and puts its offer into
+`Weights.direct`, and `actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched;
+every wait has a deadline; the receiver's digest decides whether the bytes are right.
 
-Each broadcast makes a new group of the engines that serve at that moment. So engines may die and be restarted between two broadcasts. An
-engine that starts after a broadcast reads the object store's copy, without the learner.
+Each broadcast makes a new group of the engines that serve at that moment. So engines may die and be restarted between
+two broadcasts. An engine that starts after a broadcast reads the object store's copy, without the learner.
 """
 
 import logging
@@ -65,7 +66,8 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandles:
-    """One pickled handle per bucket to the sender's memory: a CUDA handle between processes on a GPU, else shared memory of the host."""
+    """One pickled handle per bucket to the sender's memory: a CUDA handle between processes on a GPU, else shared
+    memory of the host."""
 
     pickled: tuple[bytes, ...]
 
@@ -171,7 +173,8 @@ def serve_store(host: str, seconds: float) -> TCPStore:
 
 
 def alone(backend: str) -> None:
-    """Make this process torch's default group, unless it is in one. (vLLM's own store would listen on all addresses.)"""
+    """Make this process torch's default group, unless it is in one. (vLLM's own store would listen on all
+    addresses.)"""
     if not torch.distributed.is_initialized():
         store = serve_store("127.0.0.1", GROUP_SECONDS)
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)

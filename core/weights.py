@@ -1,8 +1,8 @@
 """Model weights as buckets of flat byte buffers, with a manifest that names the tensors and a digest.
 
-The learner calls `pack`. The buckets travel through the object store or `core.transport`. Every engine calls `unpack` and acknowledges the
-version and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a bucket is copied once, when it is published, so
-memory never has a second copy of the model or of a bucket.
+The learner calls `pack`. The buckets travel through the object store or `core.transport`. Every engine calls `unpack`
+and acknowledges the version and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a
+bucket is copied once, when it is published, so memory never has a second copy of the model or of a bucket.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -130,7 +130,8 @@ def pack(
 ) -> Weights:
     """Publish the tensors (any device, consumed one by one) bucket by bucket.
 
-    `publish` copies a bucket and returns a handle by which engines get it (`ray.put`); `sender` offers the same bytes directly.
+    `publish` copies a bucket and returns a handle by which engines get it (`ray.put`); `sender` offers the same bytes
+    directly.
     """
     specs: list[TensorSpec] = []
     handles: list[Any] = []

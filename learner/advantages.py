@@ -1,7 +1,7 @@
 """Generalised advantage estimation and whitening, in plain torch.
 
-Called by `learner.targets` and `learner.estimators` on the whole global batch. Invariant: only positions with mask 1 (tokens that the policy generated
-in this trajectory) count; prompt, replayed prefix and tool output change nothing. Shapes: B sequences, T tokens.
+Invariant: only positions with mask 1 (tokens that the policy generated in this trajectory) count; prompt, replayed
+prefix and tool output change nothing. Shapes: B sequences, T tokens.
 """
 
 from typing import Literal
@@ -20,8 +20,9 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float 
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t),    A_t = delta_t + gamma lambda A_{t+1}
 
     `rewards` [B, T] are received with each token, `values` [B, T] are of the state before it, `mask` is [B, T] bool.
-    `lam` is one number, or one per sequence [B]. t + 1 is the next position *with mask 1*: positions with mask 0 in between are
-    skipped without decay, as if they were removed. After the last position with mask 1, value and advantage are 0.
+    `lam` is one number, or one per sequence [B]. t + 1 is the next position *with mask 1*: positions with mask 0 in
+    between are skipped without decay, as if they were removed. After the last position with mask 1, value and advantage
+    are 0.
     """
     advantages = torch.zeros_like(values)
     carry = torch.zeros_like(values[:, 0])
@@ -45,7 +46,8 @@ def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean) / std [B, T] over the masked positions of the whole batch (population variance); 0 where the mask is 0."""
+    """(A - mean) / std [B, T] over the masked positions of the whole batch (population variance); 0 where the mask is
+    0."""
     chosen = advantages[mask]
     if chosen.numel() == 0:
         return torch.zeros_like(advantages)
@@ -56,7 +58,8 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def normalised(advantages: Tensor, mask: Tensor, replayed: Tensor, how: Normalise) -> Tensor:
-    """Advantages [B, T] whitened over the batch, or over fresh and replayed rows apart (`replayed` [B] bool), or unchanged."""
+    """Advantages [B, T] whitened over the batch, or over fresh and replayed rows apart (`replayed` [B] bool), or
+    unchanged."""
     if how == "none":
         return torch.where(mask, advantages, 0.0)
     if how == "global":

@@ -1,7 +1,6 @@
 """How well the critic predicts success: explained variance, AUC and Brier score of V against outcomes. Pure numpy.
 
-Called by `learner.targets` on the scored batch, before the update. Invariant: an AUC or Brier score that the data do not define (one
-class only, nothing to compare) is NaN, not 0.5.
+Invariant: an AUC or Brier score that the data do not define (one class only, nothing to compare) is NaN, not 0.5.
 """
 
 import math
@@ -18,7 +17,8 @@ Numbers = npt.NDArray[np.integer]
 
 
 def explained_variance(values: Reals, returns: Reals) -> float:
-    """1 - Var(R - V) / Var(R): 1 is perfect, below 0 is worse than a constant; 0 if the returns do not vary or are NaN."""
+    """1 - Var(R - V) / Var(R): 1 is perfect, below 0 is worse than a constant; 0 if the returns do not vary or are
+    NaN."""
     if not varies(returns):
         return 0.0
     spread = float(np.var(returns.astype(np.float64)))
@@ -36,7 +36,8 @@ def every_token(response: IntArray) -> IntArray:
 
 
 def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tuple[float, float, float]:
-    """(AUC, AUC within start and depth, Brier score) of V against outcomes, measured at the starts and the boundaries."""
+    """(AUC, AUC within start and depth, Brier score) of V against outcomes, measured at the starts and the
+    boundaries."""
     correct = np.array([s.judged.verdict.correct for s in scored])
     trajectories = [s.trajectory for s in scored]
     # of each continuation: its boundaries, counted from its first token
@@ -56,13 +57,14 @@ def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tupl
 def comparable_states(
     starts: Sequence[str], generated: Sequence[Flags], depths: Sequence[IntArray]
 ) -> tuple[list[IntArray], Numbers]:
-    """Groups of states with the same start and depth: a critic that knows only problem and depth cannot rank states within one.
+    """Groups of states with the same start and depth: a critic that knows only problem and depth cannot rank states
+    within one.
 
     Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary.
 
-    Per continuation: `starts` has the id of its start; `generated` [C] says which of its tokens are the policy's, because states begin
-    only before these; `depths` are its boundaries, in tokens from the start. Returns the depths at which each is read, and for all
-    these states, flat, the group (start, depth).
+    Per continuation: `starts` has the id of its start; `generated` [C] says which of its tokens are the policy's,
+    because states begin only before these; `depths` are its boundaries, in tokens from the start. Returns the depths at
+    which each is read, and for all these states, flat, the group (start, depth).
     """
     shared: dict[str, list[IntArray]] = {}
     for start, own in zip(starts, depths, strict=True):

@@ -1,8 +1,8 @@
 """The estimators of the policy's advantages, by their name in `algorithm.estimator`, and what an estimator is.
 
-`learner.targets` calls one on the whole global batch. A new one is a pure function of `Episodes`, a line in `ESTIMATORS`, its name in
-`core/sections/algorithm.py`, and a row in docs/learner.md. Invariant: only positions with mask 1 count. Shapes: B sequences, T tokens,
-G sequences in a group.
+`learner.targets` calls one on the whole global batch. A new one is a pure function of `Episodes`, a line in
+`ESTIMATORS`, its name in `core/sections/algorithm.py`, and a row in docs/learner.md. Invariant: only positions with
+mask 1 count. Shapes: B sequences, T tokens, G sequences in a group.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,8 @@ class Episodes:
 
 
 Advantages = Callable[[Episodes], Tensor]
-"""Advantages [B, T] of a batch, finite; positions with mask 0 are ignored. A user's own estimator has this signature, too."""
+"""Advantages [B, T] of a batch, finite; positions with mask 0 are ignored. A user's own estimator has this signature,
+too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Estimator:
     needs_values: bool = False
     """Whether it reads `Episodes.values`: then there must be a critic."""
     needs_groups: bool = False
-    """Whether it compares the continuations of a start: then there must be at least two. A group of equal rewards has no
-    advantage; its tokens do not count in the mean of the policy's loss."""
+    """Whether it compares the continuations of a start: then there must be at least two. A group of equal rewards has
+    no advantage; its tokens do not count in the mean of the policy's loss."""
     needs_continuations: bool = False
     """Whether it reads `Episodes.steps` and `step_values`: then the states of every trajectory are continued, too."""
     whitened: bool = False
@@ -60,8 +61,8 @@ class Estimator:
 
 
 def advantages_by_critic(episodes: Episodes) -> Tensor:
-    """GAE [B, T] (1506.02438) with a lambda per sequence: decoupled from the critic's (VC-PPO, 2503.01491) or length-adaptive
-    (VAPO, 2504.05118)."""
+    """GAE [B, T] (1506.02438) with a lambda per sequence: decoupled from the critic's (VC-PPO, 2503.01491) or
+    length-adaptive (VAPO, 2504.05118)."""
     return gae(episodes.rewards, episodes.values, episodes.mask, episodes.gamma, episodes.lam)
 
 
@@ -71,9 +72,11 @@ def returns(episodes: Episodes) -> Tensor:
 
 
 def vineppo(episodes: Episodes) -> Tensor:
-    """VinePPO [B, T]: what a step changes in the chance of success, the same for all its tokens (2410.01679, section 4).
+    """VinePPO [B, T]: what a step changes in the chance of success, the same for all its tokens (2410.01679, section
+    4).
 
-    A = (rewards received in the step) + gamma V(next step) - V(step),    V = mean reward of continuations; 0 after the end
+    A = (rewards received in the step) + gamma V(next step) - V(step),    V = mean reward of continuations; 0 after the
+    end
     """
     out = torch.zeros_like(episodes.rewards)
     step = torch.full_like(episodes.groups, -1)  # of the next token
@@ -106,8 +109,8 @@ def _compared(episodes: Episodes, formula: Callable[[Tensor, Tensor], Tensor]) -
 def dr_grpo(episodes: Episodes) -> Tensor:
     """Dr. GRPO [B, T]: R - mean of the group (2503.20783, section 3).
 
-    Without GRPO's deviation, which favours questions that are nearly always or nearly never solved. The paper's loss also divides
-    by a constant instead of the response's length: `algorithm.aggregation: constant`.
+    Without GRPO's deviation, which favours questions that are nearly always or nearly never solved. The paper's loss
+    also divides by a constant instead of the response's length: `algorithm.aggregation: constant`.
     """
     return _compared(episodes, lambda rewards, _: rewards - rewards.mean())
 

@@ -1,8 +1,8 @@
 """The learner seen from the driver: it scores, updates, broadcasts and saves by calls to all ranks.
 
-Called by `trainer.loop`. The maths over the global batch happens here (`learner.targets`); the ranks get finished micro-batches.
-Invariants: results do not depend on the number of ranks or on the micro-batches; every wait has a deadline; a `LearnerError`
-ends all ranks, and `restart` with `restore` brings them back.
+The maths over the global batch happens here (`learner.targets`); the ranks get finished micro-batches. Invariants:
+results do not depend on the number of ranks or on the micro-batches; every wait has a deadline; a `LearnerError` ends
+all ranks, and `restart` with `restore` brings them back.
 """
 
 import math
@@ -76,7 +76,8 @@ class LearnerGroup:
         local: bool = False,
         sender: type[Sender] | None = None,
     ) -> None:
-        """Start the ranks and load the models. Raises ModelError when the model cannot be used, LearnerError when a rank did not start.
+        """Start the ranks and load the models. Raises ModelError when the model cannot be used, LearnerError when a
+        rank did not start.
 
         Args:
             model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
@@ -155,15 +156,17 @@ class LearnerGroup:
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
-        During the critic's warm-up (the first `critic_warmup` updates, or until it has settled) only the critic learns, on
-        Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated responses: it says
-        nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One that arises in a loss or a
-        gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The policy takes no more steps after
-        a pass that moved it by more than `kl_stop`. The critic's calibration is measured at the `boundaries` of each response. Raises
-        DivergenceError when `max_skipped_steps` in a row were skipped.
+        During the critic's warm-up (the first `critic_warmup` updates) only the critic learns,
+        on Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated
+        responses: it says nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One
+        that arises in a loss or a gradient skips that step on all ranks. Skipped steps count in the learning-rate
+        schedule. The policy takes no more steps after a pass that moved it by more than `kl_stop`. The critic's
+        calibration is measured at the `boundaries` of each response. Raises DivergenceError when `max_skipped_steps` in
+        a row were skipped.
 
-        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved, and no `kl_target`,
-        the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which only the language-model loss takes.
+        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved,
+        and no `kl_target`, the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which
+        only the language-model loss takes.
         """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
@@ -246,7 +249,6 @@ class LearnerGroup:
             steps=self._config.epochs * self._config.minibatches,
             policy_steps=sum(step.plans[0].train_policy for step in taken),
         )
-        state.note_critic(batch.explained_variance, batch.returns_vary, self._config.critic_settled)
         if policy_trained and target is not None and math.isfinite(batch.reference_kl):
             state.kl_coefficient = adapted_coefficient(
                 state.kl_coefficient, batch.reference_kl, target, self._algorithm.kl_horizon, len(scored)
@@ -263,8 +265,8 @@ class LearnerGroup:
     def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> None:
         """Remember how far engines and learner, which have loaded the same weights, differ.
 
-        `broadcast` compares with it, on the same `probe_sequences` first `sequences` [T >= 2]. Raises WeightError when it is more than
-        rounding.
+        `broadcast` compares with it, on the same `probe_sequences` first `sequences` [T >= 2]. Raises WeightError when
+        it is more than rounding.
         """
         probe = list(islice(sequences, self._config.probe_sequences))
         noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
@@ -272,10 +274,12 @@ class LearnerGroup:
         self._noise = probe, noise
 
     def broadcast(self, receiver: WeightReceiver) -> BroadcastReport:
-        """Send the policy's weights to every engine as the next version; after the first and every `probe_every`-th, probe them.
+        """Send the policy's weights to every engine as the next version; after the first and every `probe_every`-th,
+        probe them.
 
-        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities differ from the learner's
-        by more than the noise (`measure_noise`); LearnerError when a rank died, even if the engines noticed it first.
+        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities differ from
+        the learner's by more than the noise (`measure_noise`); LearnerError when a rank died, even if the engines
+        noticed it first.
         """
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
@@ -296,7 +300,8 @@ class LearnerGroup:
         return BroadcastReport(version, self.check_engines(receiver) if probed else None)
 
     def check_engines(self, receiver: WeightReceiver) -> Gap | None:
-        """How far engines and learner are apart; None if no noise was measured. Raises WeightError when it leaves the noise."""
+        """How far engines and learner are apart; None if no noise was measured. Raises WeightError when it leaves the
+        noise."""
         if self._noise is None:
             return None
         probe, noise = self._noise
@@ -311,7 +316,8 @@ class LearnerGroup:
     def save(self, directory: Path) -> list[str]:
         """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
 
-        Returns the names of all files that any rank sees there; the caller checks that it sees them too. Raises CheckpointError.
+        Returns the names of all files that any rank sees there; the caller checks that it sees them too. Raises
+        CheckpointError.
         """
         directory.mkdir(parents=True, exist_ok=True)
         written = self._ranks.call_same(RankWorker.save, str(directory))
@@ -319,10 +325,11 @@ class LearnerGroup:
         return sorted({name for names in written for name in names})
 
     def restore(self, directory: Path) -> None:
-        """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with another.
+        """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with
+        another.
 
-        The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError when the checkpoint
-        is incomplete or was written with other settings.
+        The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError when the
+        checkpoint is incomplete or was written with other settings.
         """
         state = read_state(directory / "learner.json", self._state.layout)
         self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)
@@ -343,7 +350,8 @@ class LearnerGroup:
         self._ranks.close()
 
     def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
-        """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for them."""
+        """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for
+        them."""
         assignment = self._assign(rows)
         finish = self._ranks.begin(method, input_batches(assignment, rows))
         return lambda: results_by_row(assignment, rows, finish())

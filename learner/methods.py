@@ -1,7 +1,7 @@
 """Finds the estimator and the policy loss that a configuration names, and checks a user's own on a small batch.
 
-Called by `learner.targets` and `learner.objective` (find), `trainer/build.py` and `launch.py check` (check). A user's own
-function is named by its import path, `module:function`; its module is found in the folder that the program was started from, too.
+A user's own function is named by its import path, `module:function`; its module is found in the folder that the program
+was started from, too.
 """
 
 from functools import cache
@@ -17,7 +17,8 @@ from learner.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyTokens
 
 
 def find_estimator(name: str) -> Estimator:
-    """The estimator of `algorithm.estimator`. A user's plain function counts as one that needs values. Raises ConfigError."""
+    """The estimator of `algorithm.estimator`. A user's plain function counts as one that needs values. Raises
+    ConfigError."""
     if name in ESTIMATORS:
         return ESTIMATORS[name]
     found = _function("algorithm.estimator", name)
@@ -72,7 +73,8 @@ def check_estimator(name: str) -> None:
 
 
 def check_policy_loss(name: str, clip_low: float, clip_high: float, dual_clip: float) -> None:
-    """Compute the loss and the gradient of 4 tokens in two sequences. Raises ConfigError naming what is wrong with them."""
+    """Compute the loss and the gradient of 4 tokens in two sequences. Raises ConfigError naming what is wrong with
+    them."""
     loss_function = find_policy_loss(name)
     prefix = f"algorithm.policy_loss {name!r} on a batch of 4 tokens"
     logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)

@@ -1,8 +1,8 @@
 """The policy losses, by their name in `algorithm.policy_loss`. Plain torch.
 
-`learner.objective` calls one for every micro-batch. Invariants: a loss does not reduce over tokens, so that a batch may be split
-anywhere between two sequences; a sequence is never split. A user's own loss is a function with the signature `PolicyLoss`. Shapes:
-N tokens, sequence after sequence, S sequences.
+`learner.objective` calls one for every micro-batch. Invariants: a loss does not reduce over tokens, so that a batch may
+be split anywhere between two sequences; a sequence is never split. A user's own loss is a function with the signature
+`PolicyLoss`. Shapes: N tokens, sequence after sequence, S sequences.
 """
 
 import math
@@ -43,8 +43,8 @@ PolicyLoss = Callable[[PolicyTokens], tuple[Tensor, Tensor]]
 
 
 def ppo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)) (1707.06347 eq. 7; separate bounds: DAPO, 2503.14476 eq. 10), and for A < 0 at
-    most -A c (dual clip, 1912.09729 eq. 5).
+    """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)) (1707.06347 eq. 7; separate bounds: DAPO, 2503.14476 eq. 10), and
+    for A < 0 at most -A c (dual clip, 1912.09729 eq. 5).
     """
     ratios = ratio(tokens.logprobs, tokens.proximal)
     plain, clipped = -tokens.advantages * ratios, -tokens.advantages * tokens.bounded(ratios)
@@ -57,8 +57,9 @@ def ppo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 def gspo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     """GSPO (2507.18071): PPO's clip on the sequence's ratio s = (pi_theta(y) / pi_prox(y))^(1 / length).
 
-    In its token form (equations 13 and 14): the value is s for all tokens, the gradient of token t is s A_t grad log pi(t). So
-    advantages may differ between the tokens of a sequence; if they do not, it is the sequence form (equation 5).
+    In its token form (equations 13 and 14): the value is s for all tokens, the gradient of token t is s A_t grad log
+    pi(t). So advantages may differ between the tokens of a sequence; if they do not, it is the sequence form (equation
+    5).
     """
     moved = tokens.logprobs - tokens.proximal
     own = tokens.logprobs - tokens.logprobs.detach()  # 0, with the token's gradient
@@ -70,7 +71,8 @@ def gspo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 def cispo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     """CISPO (MiniMax-M1, 2506.13585, equations 4 and 5): -sg(clip(r, 1 - low, 1 + high)) A log pi_theta.
 
-    The clip bounds the weight, not the gradient, so every token teaches. The paper uses no lower bound (`clip_low` near 1).
+    The clip bounds the weight, not the gradient, so every token teaches. The paper uses no lower bound (`clip_low` near
+    1).
     """
     ratios = ratio(tokens.logprobs, tokens.proximal).detach()
     weights = tokens.bounded(ratios)
@@ -80,8 +82,8 @@ def cispo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 def gmpo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     """GMPO (2507.20673): -A times the geometric mean of the sequence's clipped ratios.
 
-    A token's ratio is clipped on the side that would profit, in logarithms. A is the sequence's mean advantage; every token gets the
-    sequence's loss. The paper clips to (e^-0.4, e^0.4), wider than PPO.
+    A token's ratio is clipped on the side that would profit, in logarithms. A is the sequence's mean advantage; every
+    token gets the sequence's loss. The paper clips to (e^-0.4, e^0.4), wider than PPO.
     """
     logs, sign = tokens.logprobs - tokens.proximal, torch.sign(tokens.advantages)
     near = torch.clamp(logs, math.log(1.0 - tokens.clip_low), math.log(1.0 + tokens.clip_high))

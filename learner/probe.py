@@ -1,8 +1,9 @@
-"""Whether engines and learner compute the same model: their log-probabilities of the same tokens, against the noise of this model. Pure numpy.
+"""Whether engines and learner compute the same model: their log-probabilities of the same tokens, against the noise of
+this model. Pure numpy.
 
-The digest of a broadcast proves that the weights arrived. A wrong kernel, a layer that kept its old weights or another tokenizer shows
-here. bfloat16 alone makes single tokens differ by 0.4 nats, so the mean and a high quantile are compared, with what they were before
-training, when both sides had the same weights.
+The digest of a broadcast proves that the weights arrived. A wrong kernel, a layer that kept its old weights or another
+tokenizer shows here. bfloat16 alone makes single tokens differ by 0.4 nats, so the mean and a high quantile are
+compared, with what they were before training, when both sides had the same weights.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ CAUSES = "the weights in the engine, its attention kernel, model.dtype, or the t
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far engines and learner are apart: |log pi_learner - log pi_engine| in nats, of the engine that is furthest."""
+    """How far engines and learner are apart: |log pi_learner - log pi_engine| in nats, of the engine that is
+    furthest."""
 
     mean: float
     high: float  # 99 % quantile over tokens
@@ -46,7 +48,8 @@ def check_noise(noise: Gap) -> None:
     """Raises WeightError when the two sides differ by more than rounding although they have loaded the same weights."""
     if not noise.mean <= WRONG_MEAN:
         raise WeightError(
-            f"before training, log-probabilities of engine and learner differ by {noise.mean:.2g} nats per token (99 % of tokens: at "
+            f"before training, log-probabilities of engine and learner differ by {noise.mean:.2g} nats per token (99 % "
+            "of tokens: at "
             f"most {noise.high:.2g}): they do not compute the same model; look at {CAUSES}"
         )
 
@@ -55,7 +58,9 @@ def check_gap(gap: Gap, noise: Gap, tolerance: float, version: int) -> None:
     """Raises WeightError when the gap after a broadcast leaves the noise."""
     if gap.beyond(noise, tolerance):
         raise WeightError(
-            f"weight version {version}: log-probabilities of engine and learner differ by {gap.mean:.2g} nats per token (99 % of tokens: "
-            f"at most {gap.high:.2g}), before training by {noise.mean:.2g} ({noise.high:.2g}) with the same weights; look at {CAUSES}, "
+            f"weight version {version}: log-probabilities of engine and learner differ by {gap.mean:.2g} nats per "
+            "token (99 % of tokens: "
+            f"at most {gap.high:.2g}), before training by {noise.mean:.2g} ({noise.high:.2g}) with the same weights; "
+            f"look at {CAUSES}, "
             f"or raise learner.gap_tolerance"
         )

@@ -1,7 +1,5 @@
-"""The learning rate of an optimizer step, as a pure function of its number. So a checkpoint needs no scheduler state.
-
-Called by `learner.group` before every optimizer step.
-"""
+"""The learning rate of an optimizer step, as a pure function of its number. So a checkpoint needs no scheduler
+state."""
 
 import math
 from typing import Literal
@@ -10,7 +8,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate(peak: float, step: int, warmup: int, total: int, schedule: Schedule) -> float:
-    """Rate of optimizer step `step` (from 0) of `total`: linear warm-up over `warmup` steps to `peak`, then the schedule.
+    """Rate of optimizer step `step` (from 0) of `total`: linear warm-up over `warmup` steps to `peak`, then the
+    schedule.
 
     `linear` and `cosine` fall towards 0 at the end of the run; a run that continues beyond `total` keeps the last rate.
 

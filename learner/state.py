@@ -1,7 +1,7 @@
 """The learner's state between updates, apart from its models: counters, and the decisions that depend on them. Pure.
 
-Kept by `learner.group`, saved with every checkpoint. Invariant: everything that changes the next update is in here or in the
-engines, so that a resumed run repeats the uninterrupted one.
+Kept by `learner.group`, saved with every checkpoint. Invariant: everything that changes the next update is in here or
+in the engines, so that a resumed run repeats the uninterrupted one.
 """
 
 import json
@@ -11,13 +11,11 @@ from pathlib import Path
 
 from core.errors import CheckpointError
 
-SETTLED_OVER = 3
-"""Updates over which the critic's explained variance must stay within `learner.critic_settled`."""
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
-    """The settings that a learner checkpoint's files depend on, apart from the number of ranks. Named as in the configuration."""
+    """The settings that a learner checkpoint's files depend on, apart from the number of ranks. Named as in the
+    configuration."""
 
     model: str  # class and number of trained parameters
     zero_stage: int
@@ -41,7 +39,6 @@ class LearnerState:
     skipped_in_row: int = 0
     skipped_problems: list[str] = field(default_factory=list)  # ids, of these skipped steps
     policy_trains: bool = False  # False until the critic's warm-up ends
-    variances: list[float] = field(default_factory=list)  # explained variance of the last updates
 
     def continue_with(self, ranks: int, kl_configured: float) -> None:
         """Continue on `ranks` ranks. Another configured KL coefficient replaces the adapted one."""
@@ -50,22 +47,10 @@ class LearnerState:
             self.kl_configured = self.kl_coefficient = kl_configured
 
     def begin_update(self, warmup: int) -> bool:
-        """Whether the policy learns in the update that begins now; `warmup`: updates in which only the critic learns."""
+        """Whether the policy learns in the update that begins now; `warmup`: updates in which only the critic
+        learns."""
         self.policy_trains = self.policy_trains or self.updates >= warmup
         return self.policy_trains
-
-    def note_critic(self, explained_variance: float, returns_vary: bool, settled: float) -> None:
-        """End the warm-up once the last SETTLED_OVER explained variances are above `settled` and differ by less (0: never).
-
-        They must be above it because a critic that has learnt nothing stays near 0. A batch whose returns do not vary says
-        nothing about the critic and is left out.
-        """
-        if not returns_vary:
-            return
-        self.variances = [*self.variances, explained_variance][-SETTLED_OVER:]
-        low, high = min(self.variances), max(self.variances)
-        still = len(self.variances) == SETTLED_OVER and low > settled and high - low < settled
-        self.policy_trains = self.policy_trains or still
 
     def note_steps(self, skipped: list[bool], problems: Sequence[str], *, steps: int, policy_steps: int) -> None:
         """Count an update: which optimizer steps were skipped, and the problem ids of the skipped steps at its end.
@@ -86,7 +71,8 @@ class LearnerState:
 
 
 def read_state(path: Path, layout: CheckpointLayout) -> LearnerState:
-    """What `save` wrote. Raises CheckpointError when it is unreadable, or written with another layout (each difference is named)."""
+    """What `save` wrote. Raises CheckpointError when it is unreadable, or written with another layout (each difference
+    is named)."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         state = LearnerState(**data | {"layout": CheckpointLayout(**data["layout"])})

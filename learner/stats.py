@@ -13,7 +13,8 @@ from learner.probe import Gap
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """One optimizer step on one rank. Sums are shares of the global mean; norms and the flag are the same on every rank."""
+    """One optimizer step on one rank. Sums are shares of the global mean; norms and the flag are the same on every
+    rank."""
 
     policy: PolicySums
     value_loss: float
@@ -31,7 +32,6 @@ class BatchStats:
     """Statistics of the batch before the update."""
 
     explained_variance: float  # 1 - Var(R - V) / Var(R) over continuation tokens; 0 if the returns do not vary
-    returns_vary: bool  # if not, the explained variance means nothing
     value_auc: float  # of V at starts and boundaries against the outcomes; NaN if all are alike
     value_auc_within: float  # the same between continuations of one start, at the same depth
     value_brier: float  # of V at starts and boundaries against the outcomes; 0 is perfect
@@ -47,7 +47,8 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats(BatchStats):
-    """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps of their model."""
+    """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps of their
+    model."""
 
     policy_loss: float
     value_loss: float
@@ -91,7 +92,8 @@ def moved_too_far(steps: Sequence[StepSums], bound: float | None) -> bool:
 
 
 def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
-    """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other fields."""
+    """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other
+    fields."""
     good = [step for step in steps if not step.skipped]
     of_policy = [step for step in good if step.policy_norm is not None]
     of_critic = [step for step in good if step.value_norm is not None]

@@ -1,8 +1,7 @@
 """From scored trajectories to loss targets: rewards, advantages, returns, importance weights over the *global* batch.
 
-Called by `learner.group` on the driver before the batch is split into micro-batches, so that nothing here can depend on the
-split. Plain torch and numpy. Invariant: every array is over the tokens that the policy generated in this trajectory. Prompt and
-replayed prefix are context. A tool's answer is left out, so everything is computed as if its gap were not there.
+Plain torch and numpy. Invariant: every array is over the tokens that the policy generated in this trajectory. Prompt
+and replayed prefix are context. A tool's answer is left out, so everything is computed as if its gap were not there.
 """
 
 import math
@@ -16,7 +15,7 @@ from torch import Tensor
 from core.config import AlgorithmConfig
 from core.records import Boundaries, Flags, FloatArray, IntArray, Judged, Scored
 from learner.advantages import adaptive_lambda, gae, normalised
-from learner.calibration import critic_calibration, every_token, explained_variance, varies
+from learner.calibration import critic_calibration, every_token, explained_variance
 from learner.estimators import Episodes
 from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, of_sequences, truncated_importance
 from learner.methods import find_estimator
@@ -39,9 +38,11 @@ class TargetBatch:
     stats: BatchStats
 
     def teaches(self, rows: Sequence[int], config: AlgorithmConfig) -> bool:
-        """Whether the policy learns from some trajectories: from an advantage, a correct or imitated response, or the entropy bonus.
+        """Whether the policy learns from some trajectories: from an advantage, a correct or imitated response, or the
+        entropy bonus.
 
-        A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would enlarge rounding errors.
+        A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would enlarge rounding
+        errors.
         """
         correct = config.positive_coefficient > 0 and bool(self.positive[list(rows)].any())
         return config.entropy_coefficient > 0 or correct or bool(self.targets.advantages[self.token_index(rows)].any())
@@ -54,7 +55,8 @@ class TargetBatch:
         return np.repeat(begins - before, counts) + np.arange(counts.sum())
 
     def finite(self, rows: Sequence[int]) -> bool:
-        """Whether all targets of some trajectories are finite and no squared error of V overflows. If not, no step is taken.
+        """Whether all targets of some trajectories are finite and no squared error of V overflows. If not, no step is
+        taken.
 
         Trajectories without loss count too, because weight 0 times NaN is NaN.
         """
@@ -90,7 +92,8 @@ class TargetBatch:
 
 
 def with_imitated(batch: TargetBatch, imitated: Sequence[Judged]) -> TargetBatch:
-    """The batch and, behind it, responses that only the language-model loss takes: no surrogate, no KL and no critic."""
+    """The batch and, behind it, responses that only the language-model loss takes: no surrogate, no KL and no
+    critic."""
     rows = [row_of(judged.trajectory) for judged in imitated]
     counts = np.array([row.scored for row in rows], np.int64)
     zeros = np.zeros(int(counts.sum()), np.float32)
@@ -111,7 +114,8 @@ def with_imitated(batch: TargetBatch, imitated: Sequence[Judged]) -> TargetBatch
 def train_batches(
     assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation, longest: int = 0
 ) -> list[list[TrainBatch]]:
-    """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in `members`."""
+    """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in
+    `members`."""
     rows = [batch.rows[i] for i in members]
     targets = batch.weighted(members, how, longest)
 
@@ -134,7 +138,8 @@ def compute_targets(
     """The loss targets of a batch of scored trajectories, and its statistics.
 
     Args:
-        version: the learner's weight version; the engine's numerical gap is measured on its tokens only, which are not stale.
+        version: the learner's weight version; the engine's numerical gap is measured on its tokens only, which are not
+            stale.
         kl_coefficient: current weight of the KL to the reference; used if the KL is taken from the reward.
         boundaries: of a response; the critic's calibration is measured there.
         longest: tokens of the longest possible response; used if the penalty of overlong responses is soft.
@@ -185,7 +190,8 @@ def compute_targets(
 def _rewards(
     scored: Sequence[Scored], config: AlgorithmConfig, inside: Tensor, penalty: Tensor | None, longest: int
 ) -> Tensor:
-    """[B, T] float64: the shaped reward at the last token, minus the KL penalty (flat [N]), plus the rewards of steps."""
+    """[B, T] float64: the shaped reward at the last token, minus the KL penalty (flat [N]), plus the rewards of
+    steps."""
     rewards = torch.zeros(inside.shape, dtype=torch.float64)
     if penalty is not None:
         rewards[inside] = -penalty
@@ -212,8 +218,8 @@ def _advantages(
 ) -> tuple[Tensor, Flags]:
     """The policy's advantages [B, T], and whose task rewards differ in their group or source [B].
 
-    Rows without loss take no part in baselines. Where rows are compared, in groups or by whitening, those whose task rewards `totals`
-    [B] do not differ have no advantage, and whitening leaves them out.
+    Rows without loss take no part in baselines. Where rows are compared, in groups or by whitening, those whose task
+    rewards `totals` [B] do not differ have no advantage, and whitening leaves them out.
     """
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
@@ -242,8 +248,8 @@ def _advantages(
 def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
     """[B] whether a row is of a source whose rewards [B] are not all equal.
 
-    Where they are, the advantages are the critic's errors alone, and a KL that is taken from the reward. Whitened, they would make a
-    step of full strength without any reward.
+    Where they are, the advantages are the critic's errors alone, and a KL that is taken from the reward. Whitened, they
+    would make a step of full strength without any reward.
     """
     varied = torch.zeros_like(in_loss)
     for source in torch.unique(sources):
@@ -260,11 +266,12 @@ def whole_reward(judged: Judged, config: AlgorithmConfig, longest: int) -> float
 
 
 def shaped_reward(judged: Judged, final_value: float | None, config: AlgorithmConfig, longest: int) -> float:
-    """The reward that PPO sees at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of truncation.
+    """The reward that PPO sees at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of
+    truncation.
 
-    bootstrap: plus gamma V of the state in which the response was cut, as if it went on (Pardo et al. 1712.00378). soft: minus
-    `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens before `longest` that the
-    response uses, or the whole penalty if it is truncated.
+    bootstrap: plus gamma V of the state in which the response was cut, as if it went on (Pardo et al. 1712.00378).
+    soft: minus `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens
+    before `longest` that the response uses, or the whole penalty if it is truncated.
     """
     reward, truncated = judged_reward(judged.verdict.reward, config), judged.trajectory.finish.truncated
     if config.overlong == "bootstrap" and final_value is not None:
@@ -295,7 +302,8 @@ def non_finite(scored: Scored) -> bool:
 def skipped_problems(
     scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]
 ) -> list[str]:
-    """Problem ids of the skipped steps at the end of an update: only of trajectories with a NaN or Inf, if there are any."""
+    """Problem ids of the skipped steps at the end of an update: only of trajectories with a NaN or Inf, if there are
+    any."""
     first = len(skipped) - next((back for back, flag in enumerate(reversed(skipped)) if not flag), len(skipped))
     rows = {row for members in minibatches[first:] for row in members}
     suspects = {row for row in rows if non_finite(scored[row])} or rows
@@ -317,7 +325,6 @@ def _stats(
     auc, auc_within, brier = critic_calibration(scored, boundaries)
     return BatchStats(
         explained_variance=explained_variance(targets.old_values, targets.returns),
-        returns_vary=varies(targets.returns),
         value_auc=auc,
         value_auc_within=auc_within,
         value_brier=brier,

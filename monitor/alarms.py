@@ -1,6 +1,6 @@
 """Lines that warn a person about a run that has stopped learning.
 
-Called by the console after every iteration. Invariant: pure functions of the iterations so far; each warning is given once per spell.
+Invariant: pure functions of the iterations so far; each warning is given once per spell.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,22 @@ NEAR = 0.02
 RARE = 0.05
 """Success below which rewards are rare: with 8 samples, two starts in three have none."""
 MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1
-"""Replayed and root success of lost roots (bench/tuning.md). Runs that learn are hardly ever on the wrong side of both."""
+"""Replayed and root success of lost roots (bench/tuning.md). Runs that learn are hardly ever on the wrong side of
+both."""
 LEARNT, HARDLY = 0.2, 0.002
-"""Replayed success above which chains are being learnt, and root success below which a run finds a success in 512 rollouts or none."""
+"""Replayed success above which chains are being learnt, and root success below which a run finds a success in 512
+rollouts or none."""
 HOLDS = 0.2
 """Weight of the KL to the reference that held the root in `bench.learning` while it hardly succeeded."""
 MOST_KL = 0.01
-"""KL of an update in nats per token that may be damage, if the root succeeds less than before. Runs that learn have larger ones, too."""
+"""KL of an update in nats per token that may be damage, if the root succeeds less than before. Runs that learn have
+larger ones, too."""
 SPIKE, SPIKES = 0.05, 3
-"""KL of an update that is too much at any success, if so many in a row have it: small batches have single ones and learn."""
+"""KL of an update that is too much at any success, if so many in a row have it: small batches have single ones and
+learn."""
 CUT = 0.2
-"""Share of truncated responses after the first iteration at which a person is told: their rewards say nothing about their beginning."""
+"""Share of truncated responses after the first iteration at which a person is told: their rewards say nothing about
+their beginning."""
 GONE = 0.02
 """Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
 
@@ -56,9 +61,11 @@ def many_cut(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether replayed starts succeeded in all of the last iterations, and the root hardly ever (docs/method.md, "Holding the root").
+    """Whether replayed starts succeeded in all of the last iterations, and the root hardly ever (docs/method.md,
+    "Holding the root").
 
-    With a KL to the reference near `HOLDS` (it may fade), runs of `bench.learning` came back from a root that hardly ever succeeds for a while.
+    With a KL to the reference near `HOLDS` (it may fade), runs of `bench.learning` came back from a root that hardly
+    ever succeeds for a while.
     """
     recent = shown[-SPELL:]
     lost = all(one.replay_success > MOST_REPLAYED and one.root_success < LEAST_ROOT for one in recent)
@@ -67,7 +74,8 @@ def root_lost(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the last update moved the policy far, where rewards are rare and have become half as frequent as before."""
+    """Whether the last update moved the policy far, where rewards are rare and have become half as frequent as
+    before."""
     before, recent = (sum(one.root_success for one in part) for part in (shown[-2 * SPELL : -SPELL], shown[-SPELL:]))
     rare = len(shown) >= 2 * SPELL and recent < RARE * SPELL and recent < before / 2
     return rare and shown[-1].kl > MOST_KL
@@ -91,12 +99,42 @@ def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
 
 
 WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
-    f"warning: more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: raise it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong mask)": many_cut,
-    f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first (launch.py sft), reward parts of an answer, or set replay.canonical": no_reward,
-    f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio": replay_fails,
-    f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set replay.ranking learnability or replay.share unsolved, or lower replay.ratio": replay_mastered,
-    f"warning: rollouts from the root succeed half as often as {SPELL} iterations ago, and the last update had a KL above {MOST_KL}: the policy may lose what it can; lower learner.policy_lr, raise learner.adam_epsilon, or keep the KL to the reference (algorithm.kl_schedule constant)": step_too_large,
-    f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root in under {LEAST_ROOT:.0%}: a few chains are learnt and the rest may be lost; hold the root by algorithm.kl_coefficient {HOLDS} with algorithm.kl_schedule constant, set replay.fill false, lower replay.ratio to 0.5, or lower learner.policy_lr": root_lost,
-    f"warning: a KL above {SPIKE} in {SPIKES} updates in a row: they are too large; lower learner.policy_lr or learner.epochs": kl_spike,
-    "warning: the policy's entropy is gone: it no longer explores; lower learner.policy_lr, or set algorithm.entropy_coefficient": entropy_gone,
+    (
+        f"warning: more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: "
+        "raise it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong "
+        "mask)"
+    ): many_cut,
+    (
+        f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers "
+        "lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first "
+        "(launch.py sft), reward parts of an answer, or set replay.canonical"
+    ): no_reward,
+    (
+        f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard "
+        "to finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower "
+        "replay.ratio"
+    ): replay_fails,
+    (
+        f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set "
+        "replay.ranking learnability or replay.share unsolved, or lower replay.ratio"
+    ): replay_mastered,
+    (
+        f"warning: rollouts from the root succeed half as often as {SPELL} iterations ago, and the last update had "
+        f"a KL above {MOST_KL}: the policy may lose what it can; lower learner.policy_lr, raise "
+        "learner.adam_epsilon, or keep the KL to the reference (algorithm.kl_schedule constant)"
+    ): step_too_large,
+    (
+        f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root in under "
+        f"{LEAST_ROOT:.0%}: a few chains are learnt and the rest may be lost; hold the root by "
+        f"algorithm.kl_coefficient {HOLDS} with algorithm.kl_schedule constant, set replay.fill false, lower "
+        "replay.ratio to 0.5, or lower learner.policy_lr"
+    ): root_lost,
+    (
+        f"warning: a KL above {SPIKE} in {SPIKES} updates in a row: they are too large; lower learner.policy_lr or "
+        "learner.epochs"
+    ): kl_spike,
+    (
+        "warning: the policy's entropy is gone: it no longer explores; lower learner.policy_lr, or set "
+        "algorithm.entropy_coefficient"
+    ): entropy_gone,
 }

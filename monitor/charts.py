@@ -1,7 +1,7 @@
 """Charts of a run, drawn by matplotlib: each as SVG text for a page, or all as the panels of one picture.
 
-Called by `monitor/page.py` and `monitor/report.py`. Invariant: the SVG has no script, no file and no colour of its own; the page's style
-sheet colours it for light and dark, and a browser shows the `title` of a point or bar as its tooltip.
+Invariant: the SVG has no script, no file and no colour of its own; the page's style sheet colours it for light and
+dark, and a browser shows the `title` of a point or bar as its tooltip.
 """
 
 import math

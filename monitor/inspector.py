@@ -1,7 +1,8 @@
-"""The replay inspector: a page on loopback that shows a run's store while it trains, and the JSON that the page asks for.
+"""The replay inspector: a page on loopback that shows a run's store while it trains, and the JSON that the page asks
+for.
 
-Called by `launch.py inspect`. Invariants: it only reads the run's files; it answers requests to its own loopback address only; a
-request never waits for the files, because a thread of its own reads them again when they have changed.
+Invariants: it only reads the run's files; it answers requests to its own loopback address only; a request never waits
+for the files, because a thread of its own reads them again when they have changed.
 """
 
 import json
@@ -81,7 +82,8 @@ class Store:
         return np.asarray(np.bincount(self._problem, rows, minlength=len(self._names)) > 0)
 
     def _binned(self, by: npt.NDArray[Any]) -> list[dict[str, float]]:
-        """Value and success of the tried states, in ten bins of `by` in [0, 1]; numbers outside count into the end bins."""
+        """Value and success of the tried states, in ten bins of `by` in [0, 1]; numbers outside count into the end
+        bins."""
         at = np.clip((np.nan_to_num(by) * 10).astype(int), 0, 9)
         tried, solved = (np.bincount(at, self._column[name], minlength=10) for name in ("tried", "solved"))
         value = np.bincount(at, np.nan_to_num(self._column["value"]) * self._column["tried"], minlength=10)
@@ -151,7 +153,8 @@ class Inspector:
     """Serves the page of one run until `close`. `url` is its address."""
 
     def __init__(self, run: RunDirectory, port: int = 0) -> None:
-        """Read the store and listen on loopback; `port` 0: any free one. Raises StoreError when there is no store, OSError."""
+        """Read the store and listen on loopback; `port` 0: any free one. Raises StoreError when there is no store,
+        OSError."""
         self._run, self._closed = run, threading.Event()
         self.store = self._read()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))

@@ -1,7 +1,7 @@
 """`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper.
 
-Called by `launch.py report` and at the end of a run. It reads the runs' files, never their actors. Runs that differ only in their
-seed are one group: their curves are means, with 95 % t-intervals over the seeds.
+It reads the runs' files, never their actors. Runs that differ only in their seed are one group: their curves are means,
+with 95 % t-intervals over the seeds.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Exports the metrics of an iteration as Ray gauges, for Prometheus and Grafana, and its phases as spans of `ray timeline`.
+"""Exports the metrics of an iteration as Ray gauges, for Prometheus and Grafana, and its phases as spans of `ray
+timeline`.
 
-Opened by `commands/train.py` when Ray is connected; nothing else in `monitor/` imports Ray. Invariant: there is one gauge
-`retrospect_<name>` per metric of `trainer.metrics.metric_infos`, labelled with the run's name.
+Opened by `commands/train.py` when Ray is connected; nothing else in `monitor/` imports Ray. Invariant: there is one
+gauge `retrospect_<name>` per metric of `trainer.metrics.metric_infos`, labelled with the run's name.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Reports on a finished, stopped or running run: a short summary, a picture of the curves, and the page of `monitor/page.py`.
+"""Reports on a finished, stopped or running run: a short summary, a picture of the curves, and the page of
+`monitor/page.py`.
 
-Called by `commands/train.py` at the end and by `launch.py report`. It reads the run's files, never its actors.
+It reads the run's files, never its actors.
 """
 
 import math
@@ -67,7 +68,8 @@ def summary(item: RunFiles) -> str:
         *_answers_table(item),
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
         f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
-        f"  {100 * fmean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} states, "
+        f"  {100 * fmean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} "
+        "states, "
         f"{byte_count(last.store_bytes)}",
         f"  engines and learner differ by at most {gap:.1e} nats per token (mean over the probe after a broadcast)",
         "",

@@ -1,6 +1,6 @@
 """What a report reads of a run, running or not: its configuration, its iterations and its evaluations.
 
-Called by `monitor/` and the commands. It reads the run's files, never its actors.
+It reads the run's files, never its actors.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""The start of a run on the console: what is ready, a bar and the remaining time; and other libraries' lines, kept off it.
+"""The start of a run on the console: what is ready, a bar and the remaining time; and other libraries' lines, kept off
+it.
 
-Called by `commands/train.py`. The remaining time is that of the newest earlier start below the same root (startup.json in its run),
-or a typical one.
+The remaining time is that of the newest earlier start below the same root (startup.json in its run), or a typical one.
 """
 
 import json
@@ -105,7 +105,8 @@ def last_start(run: RunDirectory) -> float:
 
 @contextmanager
 def libraries_in_log(log: Path) -> Iterator[None]:
-    """Inside the block, what libraries write to sys.stderr (progress bars, warnings) and DeepSpeed's lines go to the log.
+    """Inside the block, what libraries write to sys.stderr (progress bars, warnings) and DeepSpeed's lines go to the
+    log.
 
     Standard output stays, so that a debugger works. What we tell a person on stderr goes to `sys.__stderr__`.
     """

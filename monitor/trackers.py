@@ -1,7 +1,7 @@
 """Experiment trackers: TensorBoard, Weights & Biases and MLflow behind one small interface.
 
-`commands/train.py` opens those of `monitor.sinks`. Invariant: a tracker shows what the run directory holds; nothing reads from it, so
-a tracker can be left out. Its library is imported only when it is used.
+`commands/train.py` opens those of `monitor.sinks`. Invariant: a tracker shows what the run directory holds; nothing
+reads from it, so a tracker can be left out. Its library is imported only when it is used.
 """
 
 import json
@@ -29,7 +29,8 @@ MLFLOW_PARAMETERS = 100
 
 
 class TrackerSink:
-    """Gives a tracker every iteration: its numbers, and the samples and evaluations that the run directory has of it."""
+    """Gives a tracker every iteration: its numbers, and the samples and evaluations that the run directory has of
+    it."""
 
     def __init__(self, tracker: "Tracker", run: RunDirectory, last: int) -> None:
         """`last`: the iteration after which the run continues."""
@@ -66,7 +67,8 @@ def check_trackers(config: Config) -> None:
     for name in config.monitor.sinks:
         if find_spec(name) is None:
             raise ConfigError(
-                f"monitor.sinks: {name} is not installed; run `pip install --no-deps -r requirements/sinks.txt`, or leave it out"
+                f"monitor.sinks: {name} is not installed; run `pip install --no-deps -r requirements/sinks.txt`, or "
+                "leave it out"
             )
 
 
@@ -150,7 +152,8 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """An MLflow run on the server of `MLFLOW_TRACKING_URI`, or in `RUN/mlruns`; a resumed run continues the same one."""
+    """An MLflow run on the server of `MLFLOW_TRACKING_URI`, or in `RUN/mlruns`; a resumed run continues the same
+    one."""
 
     def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
@@ -180,7 +183,8 @@ class MLflow:
         self._client.log_batch(self._id, metrics=[self._metric(tags[tag], values[tag], 0, step) for tag in values])
 
     def table(self, step: int, name: str, rows: Rows) -> None:
-        """A JSON table among the artifacts. MLflow appends to a table that is there, so a resumed run leaves it as it is."""
+        """A JSON table among the artifacts. MLflow appends to a table that is there, so a resumed run leaves it as it
+        is."""
         if self._resumed and any(file.path.endswith(f"{step:06d}.json") for file in self._files(name)):
             return
         columns = {column: [row[column] for row in rows] for column in rows[0]}
@@ -196,7 +200,8 @@ class MLflow:
 
 
 Tracker = TensorBoard | WeightsAndBiases | MLflow
-"""Shows numbers by tag `group/name`, tables whose rows have the same columns, and PNG files. `step` is the iteration."""
+"""Shows numbers by tag `group/name`, tables whose rows have the same columns, and PNG files. `step` is the iteration.
+"""
 TRACKERS: Mapping[SinkName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 

@@ -1,6 +1,6 @@
 """A child process that exchanges lines with this one. Every wait has a deadline (`time.monotonic`).
 
-Used by `tasks/judging.py` (a judging process) and `tasks/code/sandbox.py` (a sandbox). Invariant: `kill` ends its process group.
+Invariant: `kill` ends its process group.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The corpus of a starter: its tokenizer and an endless, seeded stream of solved problems.
 
-Called by `tasks/starter.py`, one corpus per kind of task. Invariant: no evaluation problem is in a corpus.
+Invariant: no evaluation problem is in a corpus.
 """
 
 import hashlib
@@ -119,8 +119,8 @@ def byte_pair_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
 def _qwen2_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
     """A tokenizer of Qwen2's own class, because AutoTokenizer loads a Qwen2 model with no other.
 
-    transformers (models/auto/tokenization_auto.py) ignores the class named in a qwen2 directory and the pre-tokenizer stored
-    there. So a tokenizer of another class would silently be loaded as a different one.
+    transformers (models/auto/tokenization_auto.py) ignores the class named in a qwen2 directory and the pre-tokenizer
+    stored there. So a tokenizer of another class would silently be loaded as a different one.
     """
     from transformers import Qwen2Tokenizer
 

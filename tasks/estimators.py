@@ -1,7 +1,7 @@
 """Evaluation maths: pass@k, maj@k and intervals from several responses per problem.
 
-Called by evaluations; pure numpy. Invariant: every estimate is a mean over problems of one number per problem, and problems, not
-responses, are what its interval takes to be independent: shares by Wilson's score, other numbers by the bootstrap.
+Invariant: every estimate is a mean over problems of one number per problem, and problems, not responses, are what its
+interval takes to be independent: shares by Wilson's score, other numbers by the bootstrap.
 """
 
 import math
@@ -39,7 +39,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
-    """maj@n of one problem: 1 if the most frequent answer is right; for ties the share of right answers among the tied ones.
+    """maj@n of one problem: 1 if the most frequent answer is right; for ties the share of right answers among the tied
+    ones.
 
     Responses without an answer (None) do not vote. Without any vote the result is 0.
 
@@ -60,7 +61,8 @@ def merge_answers(
     correct: Sequence[bool],
     same: Callable[[list[tuple[int, int]]], Sequence[bool]],
 ) -> list[str | None]:
-    """The answers of one problem, with one text for all that are the same: the right ones, and wrong ones that `same` joins.
+    """The answers of one problem, with one text for all that are the same: the right ones, and wrong ones that `same`
+    joins.
 
     `same` gets pairs of positions. It is not asked where joining wrong answers cannot change the majority.
 
@@ -87,10 +89,12 @@ def merge_answers(
 def share(per_problem: Sequence[float], *, level: float = 0.95) -> Estimate:
     """Mean of numbers between 0 and 1 with Wilson's score interval (Wilson, 1927).
 
-    It covers rare successes, where the bootstrap is too short, and is never without width. Numbers other than 0 and 1 (pass@k, ties)
-    scatter less than m (1 - m): they count as n m (1 - m) / variance problems, the effective sample size of survey statistics.
+    It covers rare successes, where the bootstrap is too short, and is never without width. Numbers other than 0 and 1
+    (pass@k, ties) scatter less than m (1 - m): they count as n m (1 - m) / variance problems, the effective sample size
+    of survey statistics.
 
-    >>> found = share([1.0, 0.0, 0.0, 0.0])  # z = 1.96: centre (1/4 + z^2/8) / (1 + z^2/4), half width z sqrt(3/64 + z^2/64) / ...
+    >>> # z = 1.96: centre (1/4 + z^2/8) / (1 + z^2/4), half width z sqrt(3/64 + z^2/64) / (1 + z^2/4)
+    >>> found = share([1.0, 0.0, 0.0, 0.0])
     >>> round(found.low, 3), round(found.high, 3)
     (0.046, 0.699)
     """

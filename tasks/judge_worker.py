@@ -1,13 +1,13 @@
 """A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
-`tasks/judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`, in a new
-interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier for them. Its first line is
-`ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail,
-judge_failed, steps]` out. What the verifier prints goes to the error stream.
+`tasks/judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD
+[SETTINGS]`, in a new interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier
+for them. Its first line is `ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in,
+`[reward, correct, detail, judge_failed, steps]` out. What the verifier prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
-interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that sleeps ends
-after PATIENCE seconds.
+interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that
+sleeps ends after PATIENCE seconds.
 """
 
 import importlib
@@ -40,7 +40,8 @@ GRACE = 2.0
 def load_verifier(path: str, settings: str | None = None) -> Verify:
     """The function at an import path 'module:function', or with settings what it returns for them. Raises ConfigError.
 
-    If the module defines `prepare_judge()`, it is called once, to load things before the time limit of the first verdict.
+    If the module defines `prepare_judge()`, it is called once, to load things before the time limit of the first
+    verdict.
     """
     module, _, name = path.partition(":")
     try:
@@ -59,7 +60,8 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line itself."""
+    """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line
+    itself."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [frame for frame in frames if "importlib" not in frame.filename]
     own = [frame for frame in own if not frame.filename.startswith(_LIBRARIES)] or own
@@ -102,7 +104,8 @@ def said(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A detail for files and terminals: one short line, in which unprintable characters and lone surrogates are escaped."""
+    """A detail for files and terminals: one short line, in which unprintable characters and lone surrogates are
+    escaped."""
     escaped = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[:MOST_DETAIL])
     return "".join(escaped)[:MOST_DETAIL]
 

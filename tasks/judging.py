@@ -1,10 +1,9 @@
 """The judges of a task: worker processes with hard limits on the time of a verdict, or this process, or a reward model.
 
-Called by `tasks/task.py` (`start_judges`) with the texts of an iteration's responses, and by `launch.py check` (`check_judges`).
-Invariants: there is one verdict per item, in the order of the items. A verifier that raises, hangs, crashes or exhausts memory gives a
-verdict of `failed_reward` with the reason, within its time limit. The limit is of processor time, so a verdict does not depend on the
-machine's load; a much longer one of wall-clock time ends what sleeps. Only a verifier that cannot be imported is an error: a
-ConfigError at the start, an ActorError when a lost worker cannot be replaced.
+Invariants: there is one verdict per item, in the order of the items. A verifier that raises, hangs, crashes or exhausts
+memory gives a verdict of `failed_reward` with the reason, within its time limit. The limit is of processor time, so a
+verdict does not depend on the machine's load; a much longer one of wall-clock time ends what sleeps. Only a verifier
+that cannot be imported is an error: a ConfigError at the start, an ActorError when a lost worker cannot be replaced.
 """
 
 import json
@@ -35,7 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64
 """Items per message to a worker: few messages, but small enough that the workers finish together."""
 PATIENCE = 10.0
-"""Wall-clock time that a verdict may take, in multiples of its processor time: other processes may want the same cores."""
+"""Wall-clock time that a verdict may take, in multiples of its processor time: other processes may want the same cores.
+"""
 WORKER_START_LIMIT = 120.0
 """Seconds in which a worker must import its verifier."""
 EXIT_LIMIT = 10.0
@@ -43,7 +43,8 @@ EXIT_LIMIT = 10.0
 PROBED = 4
 """Number of problems that `check_judges` probes: the shortest, because they pass the length filters."""
 SLOW = 256
-"""Most canonical solutions that `check_judges` has judged if verdicts are slow: for programs and the user's own rewards."""
+"""Most canonical solutions that `check_judges` has judged if verdicts are slow: for programs and the user's own
+rewards."""
 
 
 class LocalJudge:
@@ -113,9 +114,11 @@ class JudgePool:
         settings: str | None = None,
         patience: float | None = None,
     ) -> None:
-        """`limit`: seconds of processor time per verdict; `patience`: on the wall clock, by default PATIENCE x limit. `memory_gib`: address space of a worker, 0 for no bound.
+        """`limit`: seconds of processor time per verdict; `patience`: on the wall clock, by default PATIENCE x limit.
+        `memory_gib`: address space of a worker, 0 for no bound.
 
-        `failed_reward`: the reward when the verifier fails. `settings`: if given, the function returns the verifier for them.
+        `failed_reward`: the reward when the verifier fails. `settings`: if given, the function returns the verifier for
+        them.
         """
         self._limit, self._patience = limit, patience or PATIENCE * limit
         self._failed_reward = failed_reward
@@ -152,7 +155,8 @@ class JudgePool:
         return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
 
     def _judge_chunk(self, number: int, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Judge on one worker. When it hangs or dies, its current item fails and a new worker gets the remaining items."""
+        """Judge on one worker. When it hangs or dies, its current item fails and a new worker gets the remaining
+        items."""
         done: list[Verdict] = []
         while len(done) < len(items):
             worker = self._worker(number)
@@ -214,8 +218,8 @@ Judges = JudgePool | LocalJudge | RewardJudge | LanguageJudge
 def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:
     """Start the judges of a task. `check`: without Ray.
 
-    Raises ConfigError when the user's reward cannot be imported or no sandbox can be started, ModelError for a bad reward model, ConfigError
-    for an endpoint that does not answer.
+    Raises ConfigError when the user's reward cannot be imported or no sandbox can be started, ModelError for a bad
+    reward model, ConfigError for an endpoint that does not answer.
     """
     if judged_by_model(config):
         if reward_model and reward_model.judge.url:
@@ -269,8 +273,9 @@ def _remote_scorer(config: RewardModelConfig) -> Scorer:
 def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
     """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
 
-    Returns a line that says how many solutions are wrong. Raises ConfigError when the judge raises, hangs, crashes or returns no
-    finite number on the shortest problems, DataError when a built-in verifier finds all canonical solutions wrong.
+    Returns a line that says how many solutions are wrong. Raises ConfigError when the judge raises, hangs, crashes or
+    returns no finite number on the shortest problems, DataError when a built-in verifier finds all canonical solutions
+    wrong.
     """
     workers = {"judge_workers": max(1, config.judge_workers)}  # in this process nothing would end what hangs
     with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judges:
@@ -310,7 +315,8 @@ def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) 
     told = f"{first.where or repr(first.prompt[:60])}: {why.detail or f'reward {why.reward:g}'}"
     if len(wrong) == len(solved) and not config.reward:
         raise DataError(
-            f"all {len(solved)} canonical solutions are judged wrong, the first of {told}; name the right task and columns, or "
+            f"all {len(solved)} canonical solutions are judged wrong, the first of {told}; name the right task and "
+            "columns, or "
             f"fix the data set"
         )
     return f"canonical solutions: {len(wrong)} of {len(solved)} judged wrong, the first of {told}"

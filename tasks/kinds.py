@@ -1,7 +1,6 @@
 """The kinds of task, `KINDS`: the source of their problems, and the judge of their responses.
 
-Called by `tasks/task.py`, `tasks/judging.py`, `tasks/starter.py` and the supervised commands. A new kind of task is a new entry
-in `KINDS` and in the choices of `TaskConfig.name`.
+A new kind of task is a new entry in `KINDS` and in the choices of `TaskConfig.name`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +42,8 @@ Answer = Callable[[str], str | None]
 class TaskKind:
     """What a kind of task needs. Its problems are generated from `puzzle`, or read from rows by `read`."""
 
-    # import path of a `tasks.judge_worker.Verify`, or of a function from TaskConfig to one; empty: a reward model judges, without gold answers
+    # import path of a `tasks.judge_worker.Verify`, or of a function from TaskConfig to one; empty: a reward model
+    # judges, without gold answers
     verifier: str
     puzzle: Puzzle | None = None
     read: Read | None = None
@@ -53,7 +53,8 @@ class TaskKind:
 
 
 def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
-    """The item of a row whose prompt column is a dialogue (`chat.read_messages`). A last turn of the assistant is its solution.
+    """The item of a row whose prompt column is a dialogue (`chat.read_messages`). A last turn of the assistant is its
+    solution.
 
     The reference contains the messages of the prompt. Raises DataError.
     """
@@ -101,7 +102,8 @@ def judged_by_model(config: TaskConfig) -> bool:
 
 
 def task_items(config: TaskConfig, seed: int) -> Items:
-    """The problems of a task, those of all data sets of a mixture. A prompt held out in one of them is trained on in none.
+    """The problems of a task, those of all data sets of a mixture. A prompt held out in one of them is trained on in
+    none.
 
     `seed` changes only generated training problems; rows are the same for every seed. Raises DataError, ConfigError.
     """
@@ -127,7 +129,8 @@ def task_items(config: TaskConfig, seed: int) -> Items:
 
 
 def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]:
-    """The problems of one data set, before they are compared with the others', and the digests of all prompts that it holds out."""
+    """The problems of one data set, before they are compared with the others', and the digests of all prompts that it
+    holds out."""
     kind = KINDS[config.name]
     if kind.puzzle is not None:
         form, _ = prompt_form(config)
@@ -157,8 +160,9 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     """Digests of the task's evaluation prompts, for commands that train on other rows than the task's.
 
-    Each prompt has three digests: of its text, of the text in the task's template, and of the text as the only message of a
-    dialogue. All rows of `eval_path` are included, not only `eval_problems`. Empty without data. Raises DataError as `task_items`.
+    Each prompt has three digests: of its text, of the text in the task's template, and of the text as the only message
+    of a dialogue. All rows of `eval_path` are included, not only `eval_problems`. Empty without data. Raises DataError
+    as `task_items`.
     """
     items: list[Item] = []
     for source in task_sources(config):
@@ -173,7 +177,8 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
 
 
 def asked_prompts(messages: Messages) -> Iterator[str]:
-    """Digests of all prompts in a dialogue: each turn of the user, and the dialogue before each turn of the assistant."""
+    """Digests of all prompts in a dialogue: each turn of the user, and the dialogue before each turn of the
+    assistant."""
     for number, message in enumerate(messages):
         if message.role == "assistant":
             yield prompt_digest(chat.dialogue_text(messages[:number]))

@@ -1,8 +1,7 @@
 """From rows of text to problems of tokens: columns, prompt, length filter, held-out split.
 
-Called by `tasks/kinds.py` and `tasks/task.py` (and by `tasks/starter.py`, which needs only the texts). Invariants: a problem's
-id depends only on its data set and its prompt text; no prompt text is both in training and in evaluation; what is left out is
-counted.
+Invariants: a problem's id depends only on its data set and its prompt text; no prompt text is both in training and in
+evaluation; what is left out is counted.
 """
 
 import difflib
@@ -85,7 +84,8 @@ class LeftOut:
     def __str__(self) -> str:
         bad = f"; {len(self.bad_rows)} bad rows skipped" if self.bad_rows else ""
         return (
-            f"{self.duplicates} duplicate prompts and {self.long_prompts} prompts over rollout.max_prompt_tokens left out; "
+            f"{self.duplicates} duplicate prompts and {self.long_prompts} prompts over rollout.max_prompt_tokens left "
+            "out; "
             f"{self.long_solutions} canonical solutions over rollout.max_response_tokens not used{bad}"
         )
 
@@ -107,8 +107,8 @@ Read = Callable[[Row, Columns, str], Item]
 
 
 def prompt_digest(text: str) -> str:
-    """16 hex digits that identify a prompt text. Case and white space are ignored: a held-out question must not be trained on
-    in another layout either.
+    """16 hex digits that identify a prompt text. Case and white space are ignored: a held-out question must not be
+    trained on in another layout either.
 
     >>> prompt_digest("How many?") == prompt_digest("how  many?\\n")
     True
@@ -153,8 +153,8 @@ _SLOT = re.compile(r"(?:\\[a-zA-Z]+|[\^_])(?:\{(?!prompt\})[^{}]*\})+|\{\{(?!pro
 def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[PromptForm, str]:
     """The form of a data set's prompts, and the template of the question if it names columns (else empty).
 
-    Text before the first and after the last name belongs to the form, all between to the question, which tells problems apart.
-    Raises ConfigError for a template that names no column or an unknown one.
+    Text before the first and after the last name belongs to the form, all between to the question, which tells problems
+    apart. Raises ConfigError for a template that names no column or an unknown one.
     """
     template = config.template
     slots = _slots(template, columns)
@@ -186,7 +186,8 @@ def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None
     if name not in columns:
         near = difflib.get_close_matches(name, columns, n=1, cutoff=0.0)
         raise ConfigError(
-            f"task.template names {{{name}}}, which is no column; the nearest is {near[0] if near else 'prompt'!r} (write "
+            f"task.template names {{{name}}}, which is no column; the nearest is {near[0] if near else 'prompt'!r} "
+            "(write "
             f"{{{{{name}}}}} for the text itself)"
         )
     named = {"answer": config.columns.answer, "solution": config.columns.solution, "tests": config.columns.tests}
@@ -198,7 +199,8 @@ def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None
 def read_items(
     config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True
 ) -> tuple[list[Item], list[BadRow]]:
-    """Items of the data set at `path`, and the rows of which none can be made. `answers`: whether gold answers are required.
+    """Items of the data set at `path`, and the rows of which none can be made. `answers`: whether gold answers are
+    required.
 
     Raises DataError for a data set that cannot be read or has only bad rows, ConfigError for a wrong template.
     """
@@ -249,16 +251,17 @@ def split_items(
 ) -> tuple[list[Item], list[Item], int]:
     """Training items, evaluation items (disjoint by prompt text) and the number of duplicates dropped.
 
-    Without evaluation data the `eval_problems` prompts with the smallest hashes are held out: the same ones in every run, for any
-    seed and order of rows. With evaluation data, none of it is trained on, and its first `eval_problems` items are evaluated.
-    `problems` bounds the training items. Raises DataError when no training item is left.
+    Without evaluation data the `eval_problems` prompts with the smallest hashes are held out: the same ones in every
+    run, for any seed and order of rows. With evaluation data, none of it is trained on, and its first `eval_problems`
+    items are evaluated. `problems` bounds the training items. Raises DataError when no training item is left.
     """
     unique = {prompt_digest(item.prompt): item for item in reversed(items)}
     kept_out: dict[str, Item]
     if evaluation is None:
         if config.eval_problems >= len(unique):
             raise DataError(
-                f"{config.path}: task.eval_problems = {config.eval_problems} of {len(unique)} distinct prompts leave none to train "
+                f"{config.path}: task.eval_problems = {config.eval_problems} of {len(unique)} distinct prompts leave "
+                "none to train "
                 f"on; lower it or set task.eval_path"
             )
         kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
@@ -271,7 +274,8 @@ def split_items(
 
 
 def render_item(tokenizer: Tokenizer, item: Item) -> list[int]:
-    """Token ids of a prompt in its form, with the tokenizer's chat template if it has one. Raises DataError as `prompt_ids`."""
+    """Token ids of a prompt in its form, with the tokenizer's chat template if it has one. Raises DataError as
+    `prompt_ids`."""
     if item.messages or getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, item.form.messages(item.messages or item.prompt), item.where or "a prompt")
     return list(tokenizer(item.form.text(item.prompt))["input_ids"])
@@ -296,9 +300,11 @@ WITHOUT_SOLUTIONS = 1024
 
 
 def chosen_limits(asked: TokenLimits, prompts: Sequence[int], solutions: Sequence[int], context: int) -> TokenLimits:
-    """The limits as `asked`, or by the lengths of prompts and canonical solutions and the model's context, all in tokens.
+    """The limits as `asked`, or by the lengths of prompts and canonical solutions and the model's context, all in
+    tokens.
 
-    A model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in steps of 32.
+    A model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in
+    steps of 32.
 
     >>> chosen_limits(TokenLimits(0, 0), [90, 60, 9000], [100] * 99 + [900], 8192)
     TokenLimits(prompt=90, response=128)
@@ -322,8 +328,8 @@ def encode_problems(
 ) -> tuple[Split[Problem], TokenLimits]:
     """Tokenize, and choose the limits that follow from the data. `context`: tokens that the model can read.
 
-    Prompts that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none of a data set
-    fits, BadRowsError for prompts that the chat template refuses, if they are not skipped.
+    Prompts that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none
+    of a data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped.
     """
     bad: list[tuple[Item, BadRow]] = []
 
@@ -351,7 +357,8 @@ def encode_problems(
             if not any(one.item.source == label for one in part):
                 count = sum(item.source == label for item in given)
                 raise DataError(
-                    f"task {label or source.name}: all {count} {kind} prompts are longer than rollout.max_prompt_tokens = "
+                    f"task {label or source.name}: all {count} {kind} prompts are longer than "
+                    "rollout.max_prompt_tokens = "
                     f"{limits.prompt}; raise it"
                 )
     left_out = LeftOut(

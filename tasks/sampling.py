@@ -1,8 +1,8 @@
 """Samplers of the training problems of an iteration: all with equal probability, or hard ones more often.
 
-Made by `trainer/build.py` from `task.sampling`, called by `trainer/loop.py`. Invariant: a draw is a function of the seed, the
-cursor and how many problems are asked for, so a restored sampler continues exactly as the saved one. A cursor belongs to these
-problems: a checkpoint of other problems is refused by its fingerprint (`replay/store.py`).
+Invariant: a draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler
+continues exactly as the saved one. A cursor belongs to these problems: a checkpoint of other problems is refused by its
+fingerprint (`replay/store.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,9 +58,9 @@ class UniformSampler:
 class HardSampler:
     """Draws problems with a weight that falls with their running success rate from the root.
 
-    The weight of a problem with rate r is EASY + (1 - EASY) (1 - r). So hard problems come up to 1 / EASY times as often as solved
-    ones. Solved ones still come, so that the policy does not forget them. A problem that was never seen has rate 0, so all are tried
-    early. No problem comes twice in a draw of up to their number.
+    The weight of a problem with rate r is EASY + (1 - EASY) (1 - r). So hard problems come up to 1 / EASY times as
+    often as solved ones. Solved ones still come, so that the policy does not forget them. A problem that was never seen
+    has rate 0, so all are tried early. No problem comes twice in a draw of up to their number.
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
@@ -110,8 +110,8 @@ class HardSampler:
 class MixedSampler:
     """Draws from several data sets in proportion to their weights, each with a sampler of its own.
 
-    The next problem comes from the data set that is furthest behind its share of all draws, so that the numbers drawn never
-    differ from the shares by more than the number of data sets.
+    The next problem comes from the data set that is furthest behind its share of all draws, so that the numbers drawn
+    never differ from the shares by more than the number of data sets.
     """
 
     def __init__(self, samplers: Mapping[str, UniformSampler | HardSampler], weights: Mapping[str, float]) -> None:

@@ -1,7 +1,7 @@
 """Reads the rows of a data set: a JSONL or Parquet file, a directory of these, or a Hugging Face data set.
 
-Called by `tasks/problems.py` and the supervised commands. Invariant: every failure is one line that names the file (and line) and
-the remedy. A row that cannot be read is a `BadRow`; a file that cannot be read is a `DataError`. Nothing is skipped silently.
+Invariant: every failure is one line that names the file (and line) and the remedy. A row that cannot be read is a
+`BadRow`; a file that cannot be read is a `DataError`. Nothing is skipped silently.
 """
 
 import difflib
@@ -34,7 +34,8 @@ class BadRow:
 
 
 class BadRowsError(DataError):
-    """Rows that cannot be used, where `task.bad_rows` refuses them or there are no others. Its line names the first one."""
+    """Rows that cannot be used, where `task.bad_rows` refuses them or there are no others. Its line names the first
+    one."""
 
     def __init__(self, rows: Sequence[BadRow], *, all_rows: bool = False) -> None:
         self.rows = rows
@@ -68,8 +69,8 @@ def load_rows(path: str, split: str) -> list[Row]:
 def read_rows(path: str, split: str) -> list[Row | BadRow]:
     """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name.
 
-    If a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it has no data
-    files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError.
+    If a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it
+    has no data files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError.
     """
     place = Path(path).expanduser()
     rows: Sequence[Row | BadRow]
@@ -93,7 +94,8 @@ def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> s
         if column not in row:
             nearest = difflib.get_close_matches(column, list(row), n=1, cutoff=0.0)
             return (
-                f"{where} has no column {column!r} ({field}); its columns are {', '.join(row) or 'none'}; the nearest is "
+                f"{where} has no column {column!r} ({field}); its columns are {', '.join(row) or 'none'}; the nearest "
+                "is "
                 f"{nearest[0] if nearest else 'none'!r}"
             )
     return ""
@@ -119,7 +121,8 @@ def _split_files(folder: Path, split: str) -> list[Path]:
         raise DataError(f"{folder}: files of split {split!r} in {', '.join(places)}; give one of these folders")
     if not named and len(files) > 1 and any(file.name.startswith(("train", "test", "valid")) for file in files):
         raise DataError(
-            f"{folder}: no file of split {split!r} among {', '.join(file.name for file in files)}; set task.split or task.eval_split"
+            f"{folder}: no file of split {split!r} among {', '.join(file.name for file in files)}; set task.split or "
+            "task.eval_split"
         )
     return named or files
 
@@ -187,7 +190,8 @@ def _load_hub(name: str, split: str) -> list[Row]:
     except Exception as error:  # the hub client raises many unrelated types; all mean that it cannot be loaded
         raise DataError(
             f"{name}: neither a local file or directory nor a Hugging Face data set with split {split!r} that can be "
-            f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'. Without a connection: "
+            f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'. Without a "
+            "connection: "
             f"`hf download {repository} --repo-type dataset --local-dir DIR` elsewhere, and DIR as the path"
         ) from None
 

@@ -1,10 +1,11 @@
 """The starter: a small model with its own tokenizer, warm-started here, that replaces a pretrained one.
 
-Called by `launch.py` before any engine starts (`resolve_model`). It is an ordinary Hugging Face directory (Qwen2 architecture,
-tied embeddings, safetensors), so it is loaded as any user's model is.
+It is an ordinary Hugging Face directory (Qwen2 architecture, tied embeddings, safetensors), so it is loaded as any
+user's model is.
 
-Invariants: the result depends only on the starter settings, the task's texts and the seed; its folder is named by their hash. A
-folder in the cache is complete: it is built under a temporary name and then renamed. No evaluation problem is trained on.
+Invariants: the result depends only on the starter settings, the task's texts and the seed; its folder is named by their
+hash. A folder in the cache is complete: it is built under a temporary name and then renamed. No evaluation problem is
+trained on.
 """
 
 import hashlib
@@ -29,10 +30,12 @@ CONTEXT = 2048
 
 
 def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, seed: int) -> str:
-    """The model to train: for 'starter' the directory of one from the cache or newly built, else a local directory or a hub name.
+    """The model to train: for 'starter' the directory of one from the cache or newly built, else a local directory or a
+    hub name.
 
-    Directories are absolute, because actors have another working directory. A hub name is returned unchanged, because each node
-    has its own cache. Raises ModelError for a directory or name that does not exist, DataError for the task's data.
+    Directories are absolute, because actors have another working directory. A hub name is returned unchanged, because
+    each node has its own cache. Raises ModelError for a directory or name that does not exist, DataError for the task's
+    data.
     """
     if model_path == "starter":
         return str(_starter(starter, task, seed))
@@ -47,7 +50,8 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
         snapshot_download(model_path)
     except Exception as error:  # the hub client raises many unrelated types; all mean that there is no such model
         raise ModelError(
-            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)}); give one of these, or"
+            f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)}); give one of "
+            "these, or"
             " 'starter'"
         ) from None
     return model_path
@@ -84,7 +88,8 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
 
 
 def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, label: str, partial: Path) -> None:
-    """Make tokenizer and model, train, and save both into an existing directory. `partial`: state of an interrupted warm-start."""
+    """Make tokenizer and model, train, and save both into an existing directory. `partial`: state of an interrupted
+    warm-start."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -129,6 +134,7 @@ def _corpus(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
     train = task_items(task, seed).train
     if not any(item.solution for item in train):
         raise DataError(
-            f"starter: task {task_title(task)} has no canonical solutions to learn from; set task.columns.solution or model.path"
+            f"starter: task {task_title(task)} has no canonical solutions to learn from; set task.columns.solution or "
+            "model.path"
         )
     return text_corpus(config, task, train, seed)

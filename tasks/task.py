@@ -1,6 +1,6 @@
 """A task: its problems for training and evaluation, and its judges. `build_task` makes one from a config.
 
-Called by `trainer`. The kinds of task are in `tasks/kinds.py`.
+The kinds of task are in `tasks/kinds.py`.
 """
 
 import hashlib
@@ -74,7 +74,8 @@ class Task:
             evaluated = self._evaluated.get(prompt_digest(self.decode(prompt)))
             if evaluated is not None:
                 raise DataError(
-                    f"training start of problem {problem_id}: it has the prompt of evaluation problem {evaluated}; remove it "
+                    f"training start of problem {problem_id}: it has the prompt of evaluation problem {evaluated}; "
+                    "remove it "
                     f"from task.path or task.eval_path"
                 )
 
@@ -138,8 +139,8 @@ def build_task(
 ) -> Task:
     """The task of a config, with its judging processes started. Raises DataError, ConfigError, ModelError.
 
-    `limits`: of prompts and responses, where they do not follow from the data; `context`: tokens that the model can read;
-    `reward_model`: judges tasks without a verifier.
+    `limits`: of prompts and responses, where they do not follow from the data; `context`: tokens that the model can
+    read; `reward_model`: judges tasks without a verifier.
     """
     items = task_items(config, seed)
     split, limits = encode_problems(config, tokenizer, items, limits, context)
@@ -170,10 +171,11 @@ def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenize
 
 
 def step_rewards(trajectory: Trajectory, verdict: Verdict, decode: Callable[[IntArray], str]) -> FloatArray | None:
-    """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none. None without steps.
+    """[C] reward of each continuation token; steps that end in the replayed prefix are context and give none. None
+    without steps.
 
-    A step that ends after `end` characters belongs to the first token with which the decoded response has so many, at the latest to
-    the last token. If a tool wrote that token, it belongs to the call before it.
+    A step that ends after `end` characters belongs to the first token with which the decoded response has so many, at
+    the latest to the last token. If a tool wrote that token, it belongs to the call before it.
     """
     if not verdict.steps:
         return None

@@ -1,7 +1,6 @@
 """Supervised warm-start of a small model in plain torch: next-token loss on solved problems, AdamW, cosine schedule.
 
-Called by `tasks/starter.py`. Invariant: the same model, examples and settings give the same weights (on the same machine and
-number of threads).
+Invariant: the same model, examples and settings give the same weights (on the same machine and number of threads).
 """
 
 import itertools
@@ -31,8 +30,8 @@ def warm_start(
 ) -> None:
     """Train `model` in place for `config.steps` optimizer steps.
 
-    The state is written to the file `partial` every SAVE_EVERY steps. A call that finds it there continues from it, with the same
-    result.
+    The state is written to the file `partial` every SAVE_EVERY steps. A call that finds it there continues from it,
+    with the same result.
     """
     steps, examples = config.steps, corpus.examples(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
@@ -69,8 +68,8 @@ def warm_start(
 def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator[list[Example]]:
     """Batches in a shuffled (fixed) order. Examples for `pool` batches are sorted by length and then cut into batches.
 
-    A large pool needs little padding but puts long examples into separate batches. If there are only a few short lengths, this
-    hurts learning (measured on arithmetic), so such a corpus uses a pool of 1.
+    A large pool needs little padding but puts long examples into separate batches. If there are only a few short
+    lengths, this hurts learning (measured on arithmetic), so such a corpus uses a pool of 1.
     """
     rng = np.random.default_rng(0)
     while True:

@@ -1,4 +1,5 @@
-"""A headless Chromium for tests, driven by its DevTools protocol: opens a page, evaluates scripts, keeps what its console says."""
+"""A headless Chromium for tests, driven by its DevTools protocol: opens a page, evaluates scripts, keeps what its
+console says."""
 
 import json
 import shutil

@@ -31,8 +31,8 @@ FEW_ROWS = ROOT / "tests" / "data"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first, then what starts engines, so that the processes of `make test` end together.
 
-    `--no-loadscope-reorder` (pyproject.toml) keeps this order; without it files of one long test would come last. What needs a sandbox is
-    skipped where none can be made, with one line per file.
+    `--no-loadscope-reorder` (pyproject.toml) keeps this order; without it files of one long test would come last. What
+    needs a sandbox is skipped where none can be made, with one line per file.
     """
     names = {item: getattr(item, "fixturenames", ()) for item in items}
     whole = {item.path for item in items if item.path.parent == ROOT / "tests" or "machines" in names[item]}
@@ -76,7 +76,8 @@ def ray_address(ray_cluster: None) -> str:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with the real data sets: RETROSPECT_DATA, or ../shared/data where it exists, or the few rows of tests/data."""
+    """The folder with the real data sets: RETROSPECT_DATA, or ../shared/data where it exists, or the few rows of
+    tests/data."""
     asked = os.environ.get("RETROSPECT_DATA")
     if asked is None:
         beside = ROOT.parent / "shared" / "data"

@@ -42,7 +42,8 @@ def assert_on_loopback(processes: Sequence[psutil.Process]) -> None:
 
 
 def free_port() -> int:
-    """A free TCP port below the kernel's ephemeral ports, so that no other process gets it by chance before it is used."""
+    """A free TCP port below the kernel's ephemeral ports, so that no other process gets it by chance before it is
+    used."""
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = range(20_000, first_ephemeral) or range(1024, 65_536)
     while True:

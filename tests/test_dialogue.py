@@ -1,4 +1,5 @@
-"""Dialogue as its user runs it: a reward model from pairs, PPO with replay against it, one checkpoint against another."""
+"""Dialogue as its user runs it: a reward model from pairs, PPO with replay against it, one checkpoint against
+another."""
 
 import json
 import re

@@ -68,7 +68,8 @@ def straight(roots: tuple[Path, list[str]], s3: str) -> Path:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def resumed(roots: tuple[Path, list[str]], straight: Path) -> Path:
-    """The same run, its driver killed -9 after its first checkpoint (5 of 10 iterations), what is left too, and resumed."""
+    """The same run, its driver killed -9 after its first checkpoint (5 of 10 iterations), what is left too, and
+    resumed."""
     root, options = roots
     folder = root / "resumed"
     kill_after_a_checkpoint(folder, *options, "--run.name", "resumed")

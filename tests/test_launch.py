@@ -38,7 +38,8 @@ def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
 
 
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The same in this process, for commands that neither start anything nor read the environment: two seconds of imports less."""
+    """The same in this process, for commands that neither start anything nor read the environment: two seconds of
+    imports less."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:

@@ -1,4 +1,5 @@
-"""Mathematics as its user runs it: a warm start on GSM8K's solutions, resumed; PPO with replay on GSM8K and MATH; pass@k, maj@k."""
+"""Mathematics as its user runs it: a warm start on GSM8K's solutions, resumed; PPO with replay on GSM8K and MATH;
+pass@k, maj@k."""
 
 import json
 import re

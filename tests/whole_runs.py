@@ -74,8 +74,8 @@ def assert_ended(processes: Sequence[psutil.Process]) -> None:
 
 
 def kill_driver(process: "subprocess.Popen[str]") -> None:
-    """kill -9 of a driver: nothing that it has started is left running, but Ray's two agents per node, which look for their
-    raylet every two minutes and are not waited for.
+    """kill -9 of a driver: nothing that it has started is left running, but Ray's two agents per node, which look for
+    their raylet every two minutes and are not waited for.
     """
     process.send_signal(signal.SIGSTOP)  # while the others are looked for
     found = descendants(process)
@@ -129,6 +129,7 @@ def title(process: psutil.Process) -> str:
 
 
 def assert_engines_agreed(lines: Sequence[dict[str, float]], lost: int) -> None:
-    """After every broadcast; in iteration `lost` only if the engine outlived it, for else nobody is left to be probed."""
+    """After every broadcast; in iteration `lost` only if the engine outlived it, for else nobody is left to be
+    probed."""
     gaps = {line["iteration"]: line["logprob_gap"] for line in lines}
     assert all(gap < 1e-3 for iteration, gap in gaps.items() if gap is not None or iteration != lost), gaps

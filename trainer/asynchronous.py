@@ -3,10 +3,10 @@
     engines   | batch 1 .... | batch 2 .... | batch 3 .... |        never stop; weights change between two engine steps
     learner           wait   | update 1     | update 2     | ...    on the oldest complete batch
 
-Made by `trainer/build.py`, used by `trainer/loop.py`. Batch N is submitted once the learner's version is at least N - 1 -
-`max_staleness`. A start that is submitted at version v is trained on at version v + `max_staleness` at the latest. Invariants: when
-the learner trains at version v, no token is older than v - `max_staleness`. Every submitted start is trained on once, with all its
-samples. `state` lists the starts that are not trained on yet, and a resumed run submits them again.
+Batch N is submitted once the learner's version is at least N - 1 - `max_staleness`. A start that is submitted at
+version v is trained on at version v + `max_staleness` at the latest. Invariants: when the learner trains at version v,
+no token is older than v - `max_staleness`. Every submitted start is trained on once, with all its samples. `state`
+lists the starts that are not trained on yet, and a resumed run submits them again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,7 +53,8 @@ class Pipeline:
             self._submit(choose(self._fed), version)
 
     def take(self, version: int) -> list[Trajectory]:
-        """Wait for a complete batch for the learner at `version`. Returns all samples of its starts, oldest starts first.
+        """Wait for a complete batch for the learner at `version`. Returns all samples of its starts, oldest starts
+        first.
 
         Raises ActorError when the engines can no longer generate.
         """
@@ -71,22 +72,25 @@ class Pipeline:
         return {"fed": self._fed, "in_flight": [_as_json(start) for start in self._open.values()]}
 
     def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
-        """Continue after iteration `number`: submit the starts of `state` again, to be generated with the current weights.
+        """Continue after iteration `number`: submit the starts of `state` again, to be generated with the current
+        weights.
 
-        `state` is None after a synchronous iteration. Raises ConfigError when the settings allow fewer starts, or when the starts
-        do not fill whole iterations.
+        `state` is None after a synchronous iteration. Raises ConfigError when the settings allow fewer starts, or when
+        the starts do not fill whole iterations.
         """
         starts = [_from_json(record) for record in state["in_flight"]] if state else []
         fed = state["fed"] if state else number
         ahead = fed - number
         if ahead > self._max_staleness:
             raise ConfigError(
-                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has starts in flight for {ahead} iterations; set "
+                f"rollout.max_staleness = {self._max_staleness}: the checkpoint has starts in flight for {ahead} "
+                "iterations; set "
                 f"rollout.max_staleness to {ahead} or more"
             )
         if len(starts) != self._starts * ahead:
             raise ConfigError(
-                f"rollout.starts = {self._starts}: the checkpoint has {len(starts)} starts in flight for {ahead} iterations; set "
+                f"rollout.starts = {self._starts}: the checkpoint has {len(starts)} starts in flight for {ahead} "
+                "iterations; set "
                 f"rollout.starts to {len(starts) // max(1, ahead)}"
             )
         self._stream.abandon()
@@ -104,8 +108,9 @@ def next_batch(
 ) -> list[str] | None:
     """The `count` oldest complete starts for the learner at `version`; None: wait for more.
 
-    `submitted_at`: version at which each open start was submitted. A start is due at that version + `max_staleness`. The batch must
-    leave a schedule of `count` starts per version that meets every later deadline. Earliest deadline first finds one if it exists.
+    `submitted_at`: version at which each open start was submitted. A start is due at that version + `max_staleness`.
+    The batch must leave a schedule of `count` starts per version that meets every later deadline. Earliest deadline
+    first finds one if it exists.
     """
     chosen = sorted(complete, key=submitted_at.__getitem__)[:count]
     if len(chosen) < count:

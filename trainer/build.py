@@ -1,7 +1,7 @@
 """Builds the components of a run: model and task, the cluster, then store, engines and learner.
 
-Called by `commands/`. Engines are imported inside the functions, so that bad input is reported before vLLM and DeepSpeed load.
-Invariant: each context manager stops what it has started, also after an error.
+Engines are imported inside the functions, so that bad input is reported before vLLM and DeepSpeed load. Invariant: each
+context manager stops what it has started, also after an error.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
 
 
 def rollout_settings(config: Config) -> RolloutConfig:
-    """The rollout section; its tool, which answers calls inside responses, is the task's own where none is named. Raises ConfigError."""
+    """The rollout section; its tool, which answers calls inside responses, is the task's own where none is named.
+    Raises ConfigError."""
     from tasks.kinds import task_tool
 
     return config.rollout.model_copy(update={"tool": config.rollout.tool or task_tool(config.task)})
@@ -110,7 +111,8 @@ def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:
 
 
 def check_methods(config: Config) -> None:
-    """Try the tool, and the estimator and the policy loss on a small batch; check that they and the ranking get what they need.
+    """Try the tool, and the estimator and the policy loss on a small batch; check that they and the ranking get what
+    they need.
 
     Raises ConfigError.
     """
@@ -138,11 +140,13 @@ def _methods(config: Config) -> tuple[Estimator, Ranking]:
 
 
 def check_needs(config: Config) -> None:
-    """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is not there."""
+    """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is
+    not there."""
     algorithm, learner, (estimator, ranking) = config.algorithm, config.learner, _methods(config)
     if (estimator.needs_groups or estimator.needs_continuations) and config.rollout.samples < 2:
         raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples is 1; "
+            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples "
+            "is 1; "
             f"raise rollout.samples to at least 2"
         )
     if ranking.needs_canonical and not config.replay.canonical:
@@ -155,7 +159,8 @@ def check_needs(config: Config) -> None:
         )
     if estimator.needs_continuations and config.rollout.max_staleness:
         raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but rollout.max_staleness is "
+            f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but "
+            "rollout.max_staleness is "
             f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
         )
     if critic(config) != "none":
@@ -182,7 +187,8 @@ def check_needs(config: Config) -> None:
 
 
 def find_model(config: Config) -> str:
-    """The directory or name of the checked model; a starter is built if need be. Raises ModelError, DataError, ConfigError."""
+    """The directory or name of the checked model; a starter is built if need be. Raises ModelError, DataError,
+    ConfigError."""
     from actors.options import check_options
     from tasks.starter import resolve_model
 
@@ -199,7 +205,8 @@ def open_model_and_task(config: Config) -> AbstractContextManager[ModelAndTask]:
 
 @contextmanager
 def open_task(config: Config, model: str) -> Iterator[ModelAndTask]:
-    """Check the model, load the task, and choose what the recipe leaves to `auto`. Raises ModelError, DataError, ConfigError."""
+    """Check the model, load the task, and choose what the recipe leaves to `auto`. Raises ModelError, DataError,
+    ConfigError."""
     with without_gc():
         task, info = load_task(config, model)
     with closing(task):
@@ -207,7 +214,8 @@ def open_task(config: Config, model: str) -> Iterator[ModelAndTask]:
         print(*lines, sep="\n", flush=True)
         if config.replay.canonical and all(problem.solution_ids is None for problem in task.train):
             raise ConfigError(
-                "replay.canonical is true, but no training problem has a canonical solution within rollout.max_response_tokens; "
+                "replay.canonical is true, but no training problem has a canonical solution within "
+                "rollout.max_response_tokens; "
                 "set task.columns.solution, raise the bound, or set replay.canonical false"
             )
         yield ModelAndTask(model, task, open_tool(config, task.tokenizer), config)
@@ -233,7 +241,8 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[st
 def connected(
     config: Config, name: str, local: bool, needs: Callable[[Config, str], tuple[Bundle, ...]] = placement
 ) -> AbstractContextManager[Device]:
-    """Connect to a Ray cluster with room for the processes of the run `name`; `local`: use this process. Yields the device."""
+    """Connect to a Ray cluster with room for the processes of the run `name`; `local`: use this process. Yields the
+    device."""
     if local:
         return nullcontext(cast(Device, config.cluster.device))  # chosen by `single_process`
     from trainer.cluster import connect
@@ -251,7 +260,8 @@ def components(
     local: bool = False,
     ready_part: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Components]:
-    """Start store, engines and learner of a training run. `local`: all in this process. `ready_part` is told "engines", "learner"."""
+    """Start store, engines and learner of a training run. `local`: all in this process. `ready_part` is told "engines",
+    "learner"."""
     from replay.boundaries import TokenTable, boundaries, remembered
     from replay.store import ReplayStore
     from tasks.sampling import problem_sampler
@@ -301,7 +311,8 @@ def _start_both(
 ) -> tuple[Any, Any]:
     """Start engines and learner at the same time: each spends most of its time importing.
 
-    In one process the learner starts first: it sets the number of threads and the process group, which is impossible after vLLM.
+    In one process the learner starts first: it sets the number of threads and the process group, which is impossible
+    after vLLM.
     """
 
     def _start(name: str, one: Callable[[], Any]) -> Any:
@@ -328,7 +339,8 @@ def engine_pool(
     local: bool = False,
     quarantine: Callable[[Start, str], None] = _log_start,
 ) -> RolloutPool | LocalPool:
-    """The engines; the caller closes them. `local`: one in this process. `quarantine` gets the starts that no engine can generate."""
+    """The engines; the caller closes them. `local`: one in this process. `quarantine` gets the starts that no engine
+    can generate."""
     seed = derive(config.run.seed, "engine")
     rollout = rollout_settings(config)
     if local:

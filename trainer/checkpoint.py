@@ -7,8 +7,8 @@
     checkpoints/best                 name of the checkpoint with the highest held-out success, and that success
     checkpoints/latest               name of the newest complete checkpoint, written last
 
-Called by `trainer/session.py`. Invariant: `latest` always names a complete checkpoint. A checkpoint is written under a temporary
-name, flushed and renamed; then `latest` names it.
+Invariant: `latest` always names a complete checkpoint. A checkpoint is written under a temporary name, flushed and
+renamed; then `latest` names it.
 """
 
 import json
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("retrospect.checkpoint")
 
 REQUIRED = ("learner/learner.json", "policy/config.json", "replay/store.json", "progress.json")
-"""Files of every complete checkpoint, besides those of the learner's ranks. Other nodes may have written most of them."""
+"""Files of every complete checkpoint, besides those of the learner's ranks. Other nodes may have written most of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ def save(
 ) -> Path:
     """Write a checkpoint atomically, then delete all but the newest `keep` and the best.
 
-    `success`: on held-out problems, if this iteration was evaluated. Raises CheckpointError, and leaves `latest` unchanged, when the
-    checkpoint cannot be written or a part of it is on another disk.
+    `success`: on held-out problems, if this iteration was evaluated. Raises CheckpointError, and leaves `latest`
+    unchanged, when the checkpoint cannot be written or a part of it is on another disk.
     """
     final = run.checkpoints / f"{progress.iteration:06d}"
     try:
@@ -68,7 +69,8 @@ def save(
             wanted = [*REQUIRED, *(f"learner/{name}" for name in files)]
             if missing := [name for name in wanted if not (temporary / name).exists()]:
                 raise CheckpointError(
-                    f"{temporary}: {', '.join(missing)} missing after writing; run.root must be on storage that all nodes see"
+                    f"{temporary}: {', '.join(missing)} missing after writing; run.root must be on storage that all "
+                    "nodes see"
                 )
         name_best(run, progress.iteration, success)
         write_atomically(run.checkpoints / "latest", final.name)
@@ -90,8 +92,8 @@ def save(
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder that replaces `folder` when the block ends without an error.
 
-    `folder` is always the complete old or the complete new one. If the process is killed between the two renames it is missing;
-    then the next call restores the old one first.
+    `folder` is always the complete old or the complete new one. If the process is killed between the two renames it is
+    missing; then the next call restores the old one first.
     """
     temporary, old = _sibling(folder, "tmp"), _sibling(folder, "old")
     if old.exists() and not folder.exists():
@@ -144,7 +146,8 @@ def is_best(run: RunDirectory, success: float) -> bool:
 def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
     """Make the new checkpoint of `iteration` the best if its success (None: not evaluated) is the highest.
 
-    If it has replaced the best checkpoint, it stays the best with its new success; without an evaluation `best` is removed.
+    If it has replaced the best checkpoint, it stays the best with its new success; without an evaluation `best` is
+    removed.
     """
     top = best(run)
     replaced = top is not None and top.iteration == iteration
@@ -196,7 +199,8 @@ def continue_from(path: Path, parts: "Components") -> RunProgress:
     progress = progress_of(path)
     if parts.pipeline is None and (count := in_flight(progress)):
         raise ConfigError(
-            f"rollout.max_staleness = 0: {path} has {count} starts of asynchronous mode in flight; do not change rollout.max_staleness"
+            f"rollout.max_staleness = 0: {path} has {count} starts of asynchronous mode in flight; do not change "
+            "rollout.max_staleness"
         )
     parts.learner.restore(path / "learner")
     parts.replay.restore(path / "replay")
@@ -205,7 +209,8 @@ def continue_from(path: Path, parts: "Components") -> RunProgress:
 
 
 def start_over(cursor: dict[str, Any], parts: "Components") -> RunProgress:
-    """Reset all parts to the beginning of a run; the learner's ranks must be new. `cursor`: the problem sampler's first one."""
+    """Reset all parts to the beginning of a run; the learner's ranks must be new. `cursor`: the problem sampler's first
+    one."""
     progress = RunProgress(0, cursor, 0)
     parts.replay.clear()
     _set_up(parts, progress)

@@ -1,6 +1,6 @@
 """Attaches to the running Ray cluster or starts a local one, and checks its resources before anything else starts.
 
-Called by `trainer/build.py` and `commands/`. Invariant: `connect` yields only when the cluster has what the run asks for.
+Invariant: `connect` yields only when the cluster has what the run asks for.
 """
 
 import logging
@@ -34,8 +34,8 @@ from core.startup import check_reachable  # noqa: E402
 STARTS = 3
 """Attempts to start a local Ray: it waits a fixed 30 s for its raylet."""
 LOCAL = {"RAY_gcs_server_port_wait_time_s": "120", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} | LOOPBACK
-"""For a local Ray and its workers. Seconds that it waits for the port of its GCS (default 30; a client that attaches reads it as a
-number of tries). And one node that listens on loopback only, as everywhere but on Linux."""
+"""For a local Ray and its workers. Seconds that it waits for the port of its GCS (default 30; a client that attaches
+reads it as a number of tries). And one node that listens on loopback only, as everywhere but on Linux."""
 RESERVE_SECONDS = 15.0
 """How long the nodes may take to reserve what they have room for."""
 WATCH_SECONDS = 1.0
@@ -51,9 +51,9 @@ def connect(
 ) -> Iterator[Device]:
     """Connect, wait for the resources, yield the device ('cpu' or 'cuda'), and disconnect at the end.
 
-    Every run has its own namespace, so two runs on one cluster may both have a `rollout-0`. `needs`: configuration and device -> the
-    processes that need resources. The request to the autoscaler is withdrawn at the end, because it would keep the nodes. Raises
-    ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
+    Every run has its own namespace, so two runs on one cluster may both have a `rollout-0`. `needs`: configuration and
+    device -> the processes that need resources. The request to the autoscaler is withdrawn at the end, because it would
+    keep the nodes. Raises ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
     """
     check_reachable(config.cluster)
     try:
@@ -71,7 +71,8 @@ def connect(
 
 
 def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None:
-    """Attach to the cluster of `cluster.address`, or start a local one that listens on loopback alone. Ray's job has the namespace as name."""
+    """Attach to the cluster of `cluster.address`, or start a local one that listens on loopback alone. Ray's job has
+    the namespace as name."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     workers = {name: os.environ[name] for name in (*ENVIRONMENT, *FORWARDED) if name in os.environ}
     address = find() if cluster.address == "auto" else cluster.address
@@ -92,7 +93,8 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
             init()
     except Exception as error:  # Ray raises a plain Exception when its processes start late
         raise ClusterError(
-            f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with `ray start --head`, "
+            f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with "
+            "`ray start --head`, "
             f"fix the address, or use --cluster.address local"
         ) from error
     if on_terminate is not None and threading.current_thread() is threading.main_thread():
@@ -100,8 +102,8 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
 
 
 def bring_up(init: Callable[[], object]) -> None:
-    """Start a local Ray by `init`. When its processes start late, kill them and try again, at most STARTS times in total. Raises
-    what `init` raises.
+    """Start a local Ray by `init`. When its processes start late, kill them and try again, at most STARTS times in
+    total. Raises what `init` raises.
     """
     before = set(psutil.Process().children())
     for left in reversed(range(STARTS)):
@@ -133,7 +135,8 @@ def defaults(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def find() -> str | None:
-    """The address to attach to: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded on this machine; else 'local'.
+    """The address to attach to: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded on this machine;
+    else 'local'.
 
     A killed head leaves its record, and Ray would wait minutes for it. So a recorded head counts only if it listens.
     """
@@ -193,8 +196,8 @@ def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:
 def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementGroup]:
     """Make one placement group per role, named as the role. It ends with this driver's job. Returns them by role.
 
-    Raises ClusterError after `seconds` when the nodes have no room: others use them, or no single node is large enough. A table is
-    printed first.
+    Raises ClusterError after `seconds` when the nodes have no room: others use them, or no single node is large enough.
+    A table is printed first.
     """
     room, deadline = describe_room(bundles), time.monotonic() + seconds
     groups = {}
@@ -208,8 +211,10 @@ def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementG
         if not group.wait(max(1.0, deadline - time.monotonic())):
             print(room, flush=True)
             raise ClusterError(
-                f"no room on the nodes for {role.count} {role.name}{'s' if role.count > 1 else ''} with {role.cpus:g} CPUs and "
-                f"{role.gpus:g} GPUs each; end what uses the nodes, lower the count or the cluster section's shares, or add nodes"
+                f"no room on the nodes for {role.count} {role.name}{'s' if role.count > 1 else ''} with {role.cpus:g} "
+                "CPUs and "
+                f"{role.gpus:g} GPUs each; end what uses the nodes, lower the count or the cluster section's shares, "
+                "or add nodes"
             )
     return groups
 

@@ -1,4 +1,4 @@
-"""Collects the metrics of an iteration. Called by `trainer/session.py`."""
+"""Collects the metrics of an iteration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def collect_metrics(
 ) -> IterationMetrics:
     """The metrics of an iteration.
 
-    `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that the engines worked before this one.
+    `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that the engines worked before this
+    one.
     """
     scored, gap = result.scored, result.broadcast.gap
     judged = [*(item.judged for item in scored), *result.dropped]

@@ -1,7 +1,7 @@
 """The algorithm: PPO whose rollouts start from prompts and from replayed prefix states (RRL, arXiv 2504.14363).
 
-Called by `trainer/session.py`. Invariant: in synchronous mode iteration i depends only on the run seed, i, and the content of a
-checkpoint (weights, optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
+Invariant: in synchronous mode iteration i depends only on the run seed, i, and the content of a checkpoint (weights,
+optimizers, problem cursor, replay store), so a resumed run repeats the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ RESAMPLED = 100_000
 def iterate(parts: Components, settings: IterationSettings, number: int, clock: PhaseClock) -> IterationResult:
     """Iteration `number`: choose starts, generate, judge, score, store states, update, broadcast.
 
-    In asynchronous mode it submits the starts of later iterations, and its trajectories come from starts submitted earlier.
+    In asynchronous mode it submits the starts of later iterations, and its trajectories come from starts submitted
+    earlier.
 
     Raises:
         ActorError: engines or judges failed before the update, or there is nothing to learn from.
@@ -98,7 +99,8 @@ def iterate(parts: Components, settings: IterationSettings, number: int, clock: 
 
 
 def check_verdicts(judged: Sequence[Judged], number: int) -> None:
-    """Raises ActorError when no response of iteration `number` has a verdict: all rewards would be those of a failed judge."""
+    """Raises ActorError when no response of iteration `number` has a verdict: all rewards would be those of a failed
+    judge."""
     if all(item.verdict.judge_failed for item in judged):
         first = judged[0].verdict.detail
         raise ActorError(f"none of the {len(judged)} responses of iteration {number} has a verdict; the first: {first}")
@@ -128,7 +130,8 @@ def candidates_of(parts: Components, settings: IterationSettings) -> Callable[..
 
 
 def begin_refresh(parts: Components, settings: IterationSettings) -> ValueRefresh | None:
-    """Start to compute new values of the highest-priority states whose value is from an earlier critic. None: no such state."""
+    """Start to compute new values of the highest-priority states whose value is from an earlier critic. None: no such
+    state."""
     version = parts.learner.version
     states = parts.replay.top(settings.refresh_states, older_than=version) if settings.refresh_states else []
     if not states:
@@ -152,8 +155,8 @@ def finish_refresh(parts: Components, refresh: ValueRefresh, clock: PhaseClock) 
 def broadcast(parts: Components) -> tuple[BroadcastReport, ActorError | WeightError | None]:
     """Send the new weights to the engines.
 
-    A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then has no
-    gap. Raises LearnerError.
+    A failure of the engines is returned, not raised, because the update is complete and can be saved; the report then
+    has no gap. Raises LearnerError.
     """
     from learner.stats import BroadcastReport
 

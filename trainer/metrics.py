@@ -1,7 +1,8 @@
 """The metrics of one training iteration: the meaning and unit of each, and how they are written and read.
 
-`trainer/collect.py` fills one `IterationMetrics` per iteration; every `MetricSink` gets it (`monitor/`). Invariant: this record is
-the only list of metrics. TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are made from it.
+`trainer/collect.py` fills one `IterationMetrics` per iteration; every `MetricSink` gets it (`monitor/`). Invariant:
+this record is the only list of metrics. TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are
+made from it.
 """
 
 import json
@@ -237,8 +238,8 @@ class MetricSink(Protocol):
 class JsonlSink:
     """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null.
 
-    `last`: the iteration after which the run continues; later and incomplete lines are dropped. So after a resume every iteration is
-    in the file once, also if the process was killed during a write.
+    `last`: the iteration after which the run continues; later and incomplete lines are dropped. So after a resume every
+    iteration is in the file once, also if the process was killed during a write.
     """
 
     def __init__(self, path: Path, *, last: int = 0) -> None:

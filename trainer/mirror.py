@@ -1,7 +1,7 @@
 """A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system): checkpoints, numbers, report.
 
-Called by `commands/train.py` and, after every checkpoint, by `trainer/session.py`. Invariant: `checkpoints/latest` at the URI names a
-complete checkpoint: it is written last, and deleted before a checkpoint of its name is written again.
+Invariant: `checkpoints/latest` at the URI names a complete checkpoint: it is written last, and deleted before a
+checkpoint of its name is written again.
 """
 
 import logging
@@ -34,7 +34,8 @@ def open_store(uri: str) -> tuple[FileSystem, str]:
 
 
 def upload(run: RunDirectory, uri: str, checkpoint: str = "") -> str:
-    """Copy the run to uri/NAME: its `checkpoint`, if one is named, and all files that are not of checkpoints or of the live store.
+    """Copy the run to uri/NAME: its `checkpoint`, if one is named, and all files that are not of checkpoints or of the
+    live store.
 
     Returns the end of a line for a person. A failure is a warning: the next checkpoint tries again.
     """
@@ -69,7 +70,8 @@ def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) ->
 
 
 def download(uri: str, root: Path) -> Path:
-    """Copy the run at `uri` with its newest and its best checkpoint to root/NAME, unless a run with a checkpoint is there.
+    """Copy the run at `uri` with its newest and its best checkpoint to root/NAME, unless a run with a checkpoint is
+    there.
 
     Raises CheckpointError when it cannot be read.
     """

@@ -1,7 +1,4 @@
-"""Finds the model at a path, and checks model, tokenizer and data before anything expensive starts.
-
-Called by `commands/` and `trainer/build.py`.
-"""
+"""Finds the model at a path, and checks model, tokenizer and data before anything expensive starts."""
 
 import math
 import re
@@ -51,10 +48,12 @@ def run_of(target: Path) -> RunDirectory | None:
 
 
 def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint, a model or a `.gguf` file. A name that is no path is a hub model.
+    """The Hugging Face directory of a run, a checkpoint, a model or a `.gguf` file. A name that is no path is a hub
+    model.
 
-    A run's model is that of its newest checkpoint; RUN/policy is older while a run is extended. Checkpoints of `sft` and
-    `reward-model` have no policy, so for them it is RUN/policy. Raises CheckpointError when an existing path is none of these.
+    A run's model is that of its newest checkpoint; RUN/policy is older while a run is extended. Checkpoints of `sft`
+    and `reward-model` have no policy, so for them it is RUN/policy. Raises CheckpointError when an existing path is
+    none of these.
     """
     place = Path(model_folder(str(target))).expanduser().resolve()
     if (place / "config.yaml").is_file():
@@ -149,7 +148,8 @@ def check_place(path: str, field: str) -> None:
 
 
 def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
-    """Read config.json of a model, which `field` names. Raises ModelError for a directory that is no causal language model."""
+    """Read config.json of a model, which `field` names. Raises ModelError for a directory that is no causal language
+    model."""
     from transformers import AutoConfig
 
     folder = Path(path)
@@ -221,13 +221,15 @@ def check_value_model(path: str, policy: str) -> None:
     critic, own = _read(AutoConfig, path, "learner.value_path"), AutoConfig.from_pretrained(policy)
     if critic.model_type != own.model_type:
         raise ModelError(
-            f"learner.value_path = {path}: a {critic.model_type} model, but the policy is {own.model_type}; name one of the "
+            f"learner.value_path = {path}: a {critic.model_type} model, but the policy is {own.model_type}; name one "
+            "of the "
             f"policy's family, or leave it empty"
         )
     theirs, ours = (int(config.get_text_config().vocab_size) for config in (critic, own))
     if theirs != ours:
         raise ModelError(
-            f"learner.value_path = {path}: {theirs} rows of embedding, the policy has {ours}: another tokenizer; name a critic "
+            f"learner.value_path = {path}: {theirs} rows of embedding, the policy has {ours}: another tokenizer; name "
+            "a critic "
             f"with the policy's"
         )
 
@@ -237,6 +239,7 @@ def check_vocabulary(path: str, info: ModelInfo, tokenizer: "PreTrainedTokenizer
     largest = max(tokenizer.get_vocab().values())
     if largest >= info.vocabulary:
         raise ModelError(
-            f"model.path = {path}: vocabulary mismatch: the tokenizer has token ids up to {largest}, the model's embedding "
+            f"model.path = {path}: vocabulary mismatch: the tokenizer has token ids up to {largest}, the model's "
+            "embedding "
             f"{info.vocabulary} rows; use the model's own tokenizer or resize its embedding"
         )

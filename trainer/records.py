@@ -1,7 +1,4 @@
-"""The records of an iteration: its components, its settings and its result.
-
-Filled by `trainer/build.py`, used by `trainer/loop.py`.
-"""
+"""The records of an iteration: its components, its settings and its result."""
 
 from __future__ import annotations
 

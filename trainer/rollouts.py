@@ -1,6 +1,6 @@
 """Rollouts beyond the starts of an iteration: replacements of starts that teach nothing, continuations of states.
 
-Called by `trainer/loop.py` in synchronous mode. Invariant: results depend only on the arguments and the state of the parts.
+Invariant: results depend only on the arguments and the state of the parts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 
 Choose = Callable[[IterationSettings, int], list[Start]]
-"""The starts of a round of resampling, from settings with the numbers of starts and the number of the round (from 1)."""
+"""The starts of a round of resampling, from settings with the numbers of starts and the number of the round (from 1).
+"""
 
 
 def with_more_rollouts(
     parts: Components, settings: IterationSettings, judged: list[Judged], choose: Choose, clock: PhaseClock
 ) -> tuple[list[Judged], list[Judged], list[Judged]]:
-    """The batch after resampling, with what its estimator needs; the rollouts that were left out; those made for the estimator."""
+    """The batch after resampling, with what its estimator needs; the rollouts that were left out; those made for the
+    estimator."""
     dropped: list[Judged] = []
     if settings.resample:
         judged, dropped = resampled(parts, settings, judged, choose, clock)
@@ -33,7 +35,8 @@ def with_more_rollouts(
 
 
 def by_information(judged: Sequence[Judged], settings: IterationSettings) -> tuple[list[Judged], list[Judged]]:
-    """The rollouts of starts whose continuations differ in reward, as the learner sees it, and the others, each in order."""
+    """The rollouts of starts whose continuations differ in reward, as the learner sees it, and the others, each in
+    order."""
     rewards: dict[str, set[float]] = {item.trajectory.start.id: set() for item in judged}
     for item in judged:
         if not (settings.mask_truncated and item.trajectory.finish.truncated):
@@ -47,11 +50,12 @@ def by_information(judged: Sequence[Judged], settings: IterationSettings) -> tup
 def resampled(
     parts: Components, settings: IterationSettings, judged: Sequence[Judged], choose: Choose, clock: PhaseClock
 ) -> tuple[list[Judged], list[Judged]]:
-    """Dynamic sampling (DAPO, 2503.14476, section 3.2): replace the starts whose continuations all have the same reward.
+    """Dynamic sampling (DAPO, 2503.14476, section 3.2): replace the starts whose continuations all have the same
+    reward.
 
-    At most `settings.resample` rounds; replayed starts are replaced by replayed ones, fresh by fresh ones. What is still missing
-    then is filled with the first of those that teach nothing, of the source that lacks them, so that the batch keeps its size and
-    its share of replay. Returns the batch, and the rollouts that were left out.
+    At most `settings.resample` rounds; replayed starts are replaced by replayed ones, fresh by fresh ones. What is
+    still missing then is filled with the first of those that teach nothing, of the source that lacks them, so that the
+    batch keeps its size and its share of replay. Returns the batch, and the rollouts that were left out.
     """
     kept, others = by_information(judged, settings)
     replayed = len(_replayed(judged))
@@ -90,8 +94,8 @@ def with_continuations(
 ) -> tuple[list[Judged], list[Judged]]:
     """Every rollout with the worth of its own states, and the continuations that measured it (VinePPO, 2410.01679).
 
-    The states are the boundaries inside the continuation; each is continued `settings.continuations` times. The worth of the start
-    itself is the mean reward of its own rollouts. A state that no engine could continue is no boundary.
+    The states are the boundaries inside the continuation; each is continued `settings.continuations` times. The worth
+    of the start itself is the mean reward of its own rollouts. A state that no engine could continue is no boundary.
     """
     # of each rollout: the lengths of its continuation at which a step ends
     ends = [item.trajectory.states(parts.boundaries) - item.trajectory.start.prefix_ids.size for item in judged]

@@ -1,6 +1,7 @@
-"""A training session: all iterations with their evaluations, checkpoints and reports, and the restart of a lost learner.
+"""A training session: all iterations with their evaluations, checkpoints and reports, and the restart of a lost
+learner.
 
-Called by `commands/train.py`. Invariant: metrics of an iteration are on disk before its checkpoint is named the latest.
+Invariant: metrics of an iteration are on disk before its checkpoint is named the latest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from trainer.starts import known_texts
 logger = logging.getLogger("retrospect.session")
 
 BEFORE_UPDATE: tuple[Phase, ...] = ("replay", "generate", "reward")
-"""Phases in which the learner still has the state of the last complete iteration, so that it can be saved after a failure."""
+"""Phases in which the learner still has the state of the last complete iteration, so that it can be saved after a
+failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,13 @@ class Session:
 def run_session(session: Session, resumed: Path | None, stop: Interruption) -> bool:
     """Train to the last iteration, from the beginning or from the checkpoint `resumed`, and write the final policy.
 
-    When a learner rank is lost, or a replay shard and its files, all ranks restart. The run continues from its last checkpoint, or
-    from the beginning if there is none. This happens at most `learner_restarts` times; then the error is raised.
+    When a learner rank is lost, or a replay shard and its files, all ranks restart. The run continues from its last
+    checkpoint, or from the beginning if there is none. This happens at most `learner_restarts` times; then the error is
+    raised.
 
-    Returns False when `stop` ended it earlier. Raises ActorError or WeightError when engines or judges failed, or the weights of an
-    engine differ from the learner's. In these cases the last complete iteration is saved. Raises DivergenceError when too many
-    optimizer steps were skipped; the ids of their problems are in the run directory.
+    Returns False when `stop` ended it earlier. Raises ActorError or WeightError when engines or judges failed, or the
+    weights of an engine differ from the learner's. In these cases the last complete iteration is saved. Raises
+    DivergenceError when too many optimizer steps were skipped; the ids of their problems are in the run directory.
     """
     parts, schedule, directory = session.parts, session.schedule, session.directory
     cursor, restarts = parts.problems.state(), 0
@@ -142,7 +145,8 @@ def _step(
 
 
 def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again: bool) -> RunProgress:
-    """Set the parts to where training begins. `again`: after a lost rank or shard. `cursor`: the problem sampler's first one."""
+    """Set the parts to where training begins. `again`: after a lost rank or shard. `cursor`: the problem sampler's
+    first one."""
     parts = session.parts
     if again:
         parts.learner.restart()
@@ -165,7 +169,8 @@ def _finish(
 ) -> RunProgress:
     """Evaluate, report and save after an iteration. `busy`: seconds that the engines worked before it.
 
-    Raises ActorError or WeightError when the engines failed in the broadcast or the evaluation, after the iteration is saved.
+    Raises ActorError or WeightError when the engines failed in the broadcast or the evaluation, after the iteration is
+    saved.
     """
     parts, schedule, number = session.parts, session.schedule, result.number
     failure, evaluation = result.failure, None
@@ -215,7 +220,8 @@ def _evaluate(session: Session, number: int, clock: PhaseClock) -> Evaluation:
 
 
 def _save(session: Session, outputs: Outputs, progress: RunProgress, reason: str, success: float | None = None) -> None:
-    """Write and report the checkpoint of `progress`, unless it is already the latest. `success`: on held-out problems."""
+    """Write and report the checkpoint of `progress`, unless it is already the latest. `success`: on held-out
+    problems."""
     directory = session.directory
     copied = ""
     if checkpoint.saved(directory) == progress.iteration:

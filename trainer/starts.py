@@ -1,6 +1,7 @@
 """Makes starts of problems and replayed states, and candidates and outcomes for the replay store of trajectories.
 
-Pure functions, called by `trainer/loop.py`. Invariant: results depend only on the arguments, so an iteration can be repeated.
+Pure functions, called by `trainer/loop.py`. Invariant: results depend only on the arguments, so an iteration can be
+repeated.
 """
 
 import math
@@ -32,7 +33,8 @@ NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
 """For rollouts whose outcome counts for their problem, and which give no states."""
 Share = Literal["constant", "annealed", "unsolved"]
 ROOM = 0.25
-"""Least share of the response budget that a state of a truncated trajectory leaves: continuations of one with less can only lose."""
+"""Least share of the response budget that a state of a truncated trajectory leaves: continuations of one with less can
+only lose."""
 
 
 def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
@@ -76,7 +78,8 @@ def replayed_starts(
 def replayed_count(most: int, share: Share, progress: float, unsolved: float) -> int:
     """How many starts of an iteration are replayed, of at most `most`.
 
-    `progress`: share of the run that is over. `unsolved`: recent share of fresh problems of which every sample failed: they teach nothing.
+    `progress`: share of the run that is over. `unsolved`: recent share of fresh problems of which every sample failed:
+    they teach nothing.
 
     >>> [replayed_count(64, share, 0.25, 0.5) for share in ("constant", "annealed", "unsolved")]
     [64, 48, 32]
@@ -118,16 +121,17 @@ def candidates(
 ) -> list[Candidate]:
     """The states that the trajectories pass through, with the critic's values.
 
-    `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, where K is the length
-    of the replayed prefix. `boundaries`: response tokens [R] -> lengths at which a step ends. Only boundaries inside the continuation
-    make candidates; those inside the prefix are states already. A trajectory without a state is included, because its outcome counts
-    for its problem. States without a finite value and trajectories without a finite reward are left out.
+    `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, where K
+    is the length of the replayed prefix. `boundaries`: response tokens [R] -> lengths at which a step ends. Only
+    boundaries inside the continuation make candidates; those inside the prefix are states already. A trajectory without
+    a state is included, because its outcome counts for its problem. States without a finite value and trajectories
+    without a finite reward are left out.
 
-    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out. A success
-    from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it.
+    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out.
+    A success from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it.
 
-    `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. Other trajectories have shown
-    that the rest of the budget is enough to end.
+    `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. Other trajectories
+    have shown that the rest of the budget is enough to end.
     """
     found = []
     for item, known in zip(judged, values, strict=True):
@@ -161,7 +165,8 @@ def candidates(
 def canonical_rollouts(
     starts: Sequence[Start], problems: Mapping[str, Problem], tool: TokenTool | None = None
 ) -> list[Judged]:
-    """The canonical solutions of the fresh starts' problems as rollouts, for the critic to value. `tool`: wrote a part of them."""
+    """The canonical solutions of the fresh starts' problems as rollouts, for the critic to value. `tool`: wrote a part
+    of them."""
     return [
         _rollout(
             start, solution, Verdict(1.0, True, "canonical solution"), None if tool is None else tool.mask(solution)
@@ -174,7 +179,8 @@ def canonical_rollouts(
 def imitated_rollouts(
     successes: Sequence[tuple[str, IntArray]], problems: Mapping[str, Problem], tool: TokenTool | None = None
 ) -> list[Judged]:
-    """Own earlier successes (problem id, response) as rollouts from the root, to be imitated. `tool`: wrote a part of them."""
+    """Own earlier successes (problem id, response) as rollouts from the root, to be imitated. `tool`: wrote a part of
+    them."""
     starts = fresh_starts([problems[name] for name, _ in successes], samples=1, seed=0, iteration=0)
     verdict = Verdict(1.0, True, "own success")
     return [
@@ -210,7 +216,8 @@ def erroneous_share(
     prefix_correct: Callable[[Problem, str], bool | None],
     decode: Callable[[IntArray], str],
 ) -> float:
-    """Share of wrong prefixes among those of replayed starts that `prefix_correct` can check (it returns None for others).
+    """Share of wrong prefixes among those of replayed starts that `prefix_correct` can check (it returns None for
+    others).
 
     NaN without such starts.
     """

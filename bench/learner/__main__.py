@@ -1,10 +1,11 @@
 """How fast is the learner, and how much memory does it need? `python -m bench.learner [--quick] [--device cuda]`.
 
-PPO iterations of the learner (score and update, driver and Ray included) alternate with those of a bare DeepSpeed loop over the plain
-rows: rows with GSM8K's lengths that share nothing, the demo's rows, and 8 continuations of 128 tokens of every prefix of 512. Then the
-peak memory of both sides is measured for the same rows in one pass. On CPU this is done for small models, also for one with Qwen2's
-vocabulary, whose logits take nearly all of the memory. On CPU the weights are also broadcast to two vLLM engines. On a GPU speed and
-memory are measured for a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
+PPO iterations of the learner (score and update, driver and Ray included) alternate with those of a bare DeepSpeed loop
+over the plain rows: rows with GSM8K's lengths that share nothing, the demo's rows, and 8 continuations of 128 tokens of
+every prefix of 512. Then the peak memory of both sides is measured for the same rows in one pass. On CPU this is done
+for small models, also for one with Qwen2's vocabulary, whose logits take nearly all of the memory. On CPU the weights
+are also broadcast to two vLLM engines. On a GPU speed and memory are measured for a random Qwen2 of 0.5 B parameters in
+bf16 under ZeRO 2 and 3.
 """
 
 import os
@@ -103,7 +104,8 @@ def measure_on_gpu(quick: bool) -> list[Check]:
 
 
 def main(quick: bool, device: str) -> None:
-    """Measure and write bench/results/learner.json (learner-cuda.json on a GPU). Raises ClusterError without that GPU."""
+    """Measure and write bench/results/learner.json (learner-cuda.json on a GPU). Raises ClusterError without that
+    GPU."""
     if device == "cpu":
         settings: dict[str, object] = {
             "device": "cpu",

@@ -1,7 +1,7 @@
 """The loop that `bench.learner` compares with: torch and DeepSpeed without PPO, as one would write it by hand.
 
-It has the learner's models and passes (forward, backward and step of policy and critic) over the plain rows, padded, rows of like
-length together. Its losses are a log-likelihood and a squared error. It runs as a Ray actor.
+It has the learner's models and passes (forward, backward and step of policy and critic) over the plain rows, padded,
+rows of like length together. Its losses are a log-likelihood and a squared error. It runs as a Ray actor.
 """
 
 import os
@@ -17,7 +17,8 @@ from learner.packing.assign import assign_padded
 from learner.packing.batch import Row, right_padded
 
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Rows one below the other: tokens [B, T]; positions [N], the index into B * T of the state before each scored token; targets [N]."""
+"""Rows one below the other: tokens [B, T]; positions [N], the index into B * T of the state before each scored token;
+targets [N]."""
 
 
 def padded_batches(rows: Sequence[Row], budget: int) -> list[Batch]:

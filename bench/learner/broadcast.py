@@ -1,4 +1,4 @@
-"""Broadcasts of a learner's weights to two vLLM engines against plain copies of the same bytes. Called by `bench.learner`."""
+"""Broadcasts of a learner's weights to two vLLM engines against plain copies of the same bytes."""
 
 import tempfile
 import time

@@ -1,4 +1,4 @@
-"""The peak memory of a Ray actor: resident memory on CPU, torch's allocations on a GPU. Called by `bench.learner`."""
+"""The peak memory of a Ray actor: resident memory on CPU, torch's allocations on a GPU."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,7 +12,8 @@ MIB = 2**20
 EXACT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB)}
 """Environment of a process in which glibc returns each block of 1 MiB or more to the system as soon as it is free.
 
-Then resident memory is that of the tensors, without freed blocks that the allocator keeps. It makes the process slower."""
+Then resident memory is that of the tensors, without freed blocks that the allocator keeps. It makes the process slower.
+"""
 
 
 def memory_now(actor: Any) -> float:

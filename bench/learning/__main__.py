@@ -1,4 +1,5 @@
-"""`python -m bench.learning`: perform the runs that are missing, then write the table and the plots (bench/README.md)."""
+"""`python -m bench.learning`: perform the runs that are missing, then write the table and the plots
+(bench/README.md)."""
 
 import argparse
 import tempfile

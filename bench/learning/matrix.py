@@ -31,7 +31,8 @@ def pending(runs: Sequence[Run], results: Path) -> list[Run]:
 
 
 def perform_all(runs: Sequence[Run], results: Path, logs: Path, jobs: int, changes: Fields, tokens: int | None) -> None:
-    """Perform all pending runs, `jobs` at a time. A run that fails is named and left out; the next start tries it again."""
+    """Perform all pending runs, `jobs` at a time. A run that fails is named and left out; the next start tries it
+    again."""
     left = pending(runs, results)
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{len(left)} of {len(runs)} runs to do, {jobs} at a time; logs in {logs}", flush=True)

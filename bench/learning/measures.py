@@ -1,7 +1,7 @@
 """The measures of a run, written down before any was made, but for `LEARNT` and `MASTERED`. Pure.
 
-A curve is held-out success against generated tokens. It starts at 0 tokens, before training. After its last point it keeps its
-last value, because a run may stop early (`bench/learning/run.py`).
+A curve is held-out success against generated tokens. It starts at 0 tokens, before training. After its last point it
+keeps its last value, because a run may stop early (`bench/learning/run.py`).
 """
 
 import math
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 LEARNT, MASTERED = 0.05, 0.99
-"""A gain of success below `LEARNT` counts as none. After two evaluations in a row at `MASTERED` a run stops: its curve has ended."""
+"""A gain of success below `LEARNT` counts as none. After two evaluations in a row at `MASTERED` a run stops: its curve
+has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,11 @@ def tokens_to(curve: Curve, level: float) -> float:
 
 
 def learnability(outcomes: Sequence[tuple[int, int]]) -> float:
-    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN without a start of two continuations.
+    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN without a start of two
+    continuations.
 
-    1 is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without bias by
-    n / (n - 1) x c / n x (1 - c / n).
+    1 is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without
+    bias by n / (n - 1) x c / n x (1 - c / n).
 
     >>> learnability([(4, 2), (4, 0)])  # 4 x 4/3 x 1/4 = 4/3 for the first: an estimate may exceed 1
     0.6666666666666666

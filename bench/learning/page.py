@@ -1,4 +1,5 @@
-"""The page of the experiment: bench/results/learning.md and .json, and one plot per setting, from the tables of results.
+"""The page of the experiment: bench/results/learning.md and .json, and one plot per setting, from the tables of
+results.
 
 Invariant: no number without its interval over seeds, and none from arms of unlike commits
 without saying so.
@@ -126,7 +127,8 @@ def ratio_to(arms: Arms, arm: str, baseline: str, level: float | None = None) ->
 def text_of(
     value: Interval | None, scale: float = 1.0, digits: int = 2, *, never: str = "never", zero: str = ""
 ) -> str:
-    """The value with its interval, of one seed without; '-' where there is no value. `never`, `zero`: words for infinity and 0.
+    """The value with its interval, of one seed without; '-' where there is no value. `never`, `zero`: words for
+    infinity and 0.
 
     >>> text_of(Interval(0.5, 0.25, 0.75, 5)), text_of(Interval(math.inf, 1000, math.inf, 5), 1e-3, 0)
     ('0.50 (0.25 to 0.75)', 'never (1 to never)')
@@ -172,7 +174,8 @@ def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
     lines = [
         f"## {', '.join(setting)}",
         "",
-        f"Root success before training {text_of(start, digits=4)}, budget {results[0]['budget']:,} generated tokens, commits "
+        f"Root success before training {text_of(start, digits=4)}, budget {results[0]['budget']:,} generated tokens, "
+        "commits "
         f"{', '.join(sorted({one['commit'] for one in results}))}. ![curves]({plot})",
         "",
         *table(arms, usual, setting),
@@ -250,7 +253,8 @@ def ratios(arms: Arms, arm: str, ours: str = OURS) -> list[str]:
 
 
 def goals(setting: Setting, arms: Arms) -> list[Check]:
-    """The checks of one setting. A goal is judged from `ENOUGH` seeds on. A ratio is 0 where the other arm never gets there."""
+    """The checks of one setting. A goal is judged from `ENOUGH` seeds on. A ratio is 0 where the other arm never gets
+    there."""
     fastest, highest = best_baseline(arms, "area"), best_baseline(arms, "final success")
     if OURS not in arms or fastest is None or highest is None:
         return []

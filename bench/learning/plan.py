@@ -1,7 +1,7 @@
 """What is compared: tasks at three hardnesses, arms, and the configuration of one run.
 
-Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, what is repeated, the KL that holds the root,
-the batch, and for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone.
+Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, what is repeated, the KL
+that holds the root, the batch, and for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,8 @@ SHIPPED: Fields = {
     "learner.adam_beta2": 0.999,
     "learner.adam_epsilon": 1e-8,
 }
-"""The product's defaults for replay, losses and Adam when these runs were made; now those of its generated tasks' recipes."""
+"""The product's defaults for replay, losses and Adam when these runs were made; now those of its generated tasks'
+recipes."""
 
 
 _SMALL: Fields = {"rollout.starts": 8}
@@ -78,7 +79,8 @@ _KL: Fields = {"algorithm.kl_coefficient": 0.2, "algorithm.kl_schedule": "unsolv
 """A KL that holds the root while it fails, and fades to a tenth as it succeeds."""
 _ON_TOP: Fields = {**_GROWING, **_KL}
 _IMITATING: Fields = {"replay.imitated": 32, "algorithm.positive_coefficient": 1.0}
-"""Up to 32 earlier own successes in every update, in the language-model loss that takes the batch's correct responses, too."""
+"""Up to 32 earlier own successes in every update, in the language-model loss that takes the batch's correct responses,
+too."""
 _RESAMPLED: Fields = {**FROM_ROOT, **_SMALL, **_KL, "rollout.resample": 8}
 """Dynamic sampling: 8 problems with different rewards, of up to 72."""
 
@@ -105,9 +107,10 @@ ABLATIONS: Mapping[str, Fields] = {
     "on_top_adam_epsilon": {**_ON_TOP, "learner.adam_epsilon": 1e-8},
     "on_top_adam": {**_ON_TOP, "learner.adam_epsilon": 1e-8, "learner.adam_beta2": 0.999},
 }
-"""`learnability_small` with one piece changed, at the medium setting only: with `ratio_0.125`, `ratio_0.25` and `ratio_0.8` 8 fresh
-problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone. `critic_warmup`: the policy learns
-from the 11th iteration on. `positive`: the language-model loss of the imitating arms, on correct responses of the batch alone. `adam`: its usual settings, and `adam_epsilon`: its usual epsilon."""
+"""`learnability_small` with one piece changed, at the medium setting only: with `ratio_0.125`, `ratio_0.25` and
+`ratio_0.8` 8 fresh problems and up to 1, 3 and 32 replayed states. `no_model`: the states' own outcomes alone.
+`critic_warmup`: the policy learns from the 11th iteration on. `positive`: the language-model loss of the imitating
+arms, on correct responses of the batch alone. `adam`: its usual settings, and `adam_epsilon`: its usual epsilon."""
 
 ARMS: Mapping[str, Fields] = {
     "ppo": FROM_ROOT,
@@ -145,12 +148,13 @@ ARMS: Mapping[str, Fields] = {
     "learnability_canonical": {**ranked("learnability"), **CANONICAL},
     **ABLATIONS,
 }
-"""The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on top, and the KL
-of ours. `ppo_growing`: the same growing batch and nothing to replay. `_falling`: with a learning rate that falls, in the settings that say
-how fast (`Setting.falling`). `_imitating`: every update also repeats earlier own successes. `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
-canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic; `grpo_kl` is the
-same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to 8 rounds. `defaults`: ours
-with the product's defaults for replay, losses and Adam."""
+"""The arms. `_small`: iterations with 8 fresh problems, the batch that was best for PPO; with replay up to 8 states on
+top, and the KL of ours. `ppo_growing`: the same growing batch and nothing to replay. `_falling`: with a learning rate
+that falls, in the settings that say how fast (`Setting.falling`). `_imitating`: every update also repeats earlier own
+successes. `_kl`: the batch, the learning rate and the KL of ours, so that only replay is missing. Those that are given
+canonical solutions are reported apart (`with_solutions`). `learnability_grpo` has GRPO's advantages and no critic;
+`grpo_kl` is the same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to
+8 rounds. `defaults`: ours with the product's defaults for replay, losses and Adam."""
 
 REPLAYING = tuple(
     arm
@@ -167,8 +171,8 @@ class Setting:
     fields: Fields
     tokens: int  # that a run generates
     falling: Mapping[str, int] = field(default_factory=dict)
-    """Arms whose learning rates fall linearly, and the iterations after which these would be 0: about 1.4 times those of a run, which
-    so ends at a quarter of its first rates."""
+    """Arms whose learning rates fall linearly, and the iterations after which these would be 0: about 1.4 times those
+    of a run, which so ends at a quarter of its first rates."""
 
     def schedule(self, arm: str) -> Fields:
         """How the learning rates of an arm change."""
@@ -176,7 +180,8 @@ class Setting:
 
 
 def falling(without: int, replaying: int, **others: int) -> Mapping[str, int]:
-    """`Setting.falling`: one number for all arms with our batch and KL and nothing to replay, one for all that replay."""
+    """`Setting.falling`: one number for all arms with our batch and KL and nothing to replay, one for all that
+    replay."""
     alone = ("ppo_falling", "ppo_kl", "ppo_imitating", "ppo_kl_imitating", "grpo_kl", "oversampling_kl")
     return {
         **dict.fromkeys(alone, without),
@@ -211,7 +216,8 @@ def with_solutions(arm: str) -> bool:
 
 
 def level(task: str, steps: range, problems: int, held_out: int, prompt: int, response: int) -> Fields:
-    """The fields of a generated task at one hardness: its numbers of steps, and room for prompts and responses (tokens)."""
+    """The fields of a generated task at one hardness: its numbers of steps, and room for prompts and responses
+    (tokens)."""
     return {
         "task.name": task,
         "task.min_operations": steps.start,

@@ -1,4 +1,4 @@
-"""The plots of the experiment: one per setting, and one of all settings. Called by `bench/learning/page.py`."""
+"""The plots of the experiment: one per setting, and one of all settings."""
 
 import math
 from collections.abc import Mapping, Sequence

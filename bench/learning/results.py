@@ -34,7 +34,8 @@ def by_name(folder: Path) -> dict[str, Result]:
 
 
 def append_result(folder: Path, result: Result) -> None:
-    """Add a line to the table of the run's task. It is written at once, because several processes append to one table."""
+    """Add a line to the table of the run's task. It is written at once, because several processes append to one
+    table."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{result['run']['task']}.jsonl").open("ab", buffering=0) as table:
         table.write(f"{json.dumps(result)}\n".encode())

@@ -54,10 +54,10 @@ def token_ratio(
 ) -> Interval:
     """Generated tokens until the arm reaches a success, divided by those until the baseline does.
 
-    The success is `level`, or if None the baseline's final one, but at least `LEARNT` above its first and at most `MASTERED`,
-    recomputed for every resampled set of seeds. Both curves are means over seeds, read on 200 points up to `budget`. An arm
-    that never gets there has an infinite ratio, and one whose baseline never does 0. If neither does, the ratio is NaN. The two
-    sequences are paired by seed.
+    The success is `level`, or if None the baseline's final one, but at least `LEARNT` above its first and at most
+    `MASTERED`, recomputed for every resampled set of seeds. Both curves are means over seeds, read on 200 points up to
+    `budget`. An arm that never gets there has an infinite ratio, and one whose baseline never does 0. If neither does,
+    the ratio is NaN. The two sequences are paired by seed.
     """
     grid = np.linspace(0.0, budget, 201)
     ours, theirs = (np.array([on_grid(curve, grid) for curve in curves]) for curves in (arm, baseline))
@@ -84,6 +84,7 @@ def tokens_to_mastery(curve: Curve, first_success: float | None, level: float) -
 
 
 def median_over_seeds(values: Sequence[float], rng: np.random.Generator) -> Interval:
-    """The median of one number per seed; some may be infinite (never). With an even count it is the lower of the middle two."""
+    """The median of one number per seed; some may be infinite (never). With an even count it is the lower of the middle
+    two."""
     numbers = np.sort(np.asarray(values, np.float64))
     return over_seeds(len(numbers), lambda drawn: float(np.sort(numbers[drawn])[(len(drawn) - 1) // 2]), rng)

@@ -60,8 +60,6 @@ class LearnerConfig(Section):
     """The same for a separate critic; none: max_grad_norm."""
     critic_warmup: Whole = 0
     """First iterations in which only the critic learns, on Monte-Carlo returns (VC-PPO)."""
-    critic_settled: NonNegative = 0.0
-    """End critic_warmup early once the critic's explained variance is above this and has changed by less than this over 3 iterations; 0: never."""
     max_restarts: Whole = 3
     """Restarts of the ranks after one of them died, from the last checkpoint (before the first: from the beginning); then the run stops."""
     max_skipped_steps: Count = 8

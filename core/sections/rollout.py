@@ -36,8 +36,6 @@ class RolloutConfig(Section):
     """Nucleus sampling: probability mass to keep."""
     max_running: AutoCount = Field(AUTO)
     """Sequences that one engine decodes at once. auto: 256 (vLLM's default), on CPU as many as the KV cache holds if they use half of their budget."""
-    tokens_in_flight: Annotated[int | None, Field(ge=1)] = None
-    """Most tokens (prompt and whole response budget) of the sequences that one engine has at once; none: limited by 1.25 x max_running sequences only."""
     repetition_tokens: Whole = 0
     """Cut a response (it counts as truncated) whose end repeats a pattern of at most this many tokens; 0: never."""
     repetition_times: Annotated[int, Field(ge=2)] = 8

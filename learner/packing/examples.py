@@ -1,7 +1,8 @@
-"""Micro-batches of supervised training as numpy arrays: texts with some tokens to learn, and pairs of dialogues. Pure numpy.
+"""Micro-batches of supervised training as numpy arrays: texts with some tokens to learn, and pairs of dialogues. Pure
+numpy.
 
-Built on the driver by `commands/sft.py` and `commands/reward_model.py`, read by `learner/supervised.py`. Invariant: weights add
-up to one over the micro-batches of a step, so the loss is a mean over the step however the step is split.
+Built on the driver by `commands/sft.py` and `commands/reward_model.py`, read by `learner/supervised.py`. Invariant:
+weights add up to one over the micro-batches of a step, so the loss is a mean over the step however the step is split.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +65,8 @@ def text_batches(texts: Sequence[Text], budget: int, ranks: int) -> list[list[To
 
 
 def pair_batches(pairs: Sequence[Pair], budget: int, ranks: int) -> list[list[PairBatch]]:
-    """[rank][micro-batch] of one step over these pairs; every pair has the same weight. `budget` in tokens, padding included."""
+    """[rank][micro-batch] of one step over these pairs; every pair has the same weight. `budget` in tokens, padding
+    included."""
     return _built(
         pairs, assign_padded([2 * pair.width for pair in pairs], budget, ranks), 1.0 / len(pairs), _pair_batch
     )

@@ -1,7 +1,7 @@
 """The reward model as a Ray actor that scores batches during training, and the driver's handle of it.
 
-Made by `tasks/judging.py` for the first batch, when Ray is connected. Invariants: every call has a deadline. An actor that dies or
-hangs is restarted once per batch; after a second failure an ActorError names it.
+Invariants: every call has a deadline. An actor that dies or hangs is restarted once per batch; after a second failure
+an ActorError names it.
 """
 
 from collections.abc import Sequence

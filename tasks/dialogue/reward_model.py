@@ -1,7 +1,6 @@
 """The reward model: scores dialogues in batches and turns the scores into rewards.
 
-Used by `tasks/judging.py` (`RewardJudge`) and by `tasks/dialogue/reward_actor.py` in the actor's process. Invariant: a
-dialogue's score does not depend on its batch (beyond rounding), nor on the process that loads the model.
+Invariant: a dialogue's score does not depend on its batch (beyond rounding), nor on the process that loads the model.
 """
 
 import json
@@ -49,31 +48,36 @@ def check_reward_model(path: str) -> Any:
 
     if not path:
         raise ModelError(
-            "reward_model.path is empty: the task dialogue is judged by a reward model; train one with `launch.py reward-model` and "
+            "reward_model.path is empty: the task dialogue is judged by a reward model; train one with `launch.py "
+            "reward-model` and "
             "name its run"
         )
     try:
         config: Any = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"reward_model.path = {path}: neither a model here nor one on the hub ({first_line(error)}); train one with `launch.py "
+            f"reward_model.path = {path}: neither a model here nor one on the hub ({first_line(error)}); train one "
+            "with `launch.py "
             f"reward-model --run.name NAME` and give runs/NAME"
         ) from None
     kind = (getattr(config, "architectures", None) or ["unknown architecture"])[0]
     if "SequenceClassification" not in kind or config.num_labels != 1:
         raise ModelError(
-            f"reward_model.path = {path}: {kind} with {config.num_labels} labels is no reward model; name a sequence classifier with "
+            f"reward_model.path = {path}: {kind} with {config.num_labels} labels is no reward model; name a sequence "
+            "classifier with "
             f"one label, such as a run of `launch.py reward-model`"
         )
     return config
 
 
 def check_reward_context(path: str, tokens: int) -> None:
-    """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and response)."""
+    """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and
+    response)."""
     context = check_reward_model(path).get_text_config().max_position_embeddings
     if tokens > context:
         raise ModelError(
-            f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have rollout.max_prompt_tokens + "
+            f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have "
+            "rollout.max_prompt_tokens + "
             f"rollout.max_response_tokens = {tokens}; lower these or name a model with more"
         )
 
@@ -82,7 +86,8 @@ class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
     def __init__(self, path: str, *, batch_tokens: int, device: str, threads: int | None = None) -> None:
-        """`batch_tokens`: tokens of one forward pass with padding. `threads`: of torch in this process; None: unchanged."""
+        """`batch_tokens`: tokens of one forward pass with padding. `threads`: of torch in this process; None:
+        unchanged."""
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -143,7 +148,8 @@ def local_scorer(config: RewardModelConfig) -> Scorer:
 
 
 class RewardJudge:
-    """Judges responses by a reward model, which starts with the first batch. Raises ModelError when it is not a reward model."""
+    """Judges responses by a reward model, which starts with the first batch. Raises ModelError when it is not a reward
+    model."""
 
     def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
         check_reward_model(config.path)
@@ -172,16 +178,18 @@ class RewardJudge:
 def lowest_score(scores: Sequence[float | None], scale: Scale) -> float:
     """The lowest finite score of this batch and of the scale; the scale's mean if there is none.
 
-    >>> lowest_score([2.0, None, float("nan")], Scale()), lowest_score([2.0], Scale(lowest=-1.0)), lowest_score([None], Scale(mean=3.0))
-    (2.0, -1.0, 3.0)
+    >>> lowest_score([2.0, None, float("nan")], Scale()), lowest_score([None], Scale(mean=3.0))
+    (2.0, 3.0)
+    >>> lowest_score([2.0], Scale(lowest=-1.0))
+    -1.0
     """
     known = [score for score in (*scores, scale.lowest) if score is not None and math.isfinite(score)]
     return min(known, default=scale.mean)
 
 
 def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
-    """The normalised score as reward; correct when above the threshold. A dialogue that cannot be scored gets the reward of
-    `lowest` and the reason, so a response that is too long to be judged gains nothing.
+    """The normalised score as reward; correct when above the threshold. A dialogue that cannot be scored gets the
+    reward of `lowest` and the reason, so a response that is too long to be judged gains nothing.
     """
     least = (lowest - scale.mean) / scale.deviation
     if score is None:

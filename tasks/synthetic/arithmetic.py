@@ -8,9 +8,8 @@ and its result), then the answer:
     *2=18
     #18
 
-Called by `tasks/kinds.py` (`ARITHMETIC`) and `tasks/judge_worker.py` (`verify_arithmetic`). The reward depends only on the
-final answer; the prefix check reads every character. Each operation is one small step (a number below 100 and a digit), so
-a small model can learn it. Errors accumulate with the number of operations.
+The reward depends only on the final answer; the prefix check reads every character. Each operation is one small step (a
+number below 100 and a digit), so a small model can learn it. Errors accumulate with the number of operations.
 """
 
 import re

@@ -1,15 +1,14 @@
 """Chained arithmetic with a calculator: a synthetic task in several turns.
 
-`12*7-35` is computed strictly from left to right. The response calls the calculator once per operation, and copies the last
-result. What the calculator writes is shown as <84]>, with the line break that follows:
+`12*7-35` is computed strictly from left to right. The response calls the calculator once per operation, and copies the
+last result. What the calculator writes is shown as <84]>, with the line break that follows:
 
     [12*7=<84]>
     [84-35=<49]>
     #49
 
-The numbers are too large for a small model to compute, but calls and copies are easy. Called by `tasks/kinds.py` (`CALCULATOR`),
-`actors/turns.py` (`TOOL`, by import path) and `tasks/judge_worker.py` (`verify_calculator`). Invariant: the prefix check is exact.
-Every line is judged, so no answer is right by luck.
+The numbers are too large for a small model to compute, but calls and copies are easy. Invariant: the prefix check is
+exact. Every line is judged, so no answer is right by luck.
 """
 
 import re
@@ -25,7 +24,8 @@ _TERM = re.compile(r"([+*-])(\d+)")
 
 
 def answer_call(text: str) -> str | None:
-    """What the calculator writes after a response that ends with a call `[A*B=`; an error if the call cannot be computed.
+    """What the calculator writes after a response that ends with a call `[A*B=`; an error if the call cannot be
+    computed.
 
     >>> answer_call("[12*7="), answer_call("[12/7="), answer_call("12*7=")
     ('84]\\n', 'error]\\n', None)

@@ -1,16 +1,15 @@
 """Countdown: a synthetic task of search. Combine all given numbers, each once, with + - * / to reach the target.
 
-The prompt `2,3,5,8>19` gives the numbers in ascending order and the target. Every line of the response replaces two of the remaining
-numbers by their result; the last result is the target:
+The prompt `2,3,5,8>19` gives the numbers in ascending order and the target. Every line of the response replaces two of
+the remaining numbers by their result; the last result is the target:
 
     2*3=6
     6+8=14
     5+14=19
 
-Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Combined numbers cannot be
-separated again, so an early mistake cannot be repaired. Called by `tasks/kinds.py` (`COUNTDOWN`) and `tasks/judge_worker.py`
-(`verify_countdown`). Invariant: the prefix check is exact. It searches all that the remaining numbers can give, and is true if and
-only if some continuation is judged correct.
+Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Combined numbers
+cannot be separated again, so an early mistake cannot be repaired. Invariant: the prefix check is exact. It searches all
+that the remaining numbers can give, and is true if and only if some continuation is judged correct.
 """
 
 import re
@@ -67,7 +66,8 @@ def without(numbers: Numbers, *used: int) -> Numbers | None:
 
 @lru_cache(200_000)
 def moves(numbers: Numbers) -> tuple[tuple[str, Numbers], ...]:
-    """All lines that may be written next, each with the numbers after it. Both orders of a sum or product are included."""
+    """All lines that may be written next, each with the numbers after it. Both orders of a sum or product are
+    included."""
     found: dict[str, Numbers] = {}
     for first, second in dict.fromkeys(permutations(numbers, 2)):
         left = without(numbers, first, second)
@@ -142,7 +142,8 @@ def verify_countdown(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A problem of `operations` + 1 random numbers; the target comes from combining them at random. Raises DataError."""
+    """A problem of `operations` + 1 random numbers; the target comes from combining them at random. Raises
+    DataError."""
     if operations > MOST:
         raise DataError(
             f"task countdown: {operations} operations are too many to search; lower task.max_operations to {MOST}"

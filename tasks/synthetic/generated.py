@@ -1,6 +1,6 @@
-"""Common parts of the generated tasks: distinct problems by length, an evaluation set that no seed changes, prefix checks.
+"""Common parts of the generated tasks: distinct problems by length, an evaluation set that no seed changes, prefix
+checks.
 
-Called by `tasks/kinds.py` (items) and `tasks/corpus.py` (starters) with the `Puzzle` of a task.
 Invariant: whether a problem is for evaluation depends only on its text, so no run and no starter trains on one.
 """
 
@@ -84,8 +84,8 @@ def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, ev
 def careless(solution: str, slip: float, rng: np.random.Generator) -> str:
     """A solution that lacks its last line with probability `slip`.
 
-    A starter that is trained on such solutions often does not finish, as supervised models often do not. It learns to finish
-    from the reward.
+    A starter that is trained on such solutions often does not finish, as supervised models often do not. It learns to
+    finish from the reward.
     """
     return solution[: solution.rfind("\n") + 1] if slip > 0 and rng.random() < slip else solution
 
@@ -93,8 +93,8 @@ def careless(solution: str, slip: float, rng: np.random.Generator) -> str:
 def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Generator) -> str:
     """What a starter is shown for a problem: its solution, which may lack its end (`careless`), or a guess.
 
-    A starter that has seen guesses knows the form of an answer and nothing of its content: all choices are equally likely.
-    Raises ConfigError for a puzzle without guesses.
+    A starter that has seen guesses knows the form of an answer and nothing of its content: all choices are equally
+    likely. Raises ConfigError for a puzzle without guesses.
     """
     if starter.guess > 0:
         if puzzle.guess is None:
@@ -109,8 +109,8 @@ def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Gene
 def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> bool:
     """Whether `text` is the beginning of a correct response, also when it is cut inside a line.
 
-    `options`: state -> next lines from which the end can still be reached, each with the state after it. No option means that
-    the end is reached; then only line breaks may follow.
+    `options`: state -> next lines from which the end can still be reached, each with the state after it. No option
+    means that the end is reached; then only line breaks may follow.
     """
     *lines, last = text.split("\n")
     for position, line in enumerate(lines):
@@ -124,7 +124,8 @@ def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> 
 
 
 def begins(response: str, solution: str) -> bool:
-    """Whether a response is the beginning of the only right one, also when it is cut inside a line. Line breaks may follow."""
+    """Whether a response is the beginning of the only right one, also when it is cut inside a line. Line breaks may
+    follow."""
     return (solution + "\n" * len(response)).startswith(response)
 
 

@@ -1,18 +1,20 @@
 """The lock: a synthetic task of planning, with traps that cannot be left.
 
-A dial has 20 positions, the letters a to t; each of three buttons moves it (+: 7 on, -: 4 back, *: three times its number, which
-counts from 0; all modulo 20). The prompt `f>q!bdjors` gives the position of the dial, the position where the lock opens, and six
-traps. The response writes one line per press, the button and the new position, and then opens the lock:
+A dial has 20 positions, the letters a to t; each of three buttons moves it (+: 7 on, -: 4 back, *: three times its
+number, which counts from 0; all modulo 20). The prompt `f>q!bdjors` gives the position of the dial, the position where
+the lock opens, and six traps. The response writes one line per press, the button and the new position, and then opens
+the lock:
 
     +m
     *q
     open
 
-All generated locks open at `a`, so what one teaches about a position helps in the others. The checker takes any position.
+All generated locks open at `a`, so what one teaches about a position helps in the others. The checker takes any
+position.
 
-A wrong position, a trap, or more than `PRESSES` presses fail: the lock can no longer be opened. Most wrong presses cannot be undone,
-so the task tests replay. Called by `tasks/kinds.py` (`LOCK`) and `tasks/judge_worker.py` (`verify_lock`). Invariant: the prefix check
-is exact. It is true if and only if some continuation of the text is judged correct.
+A wrong position, a trap, or more than `PRESSES` presses fail: the lock can no longer be opened. Most wrong presses
+cannot be undone, so the task tests replay. Invariant: the prefix check is exact. It is true if and only if some
+continuation of the text is judged correct.
 """
 
 import re
@@ -30,8 +32,8 @@ LETTERS = "abcdefghijklmnopqrst"
 """The positions, by their numbers: a position is one token, which small models need to learn the way."""
 POSITIONS = len(LETTERS)
 GOAL = 0
-"""Where generated locks open. Were it anywhere, the right button would depend on the position and the goal at once, and a starter of
-0.1 M parameters would hardly learn it."""
+"""Where generated locks open. Were it anywhere, the right button would depend on the position and the goal at once, and
+a starter of 0.1 M parameters would hardly learn it."""
 TRAPS = 6
 PRESSES = 8
 """Most presses of one response."""
@@ -126,7 +128,8 @@ def _guess(text: str, rng: np.random.Generator) -> str:
 
 
 def verify_lock(text: str, response: str) -> Verdict:
-    """Reward 1 if the lines are computed correctly, lead from the start to the goal around every trap, and end with `open`."""
+    """Reward 1 if the lines are computed correctly, lead from the start to the goal around every trap, and end with
+    `open`."""
     lock = read_lock(text)
     *presses, last = response.rstrip("\n").split("\n")
     position = lock.start

@@ -6,9 +6,9 @@ The prompt `kbd` names distinct symbols. The response writes one line per symbol
     b1
     d3
 
-Nothing in a prompt tells the choices, so they must be found by trying. Each is needed in many problems, so what one problem
-teaches helps in the others. A guess of n lines is right with probability 3^-n. Called by `tasks/kinds.py` (`RULE`) and
-`tasks/judge_worker.py` (`verify_rule`). Invariant: the prefix check is exact; a wrong line cannot be taken back.
+Nothing in a prompt tells the choices, so they must be found by trying. Each is needed in many problems, so what one
+problem teaches helps in the others. A guess of n lines is right with probability 3^-n. Invariant: the prefix check is
+exact; a wrong line cannot be taken back.
 """
 
 import numpy as np

@@ -1,4 +1,5 @@
-"""Word problems: a synthetic task of reading. Sentences tell how a number of things changes, and verbs must be understood.
+"""Word problems: a synthetic task of reading. Sentences tell how a number of things changes, and verbs must be
+understood.
 
     Ann has 12 pens. She buys 5. She counts 3. She loses 4.
 
@@ -9,9 +10,9 @@ The response writes one line per sentence after the first, its verb, the change 
     loses -4=13
     #13
 
-Four verbs add, four take away and four leave the number alone (`VERBS`). Nothing but the reward tells which does what, if the
-starter has only seen guesses. What one problem teaches about a verb helps in the others. Called by `tasks/kinds.py` (`STORIES`) and
-`tasks/judge_worker.py` (`verify_stories`). Invariant: the prefix check is exact. Every line is judged, so no answer is right by luck.
+Four verbs add, four take away and four leave the number alone (`VERBS`). Nothing but the reward tells which does what,
+if the starter has only seen guesses. What one problem teaches about a verb helps in the others. Invariant: the prefix
+check is exact. Every line is judged, so no answer is right by luck.
 """
 
 import re
@@ -81,7 +82,8 @@ def verify_stories(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A random story of that many sentences after the first. The number at its beginning is large enough for any reading."""
+    """A random story of that many sentences after the first. The number at its beginning is large enough for any
+    reading."""
     name, pronoun = PEOPLE[rng.integers(len(PEOPLE))]
     things = THINGS[rng.integers(len(THINGS))]
     verbs = rng.choice(list(VERBS), operations)

@@ -174,7 +174,8 @@ def test_what_is_aborted_is_gone_and_may_come_again(engines: dict[bool, Any]) ->
 def test_an_engine_sleeps_when_it_has_nothing_to_do_and_wakes_for_whatever_comes(
     engines: dict[bool, Any], tiny_model: Get, tmp_path: Path
 ) -> None:
-    """vLLM's own states of sleep: on CPU its scheduler stops and starts as on a GPU, only the memory stays where it is."""
+    """vLLM's own states of sleep: on CPU its scheduler stops and starts as on a GPU, only the memory stays where it
+    is."""
     engine, old = engines[True], models.load(tiny_model(True))
     new = models.load(models.build(tmp_path, True, seed=12))
     update(engine, old, 1)

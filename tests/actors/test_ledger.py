@@ -58,16 +58,6 @@ def test_the_longest_go_out_first_and_a_start_is_divided_to_fit() -> None:
     assert (ledger.waiting, ledger.open, ledger.take("e", 9)) == (0, 7, [])
 
 
-def test_tokens_in_flight_are_bounded_but_nothing_is_too_long_for_an_empty_engine() -> None:
-    ledger = ledger_of([start("a", samples=5)])  # a sample occupies 3 + 10 tokens
-    assert names(ledger.take("e", 9, tokens=27)) == [("a", (0, 1))]
-    assert ledger.in_flight("e") == 2  # with 26 tokens
-    assert ledger.take("e", 9, tokens=38) == []  # 26 + 13 = 39
-    ledger.accept([answer("a", 0)])
-    assert names(ledger.take("e", 9, tokens=38)) == [("a", (2,))]  # 13 + 13
-    assert names(ledger.take("other", 9, tokens=5)) == [("a", (3,))]
-
-
 def test_urgent_calls_come_first() -> None:
     ledger = ledger_of([start("first"), start("second", prefix=1)])
     ledger.add([start("later", samples=1)], SAMPLING)

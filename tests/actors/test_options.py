@@ -176,8 +176,8 @@ def test_sampling_options_shape_the_draws_and_their_logprobs(engines: dict[bool,
 def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(engines: dict[bool, Any], tmp_path: Path) -> None:
     """Two to six letters of three, then the end: what is allowed after any number of letters can be said by hand.
 
-    The weights change after the second step. A grammar that is none is refused before any start is taken up; one that no allowed
-    token fits ends with a line that says so.
+    The weights change after the second step. A grammar that is none is refused before any start is taken up; one that
+    no allowed token fits ends with a line that says so.
     """
     old, new = models.build(tmp_path / "old", True, seed=1), models.build(tmp_path / "new", True, seed=2)
     letters = models.save_tokenizer(old)
@@ -218,7 +218,8 @@ def test_a_grammar_is_obeyed_and_logprobs_are_those_of_what_it_allows(engines: d
 
 
 def second(actor: Any, path: str, config: RolloutConfig) -> VllmEngine:
-    """Another engine in the process of an actor, which keeps it: its end would take the process groups of the first along."""
+    """Another engine in the process of an actor, which keeps it: its end would take the process groups of the first
+    along."""
     engine = VllmEngine(path, config, dtype="float32", device="cpu", seed=0)
     actor.others = [*getattr(actor, "others", []), engine]
     return engine

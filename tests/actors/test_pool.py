@@ -41,9 +41,9 @@ def keys(trajectories: Sequence[Trajectory]) -> list[tuple[str, int]]:
 
 
 def many(count: int = 96, samples: int = 4) -> list[Start]:
-    """Starts whose draws are no near ties: with the weights of seeds 0, 4, 8 and 10 no two tokens of the first 96 are closer than
-    8e-5 nats, with those of seeds 1 and 2 none of the first 192 than 5e-5. The other samples of a batch change the rounding (seed 5
-    has two tokens 4e-6 apart, and they do change places).
+    """Starts whose draws are no near ties: with the weights of seeds 0, 4, 8 and 10 no two tokens of the first 96 are
+    closer than 8e-5 nats, with those of seeds 1 and 2 none of the first 192 than 5e-5. The other samples of a batch
+    change the rounding (seed 5 has two tokens 4e-6 apart, and they do change places).
     """
     return [models.start(index, prefix=index % 5, samples=samples) for index in range(count)]
 

@@ -43,7 +43,8 @@ def parts(ray_cluster: None, tiny_model: Get) -> Iterator[tuple[RolloutPool, Lea
 
 
 class Engines:
-    """The pool, given the weights without the object store's copy when `blind`; keeps what it was given and answered."""
+    """The pool, given the weights without the object store's copy when `blind`; keeps what it was given and
+    answered."""
 
     def __init__(self, pool: RolloutPool, blind: bool) -> None:
         self.pool, self.blind = pool, blind

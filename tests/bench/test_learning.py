@@ -204,7 +204,8 @@ def test_the_page_compares_arms_with_the_best_baseline(tmp_path: Path) -> None:
         "| 0.80 (0.80 to 0.80) | 0.50 (0.50 to 0.50) | 0.50 (0.50 to 0.50) | ours never (ours never to ours never) |"
     )
     checks = page.goals(("rule", "hard"), arms)
-    # never at GRPO's final success; half of PPO's tokens to 0.8 in every draw; `value` never gets there; the same pass@k as GRPO;
+    # never at GRPO's final success; half of PPO's tokens to 0.8 in every draw; `value` never gets there; the same
+    # pass@k as GRPO;
     # a third of the erroneous states of `value`
     assert [check.value for check in checks] == [math.inf, math.inf, 0.5, 0.5, 0.0, 0.0, 1 / 3]
     assert [check.ok for check in checks] == [False, False, True, True, True, True, True]
@@ -231,7 +232,10 @@ def test_mastered_arms_end_equally_and_what_is_never_mastered_is_compared_at_the
     del arms["grpo"], arms["ppo"]
     arms["ppo"] = arms["value_small"]
     values = {check.name: check.value for check in page.goals(("rule", "hard"), arms)}
-    name = "rule, hard: tokens of learnability_imitating to the final success of {} / its tokens, upper end of its interval"
+    name = (
+        "rule, hard: tokens of learnability_imitating to the final success of {} / its tokens, upper end of its "
+        "interval"
+    )
     assert values[name.format("value_small")] == pytest.approx(0.5)  # 0.35 after 100 instead of 200
     assert values[name.format("uniform_small")] == 0.0  # it gains 0.02, which is nothing
 

@@ -1,4 +1,5 @@
-"""What `check` and `train` find before anything expensive, by one function; rewards of a user that misbehave among it."""
+"""What `check` and `train` find before anything expensive, by one function; rewards of a user that misbehave among
+it."""
 
 import socket
 from pathlib import Path
@@ -38,7 +39,8 @@ def test_every_reward_that_misbehaves_is_tried() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_training_refuses_a_reward_that_gives_no_verdict(name: str, tmp_path: Path) -> None:
-    """Before a model is looked for: `model.path` names none. In this process (`--local`) the reward is tried in another one."""
+    """Before a model is looked for: `model.path` names none. In this process (`--local`) the reward is tried in another
+    one."""
     wrong = config(tmp_path, "--task.reward", f"tests.commands.rewards:{name}", "--model.path", str(tmp_path))
     with pytest.raises(ConfigError, match=REFUSED[name]):
         commands.train(wrong, "test", local=name == "hangs")

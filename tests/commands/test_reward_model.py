@@ -26,7 +26,8 @@ def test_pairs_that_say_nothing_are_reported_and_not_trained_on(tmp_path: Path) 
     place = "column 'chosen' (reward_model.chosen)"
     assert told == [
         f"2 pairs left out: two turns in a row have one role; the first is {file}: row 2: {place}",
-        f"1 pairs left out: the two sides differ before the last turn, so they answer different prompts; the first is {file}: row 3: "
+        "1 pairs left out: the two sides differ before the last turn, so they answer different prompts; the first is "
+        f"{file}: row 3: "
         f"{place}",
     ]
     file.write_text(json.dumps(rows[1]) + "\n")

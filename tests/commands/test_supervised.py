@@ -1,4 +1,5 @@
-"""Supervised training on real DeepSpeed ranks: the loss and the weights of plain torch, resumed exactly, served as rewards."""
+"""Supervised training on real DeepSpeed ranks: the loss and the weights of plain torch, resumed exactly, served as
+rewards."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,8 @@
-"""Bad input: hundreds of recipes, options and files, each answered by one line that names the field or file, before anything starts.
+"""Bad input: hundreds of recipes, options and files, each answered by one line that names the field or file, before
+anything starts.
 
-Most are made from the fields themselves: every number is given what is no number, every choice what is none. The others are a list.
+Most are made from the fields themselves: every number is given what is no number, every choice what is none. The others
+are a list.
 """
 
 import io
@@ -178,7 +180,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"task": {"min_operations": 9, "max_operations": 3}}, "task.min_operations = 9 is larger"),
     ({"learner": {"offload": True}}, "learner.zero_stage is 0"),
-    ({"learner": {"critic_settled": 0.1}}, "learner.critic_warmup"),
     ({"learner": {"value_model": "shared", "value_path": "x"}}, "learner.value_path"),
     ({"algorithm": {"kl_coefficient": 0, "kl_target": 0.1}}, "algorithm.kl_coefficient"),
     ({"algorithm": {"positive_coefficient": 0}}, "replay.imitated has no effect while algorithm.positive_coefficient"),

@@ -139,8 +139,6 @@ def test_choices_that_lack_what_they_rest_on() -> None:
     batch_plan(parse_config({"algorithm": in_reward}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.zero_stage is 0"):
         batch_plan(parse_config({"learner": {"offload": True}}, "test"))
-    with pytest.raises(ConfigError, match=r"learner\.critic_warmup early, which is 0"):
-        batch_plan(parse_config({"learner": {"critic_settled": 0.05, "critic_warmup": 0}}, "test"))
     with pytest.raises(ConfigError, match=r"learner\.value_model is 'shared'; set it to separate"):
         batch_plan(parse_config({"learner": {"value_model": "shared", "value_path": "rm"}}, "test"))
     with pytest.raises(ConfigError, match=r"rollout\.gpus = 0\.5 with rollout\.tensor_parallel = 2: Ray gives shares"):
@@ -242,10 +240,10 @@ def test_options_change_single_fields() -> None:
         "--rollout.max-prompt-tokens",
         "7",
         "--rollout.engine_options={a-b: 1}",
-        "--rollout.tokens_in_flight=null",
+        "--replay.temperature=null",
     ]
     config = override(Config(), [*options, "--task.template", "a b={prompt}", "--task.columns.prompt", "q"])
-    assert (config.rollout.max_prompt_tokens, config.rollout.tokens_in_flight) == (7, None)
+    assert (config.rollout.max_prompt_tokens, config.replay.temperature) == (7, None)
     assert config.rollout.engine_options == {"a-b": 1}
     assert (config.task.template, config.task.columns.prompt) == ("a b={prompt}", "q")
     with pytest.raises(ConfigError, match=r"command line: run\.seed = 'x': Input should be a valid integer"):

@@ -36,12 +36,14 @@ def test_a_whole_response_tells_which_tokens_were_answers() -> None:
 
 
 def test_states_begin_after_answers_and_never_inside_or_before_one() -> None:
-    """Tokens 0 1 (prefix) | 2 3 t t 6 t 8 9: states after 2 (in the policy's part), 6 and 8 tokens... by the mask below."""
+    """Tokens 0 1 (prefix) | 2 3 t t 6 t 8 9: states after 2 (in the policy's part), 6 and 8 tokens... by the mask
+    below."""
     start = Start("s", "p", np.array([9], np.int32), np.array([0, 1], np.int32), 1, seed=0)
     mask = np.array([1, 1, 0, 0, 1, 0, 1, 1], np.bool_)  # lengths 2 .. 9: continuation token L - 2 comes next
     tokens = np.arange(2, 10, dtype=np.int32)
     trajectory = Trajectory(start, 0, tokens, np.zeros(8, np.float32), np.zeros(8, np.int32), Finish.STOP, mask)
-    # every length: 3 goes on with token 3 (mask 1), 4 and 5 with the answer, 6 with the policy, 7 with the answer, 8 and 9 too
+    # every length: 3 goes on with token 3 (mask 1), 4 and 5 with the answer, 6 with the policy, 7 with the answer, 8
+    # and 9 too
     every = trajectory.states(lambda response: np.arange(1, len(response), dtype=np.int32))
     assert every.tolist() == [3, 6, 8, 9]
     # no boundary at all: the ends of the two answers are states, 2 + 4 and 2 + 6

@@ -1,4 +1,5 @@
-"""Direct transfer of weights: every receiver gets the same bytes, in every broadcast; a missing receiver ends the wait."""
+"""Direct transfer of weights: every receiver gets the same bytes, in every broadcast; a missing receiver ends the
+wait."""
 
 import pickle
 import subprocess

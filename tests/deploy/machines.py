@@ -1,4 +1,5 @@
-"""Machines inside this one, for tests of clusters: each has a network, processes, a home folder and a /tmp/ray of its own.
+"""Machines inside this one, for tests of clusters: each has a network, processes, a home folder and a /tmp/ray of its
+own.
 
 Nothing on a machine sees or ends a process outside it. Whatever runs on it ends with it.
 """
@@ -34,7 +35,8 @@ OUTSIDE = "8.8.8.8"
 
 
 def require(**packages: str) -> None:
-    """Skip the module, with one line, where no machines can be made or programs are missing. `packages`: program -> package."""
+    """Skip the module, with one line, where no machines can be made or programs are missing. `packages`: program ->
+    package."""
     if missing := [package for program, package in packages.items() if shutil.which(program) is None]:
         reason = f"{' and '.join(missing)} not installed (Debian, Ubuntu: apt-get install {' '.join(missing)})"
     elif os.geteuid() or subprocess.run([*ALONE, "ip", "link"], capture_output=True, check=False).returncode:

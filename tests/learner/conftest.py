@@ -46,8 +46,8 @@ def make_judged(seed: int, count: int = 12, version: int = 0, prefix: int = 2) -
 
 
 def forked(judged: list[Judged]) -> list[Judged]:
-    """The trajectories with shared beginnings: of every three, the first two have the third one's start (with its prefix), and the
-    second also half of its continuation."""
+    """The trajectories with shared beginnings: of every three, the first two have the third one's start (with its
+    prefix), and the second also half of its continuation."""
     out = list(judged)
     for i in range(len(judged)):
         base = judged[i - i % 3 + 2].trajectory

@@ -83,7 +83,8 @@ def group(
     sender: type[Sender] | None = None,
     **learner: Any,
 ) -> Iterator[LearnerGroup]:
-    """A learner. One rank without a sender is in this process, because another one takes 10 s to import its libraries."""
+    """A learner. One rank without a sender is in this process, because another one takes 10 s to import its
+    libraries."""
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
     config = LearnerConfig(**options)
     with environment_of_a_rank():
@@ -111,7 +112,8 @@ def fetched(bucket: Any) -> Any:
 
 
 class Engines:
-    """Two engines that hold what they were sent and compute with Hugging Face; `broken` adds to their log-probabilities."""
+    """Two engines that hold what they were sent and compute with Hugging Face; `broken` adds to their
+    log-probabilities."""
 
     def __init__(
         self, path: Path, broken: float = 0.0, digest: str | None = None, dtype: torch.dtype = torch.float32
@@ -164,12 +166,14 @@ def on_policy(learner: LearnerGroup, judged: list[Judged]) -> list[Judged]:
 
 
 def with_nan(scored: Scored, kind: str) -> Scored:
-    """The trajectory with one of its numbers out of bounds. Of `policy`, `value` and `critic` only the one model makes an Inf."""
+    """The trajectory with one of its numbers out of bounds. Of `policy`, `value` and `critic` only the one model makes
+    an Inf."""
     nan, huge = np.float32("nan"), np.float32(1e30)
     if kind in ("reward", "critic"):
         verdict = replace(scored.judged.verdict, reward=float("nan") if kind == "reward" else 2.6e19)
         scored = replace(scored, judged=replace(scored.judged, verdict=verdict))
-        # from the values that it is said to have had the critic's squared error is finite (1e38), from its own (6.8e38) not
+        # from the values that it is said to have had the critic's squared error is finite (1e38), from its own (6.8e38)
+        # not
         return scored if kind == "reward" else replace(scored, values=scored.values + np.float32(1.6e19))
     if kind == "both":
         return with_nan(with_nan(scored, "policy"), "critic")

@@ -12,7 +12,8 @@ from learner.estimators import ESTIMATORS, Episodes
 
 
 def episodes(totals: list[float], groups: list[int], lengths: list[int] | None = None) -> Episodes:
-    """Two tokens each (or of `lengths`), the reward with the last; values that a critic-free estimator must not read."""
+    """Two tokens each (or of `lengths`), the reward with the last; values that a critic-free estimator must not
+    read."""
     counts = torch.tensor(lengths or [2] * len(totals))
     mask = torch.arange(int(counts.max()))[None, :] < counts[:, None]
     rewards = torch.zeros(mask.shape, dtype=torch.float64)
@@ -110,7 +111,8 @@ def test_an_estimator_that_needs_no_values_reads_none(name: str) -> None:
 
 
 def test_vineppo_gives_every_step_what_it_changes() -> None:
-    # steps of 2, 1 and 2 tokens worth 0.5, 0.5 and 0.75 at their beginnings, a reward of 1 at the end and 0.25 in the first step:
+    # steps of 2, 1 and 2 tokens worth 0.5, 0.5 and 0.75 at their beginnings, a reward of 1 at the end and 0.25 in the
+    # first step:
     # 0.25 + 0.5 - 0.5 = 0.25 for both of its tokens (less what was received before a token), 0.75 - 0.5, 1 - 0.75
     batch = episodes([1.0], [0], lengths=[5])
     batch.rewards[0, 1] = 0.25

@@ -133,7 +133,8 @@ def _targets(count: int, advantages: FloatArray) -> TokenTargets[torch.Tensor]:
 
 
 def test_losses_and_gradients_are_those_of_the_policys_tokens_alone(tiny_model: Tiny) -> None:
-    """Against Hugging Face over the whole text: surrogate, entropy and KL of tokens 2, 3, 6 and 7; a tool wrote 4 and 5."""
+    """Against Hugging Face over the whole text: surrogate, entropy and KL of tokens 2, 3, 6 and 7; a tool wrote 4 and
+    5."""
     tokens, own = np.array([3, 4, 5, 6, 20, 21, 7, 8], np.int32), [2, 3, 6, 7]
     advantages = np.array([1.0, -0.5, 0.25, 2.0], np.float32)
     settings = AlgorithmConfig(entropy_coefficient=0.01, kl_estimator="k2")

@@ -241,7 +241,8 @@ def test_another_kl_coefficient_holds_from_the_resume_on(tiny_model: Tiny, tmp_p
 
 
 def step_of(learner: LearnerGroup, scored: list[Scored]) -> tuple[bool, bool]:
-    """One optimizer step on the whole batch, whatever its targets: whether it was taken, and whether the policy's gradient is finite."""
+    """One optimizer step on the whole batch, whatever its targets: whether it was taken, and whether the policy's
+    gradient is finite."""
     prepared = compute_targets(scored, learner._algorithm, 0, 0.1)
     by_rank = train_batches(
         learner._assign(prepared.rows), prepared, range(len(scored)), learner._algorithm.aggregation
@@ -296,7 +297,8 @@ def test_a_nan_skips_the_step_of_both_models_on_all_ranks_and_is_counted(
         after = weights_of(learner, path)
         assert all(np.isfinite(tensor).all() for tensor in after.values())
         assert max(float(np.abs(after[name] - before[name]).max()) for name in after) > 1e-5
-        # and with Adam's moments there: after the bad steps all bits, and those of the next step, are as if they had not been
+        # and with Adam's moments there: after the bad steps all bits, and those of the next step, are as if they had
+        # not been
         learner.save(tmp_path / "start")
         assert step_of(learner, [with_nan(s, "policy") for s in scored]) == (False, False)
         assert step_of(learner, [with_nan(s, "critic") for s in scored]) == (False, True)

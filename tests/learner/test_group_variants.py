@@ -105,7 +105,8 @@ def test_a_shared_trunk_gives_the_same_weights_on_any_ranks_and_resumes(tiny_mod
 
 @pytest.mark.parametrize(("zero_stage", "ranks"), [(0, 1), (2, 1), (3, 2)])
 def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, zero_stage: int, ranks: int) -> None:
-    """Weight decay included: the policy is bit for bit what it was. Adam's first step of the trunk is one of a new Adam."""
+    """Weight decay included: the policy is bit for bit what it was. Adam's first step of the trunk is one of a new
+    Adam."""
     path = tiny_model(True)
     options: dict[str, Any] = {"zero_stage": zero_stage, "ranks": ranks, "value_model": "shared", "minibatches": 1}
     batch = make_judged(7)
@@ -121,7 +122,8 @@ def test_the_warm_up_of_a_shared_trunk_trains_the_head_alone(tiny_model: Tiny, z
 
 
 def test_the_policy_takes_the_same_steps_without_a_critic_and_with_one_of_more_passes(tiny_model: Tiny) -> None:
-    """With an estimator that reads no values. The third stops the policy after its first pass and goes on with the critic."""
+    """With an estimator that reads no values. The third stops the policy after its first pass and goes on with the
+    critic."""
     path = tiny_model(True)
     algorithm = AlgorithmConfig(estimator="reinforce++", overlong="bootstrap")
     results = []
@@ -164,7 +166,8 @@ def check_final_values(learner: LearnerGroup, scored: list[Scored]) -> None:
 def bare_gradients(
     path: Path, rows: list[Row], batch: TrainBatch, value_coefficient: float, tau: float
 ) -> dict[str, torch.Tensor]:
-    """Gradient of PPO's loss and the language-model loss on a shared trunk, written out: row by row, full logits, no engine."""
+    """Gradient of PPO's loss and the language-model loss on a shared trunk, written out: row by row, full logits, no
+    engine."""
     from transformers import AutoModelForCausalLM
 
     model = SharedModel(AutoModelForCausalLM.from_pretrained(path, attention_dropout=0.0))
@@ -293,7 +296,8 @@ def accumulated(_: object, ranks: int, cases: list[dict[str, Any]]) -> list[floa
 
 
 def test_many_small_gradients_add_up_in_bf16() -> None:
-    """288 / 256 = 1.125 for each of 4 weights: norm 2.25. A bf16 sum stays at 1, where 1/256 is half of its last place: norm 2."""
+    """288 / 256 = 1.125 for each of 4 weights: norm 2.25. A bf16 sum stays at 1, where 1/256 is half of its last place:
+    norm 2."""
     cases: list[dict[str, Any]] = [{"zero_stage": stage} for stage in range(4)]
     cases += [{"zero_stage": stage, "offload": True} for stage in (1, 2, 3)]
     norms = [accumulated(one_rank(), 1, cases)]

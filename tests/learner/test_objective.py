@@ -35,7 +35,8 @@ def test_loss_and_statistics_by_hand() -> None:
     assert sums.loss == pytest.approx(-1.7)
     assert sums.clipped == pytest.approx(0.5)
     assert sums.entropy == pytest.approx(3.0)
-    # KL(prox || theta) by k3 with d = log prox - log theta = -log 1.5: exp(-d) + d - 1 = 1.5 - log 1.5 - 1, over 2 tokens
+    # KL(prox || theta) by k3 with d = log prox - log theta = -log 1.5: exp(-d) + d - 1 = 1.5 - log 1.5 - 1, over 2
+    # tokens
     assert sums.kl == pytest.approx((0.5 - math.log(1.5)) / 2, abs=1e-6)
 
 

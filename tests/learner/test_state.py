@@ -27,37 +27,7 @@ def test_the_warm_up_ends_after_its_length() -> None:
     for _ in range(4):
         trained.append(state.begin_update(2))
         note(state, [False], [])
-        state.note_critic(0.0, True, 0.0)
     assert trained == [False, False, True, True]
-
-
-def test_the_warm_up_ends_early_when_the_critic_has_settled() -> None:
-    state = new_state()
-    trained = []
-    for variance in (0.0, 0.3, 0.5, 0.52, 0.51, 0.1, 0.9):
-        trained.append(state.begin_update(100))
-        note(state, [False], [])
-        state.note_critic(variance, True, 0.05)
-    # 0.5, 0.52, 0.51 lie within 0.05: the policy learns from the next update on, and never stops again
-    assert trained == [False] * 5 + [True] * 2
-
-
-def test_a_critic_that_has_not_learnt_anything_yet_has_not_settled() -> None:
-    state = new_state()
-    for variance in (0.0, 0.01, 0.02, -0.3, -0.31, -0.3, 0.1, 0.4, 0.41):
-        state.note_critic(variance, True, 0.05)
-        assert not state.policy_trains
-    state.note_critic(0.42, True, 0.05)
-    assert state.policy_trains
-
-
-def test_batches_whose_returns_do_not_vary_do_not_settle_the_critic() -> None:
-    state = new_state()
-    for variance, vary in [(0.1, True), *[(0.0, False)] * 5, (0.11, True)]:
-        state.note_critic(variance, vary, 0.05)
-        assert not state.policy_trains
-    state.note_critic(0.12, True, 0.05)
-    assert state.policy_trains
 
 
 def test_the_problems_of_a_row_of_skipped_steps_are_kept_until_a_step_is_taken() -> None:
@@ -82,9 +52,7 @@ def test_skipped_steps_count_in_a_row() -> None:
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    state = LearnerState(
-        2, LAYOUT, 0.05, 0.03, version=7, updates=6, steps=24, skipped_problems=["p3"], variances=[0.1, 0.2]
-    )
+    state = LearnerState(2, LAYOUT, 0.05, 0.03, version=7, updates=6, steps=24, skipped_problems=["p3"])
     state.save(tmp_path / "learner.json")
     assert read_state(tmp_path / "learner.json", LAYOUT) == state
     other = replace(LAYOUT, zero_stage=3, lora_rank=8)

@@ -311,7 +311,8 @@ def test_a_trajectory_with_a_nan_or_inf_is_recognised() -> None:
 
 
 def test_one_nan_in_the_values_leaves_no_minibatch_for_either_model() -> None:
-    """Whitening gives NaN advantages to all; the returns of the other rows stay finite, and the critic must not step alone."""
+    """Whitening gives NaN advantages to all; the returns of the other rows stay finite, and the critic must not step
+    alone."""
     scored = scored_from(make_judged(9))
     scored[3] = replace(scored[3], values=scored[3].values * np.float32("nan"))
     batch = compute_targets(scored, AlgorithmConfig(normalise="global"), 0)

@@ -61,7 +61,8 @@ def test_the_language_model_loss_leaves_out_equal_rewards_with_every_estimator(f
 
 
 def test_equal_groups_take_no_part_in_whitening() -> None:
-    """R - mean is +-1/2 in the first group and 0 in the other; over all tokens the deviation would be smaller than 1/2."""
+    """R - mean is +-1/2 in the first group and 0 in the other; over all tokens the deviation would be smaller than
+    1/2."""
     scored = grouped([1.0, 0.0, 0.1, 0.1, 0.1], [0, 0, 1, 1, 1])
     batch = compute_targets(scored, AlgorithmConfig(estimator="reinforce++_baseline", normalise="global"), 0)
     used = batch.targets.advantages[batch.token_index([0, 1])]

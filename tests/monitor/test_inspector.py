@@ -183,7 +183,10 @@ def test_a_hundred_thousand_states_answer_at_once(tmp_path: Path) -> None:
         tab.run("globalThis.search = by('search')")
         times = {}
         for name, script in interactions.items():
-            timed = f"(async () => {{ const begun = performance.now(); {script}; document.body.offsetHeight; return performance.now() - begun }})()"
+            timed = (
+                f"(async () => {{ const begun = performance.now(); {script}; document.body.offsetHeight; "
+                "return performance.now() - begun })()"
+            )
             times[name] = min(tab.run(timed) for _ in range(8))  # other processes only add to it
         assert tab.complaints == []
         assert max(times.values()) < QUICK, times

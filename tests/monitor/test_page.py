@@ -1,4 +1,5 @@
-"""report.html: self-contained, everything escaped, runs of one recipe are means over seeds, and what differs is named."""
+"""report.html: self-contained, everything escaped, runs of one recipe are means over seeds, and what differs is
+named."""
 
 import json
 import math

@@ -84,7 +84,8 @@ def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path)
 
 def test_states_are_sorted_by_priority_and_their_chance_follows_from_it(store: ReplayStore, tmp_path: Path) -> None:
     rows = whole(tmp_path).to_pylist()
-    # values 0.75, 0.5, 0.25 of p and 0.75, 0.25 of q have the deviation sqrt(0.05); p before q: their best states are equal
+    # values 0.75, 0.5, 0.25 of p and 0.75, 0.25 of q have the deviation sqrt(0.05); p before q: their best states are
+    # equal
     values = np.array([0.75, 0.5, 0.25, 0.75, 0.25])
     assert [row["priority"] for row in rows] == pytest.approx((values / np.sqrt(0.05)).tolist())
     # temperature 1: weights e^3.35, e^2.24, e^1.12 = 28.6, 9.36, 3.06, and of q 28.6, 3.06: in total 72.7

@@ -38,7 +38,8 @@ def config_of(*sinks: str) -> Config:
 
 
 def a_run(root: Path, sink: str, numbers: range = range(1, 4), last: int = 0) -> RunDirectory:
-    """A run whose iterations `numbers` are given to a tracker, with an evaluation after the second and samples of the third."""
+    """A run whose iterations `numbers` are given to a tracker, with an evaluation after the second and samples of the
+    third."""
     run = RunDirectory.create(root, "mine" if not last else "", "demo") if not last else RunDirectory(root / "mine")
     run.evaluations.write_text(json.dumps({**EVALUATION, "iteration": 0}) + "\n" + json.dumps(EVALUATION) + "\n")
     (run.samples / "000003.jsonl").write_text(json.dumps(SAMPLE) + "\n")
@@ -103,7 +104,8 @@ def test_tensorboard_purges_what_a_resume_repeats(tmp_path: Path) -> None:
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: LevelDB's log format after 7 bytes, blocks of 32 KiB of (checksum, size, type, data)."""
+    """The records of a .wandb file: LevelDB's log format after 7 bytes, blocks of 32 KiB of (checksum, size, type,
+    data)."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     data, at, whole = path.read_bytes(), 7, b""

@@ -1,4 +1,5 @@
-"""A mixture of data sets: its configuration, what is held out of all of them, and each response judged as its data set asks."""
+"""A mixture of data sets: its configuration, what is held out of all of them, and each response judged as its data set
+asks."""
 
 import gzip
 import json

@@ -112,7 +112,10 @@ def test_the_template_may_hold_braces_and_must_hold_the_prompt() -> None:
 
 def test_the_chat_template_is_put_around_the_prompt() -> None:
     tokenizer = character_tokenizer(CHARACTERS)
-    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}[bot]{% endif %}"
+    )
     assert rendered(tokenizer, "Q {prompt}", "1+1") == "[user]Q 1+1[bot]"
     form = PromptForm("Q {prompt}", "Add.", (FewShot(prompt="1+2", response="3"),))
     shown = "[system]Add.[user]Q 1+2[assistant]3[user]Q 1+1[bot]"
@@ -192,7 +195,8 @@ def test_bad_rows_are_refused_together_or_skipped_and_counted(tmp_path: Path) ->
         task_items(config, 0)
     empty = "column 'question' (task.columns.prompt) is empty"
     assert str(caught.value) == (
-        f"{file}: row 2: {empty}; fix or delete the row (4 bad rows: `launch.py check` lists them, task.bad_rows skip leaves "
+        f"{file}: row 2: {empty}; fix or delete the row (4 bad rows: `launch.py check` lists them, task.bad_rows skip "
+        "leaves "
         f"them out)"
     )
     lines = list_bad_rows(caught.value.rows).splitlines()

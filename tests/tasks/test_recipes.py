@@ -1,4 +1,5 @@
-"""The recipes of configs/: in a fresh clone their data come from the hub, and their columns fit the rows of its data sets."""
+"""The recipes of configs/: in a fresh clone their data come from the hub, and their columns fit the rows of its data
+sets."""
 
 import re
 from pathlib import Path

@@ -50,7 +50,8 @@ def test_hard_problems_come_five_times_as_often_as_solved_ones() -> None:
     assert len({problem.id for problem in sampler.sample(1000)}) == 1000  # no problem twice
     sampler.record(rollouts(given_problems, solved))
     drawn = [problem.id in solved for _ in range(200) for problem in sampler.sample(20)]
-    # 4000 draws, chance 0.2 / (0.2 + 1) = 1/6 (drawing 20 of 1000 without replacement shifts it little): 667, deviation 24
+    # 4000 draws, chance 0.2 / (0.2 + 1) = 1/6 (drawing 20 of 1000 without replacement shifts it little): 667, deviation
+    # 24
     assert 560 < sum(drawn) < 780
     sampler.record(rollouts(given_problems, set(), replayed=True))  # replayed starts say nothing about the root
     sampler.record(rollouts(given_problems[:500], set()))  # failed once: rate 1/2, weight 0.6

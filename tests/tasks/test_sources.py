@@ -97,7 +97,8 @@ def test_parquet_with_damaged_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_clone_of_a_hub_repository_is_read(tmp_path: Path) -> None:
-    """`data/train-*.parquet`, as the hub lays it out, or a folder per split; what git and the hub's client keep is no data."""
+    """`data/train-*.parquet`, as the hub lays it out, or a folder per split; what git and the hub's client keep is no
+    data."""
     clone = tmp_path / "clone"
     (clone / "data").mkdir(parents=True)
     (clone / "README.md").write_text("# Data")

@@ -1,4 +1,5 @@
-"""What is asked of Ray and when it is given back. (Real clusters: tests/test_ray_job.py and tests/test_end_to_end.py.)"""
+"""What is asked of Ray and when it is given back. (Real clusters: tests/test_ray_job.py and
+tests/test_end_to_end.py.)"""
 
 import os
 import re

@@ -138,7 +138,10 @@ def test_an_iteration_without_any_verdict_is_refused_while_the_learner_can_be_sa
     lost = SimpleNamespace(verdict=Verdict(0.0, False, "judge raised KeyError: 'k' (mine.py, line 3)", True))
     right = SimpleNamespace(verdict=Verdict(1.0, True))
     check_verdicts(cast(Any, [lost, right]), 7)
-    told = r"^none of the 2 responses of iteration 7 has a verdict; the first: judge raised KeyError: 'k' \(mine\.py, line 3\)$"
+    told = (
+        r"^none of the 2 responses of iteration 7 has a verdict; "
+        r"the first: judge raised KeyError: 'k' \(mine\.py, line 3\)$"
+    )
     run = Run(PhaseClock())
     engines, task = SimpleNamespace(generate=lambda *_: [1, 2]), SimpleNamespace(judge=lambda _: [lost, lost])
     parts = cast(Components, SimpleNamespace(**vars(run.parts()) | {"actors": engines, "task": task}))

@@ -125,7 +125,8 @@ def test_what_is_left_out_is_said_by_check_and_by_every_run(tmp_path: Path, caps
     ]
     config = text_recipe(tmp_path, rows)
     told = (
-        "training problems, 2 evaluation problems; 1 duplicate prompts and 1 prompts over rollout.max_prompt_tokens left out; "
+        "training problems, 2 evaluation problems; 1 duplicate prompts and 1 prompts over rollout.max_prompt_tokens "
+        "left out; "
         "1 canonical solutions over rollout.max_response_tokens not used"
     )
     assert f"data: 9 {told}" in check_model_and_data(config)

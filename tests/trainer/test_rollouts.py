@@ -90,7 +90,8 @@ def again(parts: Parts, settings: IterationSettings, judged: list[Judged]) -> tu
 
 
 def test_starts_of_equal_rewards_are_replaced_until_the_batch_is_informative() -> None:
-    # p0 and p2 differ; p1 is never solved, p3 always. Round 1 draws p4 (differs) and p5 (not), round 2 draws p6 (differs)
+    # p0 and p2 differ; p1 is never solved, p3 always. Round 1 draws p4 (differs) and p5 (not), round 2 draws p6
+    # (differs)
     parts = Parts({"p0": 1, "p2": 1, "p3": 2, "p4": 1, "p6": 1})
     settings = settings_of("--rollout.resample", "5")
     judged = first_batch(parts, settings)
@@ -163,7 +164,8 @@ def test_a_start_is_informative_if_the_learner_sees_different_rewards() -> None:
 
 
 def test_the_fill_of_a_batch_keeps_its_share_of_replay() -> None:
-    """Starts 0 and 1 are fresh, 2 and 3 replayed. Only start 0 and a fresh one of the round teach; so one fresh start too many came."""
+    """Starts 0 and 1 are fresh, 2 and 3 replayed. Only start 0 and a fresh one of the round teach; so one fresh start
+    too many came."""
     parts, settings = Parts({"p0": 1, "p50": 1}), settings_of("--rollout.resample", "1")
     starts = fresh_starts(parts.sample(4), 2, 0, 7)
     starts = [*starts[:2], *(replace(start, state_key=start.seed) for start in starts[2:])]

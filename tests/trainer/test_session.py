@@ -167,7 +167,8 @@ def test_what_is_saved(
 def test_an_engine_with_other_weights_costs_no_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
-    """Found in a broadcast, or (an engine that came late) while generating, for training or for the evaluation after iteration 3."""
+    """Found in a broadcast, or (an engine that came late) while generating, for training or for the evaluation after
+    iteration 3."""
     run, wrong = RunDirectory.create(tmp_path, "r", "test"), WeightError("rollout-1 acknowledged version 3")
 
     def unfit(_parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:

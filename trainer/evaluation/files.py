@@ -1,7 +1,4 @@
-"""The files of an evaluation: one line of numbers, and every response with its verdict (JSONL or Parquet).
-
-Called by `commands/evaluate.py` and, inside training, by `trainer/session.py`.
-"""
+"""The files of an evaluation: one line of numbers, and every response with its verdict (JSONL or Parquet)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Evaluation on held-out problems, from the root only, with the rollout pool that training uses.
 
-Called during training (`trainer/session.py`) and by `commands/evaluate.py`. One greedy response per problem gives the accuracy;
-`evaluation.samples` sampled ones give pass@k and maj@k. Invariant: every estimate is a mean over problems of a number per problem,
-and its interval takes problems, not responses, to be independent.
+One greedy response per problem gives the accuracy; `evaluation.samples` sampled ones give pass@k and maj@k. Invariant:
+every estimate is a mean over problems of a number per problem, and its interval takes problems, not responses, to be
+independent.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def score_responses(
 ) -> Evaluation:
     """Estimates over all problems that were answered (`left_out` counts the others), by level and by data set.
 
-    `greedy` has one response per problem; `sampled` the same number for every problem, those of problem 0 first, or none. `answers`:
-    `Task.votes` of the latter.
+    `greedy` has one response per problem; `sampled` the same number for every problem, those of problem 0 first, or
+    none. `answers`: `Task.votes` of the latter.
     """
     samples = len(sampled) // len(problems)
     rows = []

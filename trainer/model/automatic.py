@@ -14,7 +14,8 @@ from trainer.model_files import ModelInfo
 SIZES = {"float32": 4, "bfloat16": 2}
 """Bytes of a number."""
 LARGE, LARGE_LR, SMALL_LR = 8e9, 1e-6, 1e-5
-"""Parameters at which verl, OpenRLHF and TRL train with 1e-6, that rate, and the rate at which SmolLM2-135M was seen to learn."""
+"""Parameters at which verl, OpenRLHF and TRL train with 1e-6, that rate, and the rate at which SmolLM2-135M was seen to
+learn."""
 LORA_FACTOR = 10.0
 """How much larger the best rate of LoRA is than that of all weights (Schulman et al. 2025, LoRA Without Regret)."""
 OWN_CRITIC_LR, HEAD_LR = 1e-5, 3e-4
@@ -55,7 +56,8 @@ def resolved(
 def resolved_learner(
     config: Config, info: ModelInfo, longest: int, machine: Machine, device: str
 ) -> tuple[Config, list[str]]:
-    """The part of `resolved` that supervised training needs, too: type, rates, and tokens of a pass. `longest`: tokens of a row."""
+    """The part of `resolved` that supervised training needs, too: type, rates, and tokens of a pass. `longest`: tokens
+    of a row."""
     lines = []
     if config.model.dtype == "auto":
         slow = device == "cpu" and not machine.bfloat16
@@ -96,7 +98,8 @@ def policy_rate(parameters: int, lora: bool) -> float:
 def activation_gib(config: Config, info: ModelInfo, tokens: int) -> float:
     """About how much memory the activations of a forward pass over so many tokens take until its backward pass.
 
-    Per layer and token: 14 numbers per hidden unit (norms, projections, residuals) and 5 per unit of the feed-forward part.
+    Per layer and token: 14 numbers per hidden unit (norms, projections, residuals) and 5 per unit of the feed-forward
+    part.
     """
     of_layer = info.hidden if config.learner.gradient_checkpointing else 14 * info.hidden + 5 * info.intermediate
     return tokens * info.layers * of_layer * SIZES[config.model.dtype] / 2**30

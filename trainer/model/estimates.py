@@ -1,4 +1,5 @@
-"""What an iteration will take, and what in a recipe looks wrong for its model and data: lines for a person, before anything is loaded."""
+"""What an iteration will take, and what in a recipe looks wrong for its model and data: lines for a person, before
+anything is loaded."""
 
 from core.config import Config
 from core.machine import cpu_speed
@@ -14,7 +15,8 @@ UNUSUAL = 5.0
 PROCESS_GIB = 1.2
 """Memory of a process that has imported its engine: vLLM or DeepSpeed."""
 EFFICIENCY = 0.5
-"""Share of a large matrix product's speed that forward and backward passes of SmolLM2 reach on CPU (`bench.learner`)."""
+"""Share of a large matrix product's speed that forward and backward passes of SmolLM2 reach on CPU
+(`bench.learner`)."""
 
 
 def warnings_of(config: Config, left_out: LeftOut) -> list[str]:
@@ -32,7 +34,8 @@ def warnings_of(config: Config, left_out: LeftOut) -> list[str]:
     low, high = LARGE_LR * factor / UNUSUAL / 2, SMALL_LR * factor * UNUSUAL
     if not low <= config.learner.policy_lr <= high:
         lines.append(
-            f"warning: learner.policy_lr = {config.learner.policy_lr:g} is outside {low:g} to {high:g}, which is usual for "
+            f"warning: learner.policy_lr = {config.learner.policy_lr:g} is outside {low:g} to {high:g}, which is usual "
+            "for "
             f"{kind}; set it to auto"
         )
     return lines
@@ -65,7 +68,8 @@ def operations(config: Config, info: ModelInfo, critic: str) -> float:
 def memory_estimate(config: Config, info: ModelInfo, device: str, critic: str) -> dict[str, float]:
     """GiB by part, over all processes.
 
-    A trained weight takes its own bytes, 8 for Adam's moments and 4 for its gradient, and in bf16 4 more for the fp32 weight.
+    A trained weight takes its own bytes, 8 for Adam's moments and 4 for its gradient, and in bf16 4 more for the fp32
+    weight.
     """
     size, weights = SIZES[config.model.dtype], info.parameters / 2**30
     models = 1 + (critic == "separate")

@@ -1,7 +1,8 @@
-"""Reads a model from a `.gguf` file: converts it once to an ordinary Hugging Face folder, which the rest of the program uses.
+"""Reads a model from a `.gguf` file: converts it once to an ordinary Hugging Face folder, which the rest of the program
+uses.
 
-Invariant: a folder in the cache is complete, because it is written under a temporary name and then renamed. Its name contains the
-digest of the file's content, so a file that changes is converted again.
+Invariant: a folder in the cache is complete, because it is written under a temporary name and then renamed. Its name
+contains the digest of the file's content, so a file that changes is converted again.
 """
 
 import contextlib
@@ -29,11 +30,13 @@ FORMAT = 1
 INSTALLED = "SmolLM2-135M-Instruct.Q4_1.gguf"
 """The file that `make model` installs."""
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types of plain weights. Every other type is quantised: it is saved in bfloat16, which has more digits than four or eight bits."""
+"""Types of plain weights. Every other type is quantised: it is saved in bfloat16, which has more digits than four or
+eight bits."""
 
 
 def model_folder(path: str, field: str = "", cache: Path = CACHE) -> str:
-    """The Hugging Face folder of a `.gguf` file, converted if the cache lacks it. Any other path or hub name is returned unchanged.
+    """The Hugging Face folder of a `.gguf` file, converted if the cache lacks it. Any other path or hub name is
+    returned unchanged.
 
     `field`: the configuration field that names the file, for errors. Raises ModelError.
     """

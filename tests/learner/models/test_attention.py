@@ -32,8 +32,8 @@ Tiny = Callable[[bool], Path]
 
 @st.composite
 def forests(draw: st.DrawFn) -> list[Row]:
-    """Rows that begin alike: each begins as an earlier one does up to some token. Contexts and a tool's tokens differ, so a token may
-    be scored in some of its rows only."""
+    """Rows that begin alike: each begins as an earlier one does up to some token. Contexts and a tool's tokens differ,
+    so a token may be scored in some of its rows only."""
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     rows = [rng.integers(0, 64, draw(st.integers(2, 20))).astype(np.int32)]
     for _ in range(draw(st.integers(0, 7))):

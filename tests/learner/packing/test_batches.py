@@ -131,7 +131,8 @@ def test_a_replayed_prefix_trains_as_if_it_were_part_of_the_prompt(models: tuple
 
 
 def test_context_gets_no_gradient(models: tuple[PolicyModel, ValueModel]) -> None:
-    """Of the loss by the last hidden states, from which logits and values come: nothing but the states before scored tokens."""
+    """Of the loss by the last hidden states, from which logits and values come: nothing but the states before scored
+    tokens."""
     prepared = batch(models[0], 1)
     assignment = whole(prepared, 64, 2)
     batches = train_batches(assignment, prepared, list(range(COUNT)), "token-mean")

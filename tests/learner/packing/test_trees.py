@@ -27,7 +27,8 @@ def test_three_rows_by_hand() -> None:
 
 
 def test_a_micro_batch_by_hand() -> None:
-    """5 6 7 and 5 6 8, scored from the third and from the second token on: 7, 6 and 8 are scored, 6 for one row only."""
+    """5 6 7 and 5 6 8, scored from the third and from the second token on: 7, 6 and 8 are scored, 6 for one row
+    only."""
     rows = [Row(np.array([5, 6, 7], np.int32), 2), Row(np.array([5, 6, 8], np.int32), 1)]
     batch = micro_batch(rows)
     assert batch.tokens.tolist() == [5, 6, 7, 8]

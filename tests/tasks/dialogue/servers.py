@@ -23,7 +23,8 @@ class Served:
 
 @contextmanager
 def serving(answer: Callable[[str, int], tuple[int, str]], seconds: float = 0.0) -> Iterator[Served]:
-    """A server on a free port. `answer`: from a question and how often it came before to status and text; takes `seconds`."""
+    """A server on a free port. `answer`: from a question and how often it came before to status and text; takes
+    `seconds`."""
     served = Served()
 
     class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,5 @@
-"""A language model as judge, against a local server that speaks its protocol: questions, tries, limits, cache, swapped places."""
+"""A language model as judge, against a local server that speaks its protocol: questions, tries, limits, cache, swapped
+places."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""A reward model as it comes from the hub: without a padding token, with a context of its own. No engine, a tiny classifier."""
+"""A reward model as it comes from the hub: without a padding token, with a context of its own. No engine, a tiny
+classifier."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Generated tasks: problems apart and distinct, and the exact prefix checkers against brute force.
 
-The brute force knows the rules only through `verify`: it writes every response there is, line by line, and asks which are right.
+The brute force knows the rules only through `verify`: it writes every response there is, line by line, and asks which
+are right.
 """
 
 import itertools
