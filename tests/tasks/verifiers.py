@@ -31,6 +31,11 @@ def half_for_the_digit(reference: str, response: str) -> float:
     return 0.5 * (response == "7")
 
 
+def share_of_e(reference: str, response: str) -> float:
+    """Differs between any two texts of a model."""
+    return response.count("e") / max(len(response), 1)
+
+
 def raising(reference: str, response: str) -> float:
     raise KeyError("weights")
 

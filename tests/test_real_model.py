@@ -1,0 +1,68 @@
+"""A pretrained model as its user trains it: `make model`, then the recipe of GSM8K on its file, in float32 and in bfloat16."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.whole_runs import metrics, run
+from trainer.gguf import model_folder
+
+MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMALL = [
+    *("--config", "configs/gsm8k_smollm2.yaml", "--model.path", MODEL, "--run.iterations", "1"),
+    *("--task.path", "tests/data/gsm8k/train.jsonl", "--task.eval_path", "tests/data/gsm8k/test.jsonl"),
+    *("--task.eval_problems", "2", "--task.judge_timeout", "60", "--task.reward", "tests.tasks.verifiers:share_of_e"),
+    *("--rollout.starts", "4", "--rollout.samples", "2", "--rollout.max_response_tokens", "24"),
+    *("--rollout.kv_cache_gib", "0.2", "--rollout.threads", "1"),
+    *("--learner.minibatches", "1", "--learner.policy_lr", "1e-4", "--learner.threads", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of the runs, and the options of each."""
+    root = tmp_path_factory.mktemp("real")
+    return root, [*SMALL, "--run.root", str(root), "--cluster.address", ray_address]
+
+
+def changed(run_folder: Path) -> float:
+    """The share of the weights that training has changed."""
+    before = load_file(Path(model_folder(MODEL)) / "model.safetensors")
+    after = load_file(run_folder / "policy" / "model.safetensors")
+    assert before.keys() == after.keys()
+    different = sum(int((before[name] != after[name].to(before[name])).sum()) for name in before)
+    total: int = sum(weights.numel() for weights in before.values())
+    return different / total
+
+
+def test_an_iteration_in_float32(shared: tuple[Path, list[str]]) -> None:
+    root, options = shared
+    run("train", *options, "--run.name", "fp32", "--model.dtype", "float32")
+    (line,) = metrics(root / "fp32")
+    assert line["logprob_gap"] < 1e-3
+    assert line["weight_version"] == 1
+    evaluations = [json.loads(text) for text in (root / "fp32" / "evaluations.jsonl").read_text().splitlines()]
+    assert [(one["iteration"], one["problems"]) for one in evaluations] == [(0, 2), (1, 2)]
+    assert changed(root / "fp32") > 0.01  # those that a step of 1e-4 moves to another number of bfloat16
+
+
+def test_bfloat16_with_replay_a_resumed_run_and_an_evaluation(shared: tuple[Path, list[str]]) -> None:
+    root, options = shared
+    folder = root / "bf16"
+    replay = ("--replay.start_states", "1", "--replay.ranking", "value", "--replay.share", "constant")
+    options = [*options, "--learner.max_logprob_gap", "100"]  # until the check knows the noise of bfloat16
+    run("train", *options, *replay, "--run.name", "bf16", "--model.dtype", "bfloat16")
+    run("train", "--resume", str(folder), "--run.iterations", "2")
+    lines = metrics(folder)
+    assert [line["replay_share"] for line in lines] == [0.0, 0.5]  # the states are those of the checkpoint
+    assert changed(folder) > 0.01
+    file = root / "answers.jsonl"
+    run("evaluate", str(folder), "--local", "--rollout.engine", "hf", "--responses", str(file))
+    numbers = json.loads(file.with_suffix(".json").read_text())
+    last = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert (numbers["problems"], last["problems"]) == (2, 2)
+    assert (folder / "policy" / "chat_template.jinja").read_text() == (
+        Path(model_folder(MODEL)) / "chat_template.jinja"
+    ).read_text()
