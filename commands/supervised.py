@@ -69,6 +69,7 @@ def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> 
     run = RunDirectory.open(path)
     with run.lock():
         config, resumed = load_config(run.config), checkpoint.latest(run)
+        checkpoint.check_digests(resumed)
         if "step" not in json.loads((resumed / "progress.json").read_text()):
             raise CheckpointError(f"{path} is a run of `launch.py train`; resume it with that command")
         return _supervise(make_job(config), run, resumed)
@@ -171,6 +172,7 @@ def _save(group: "SupervisedGroup", run: RunDirectory, step: int, keep: int) -> 
     with checkpoint.replacing(final) as temporary:
         group.save(temporary)
         write_atomically(temporary / "progress.json", json.dumps({"step": step}))
+        checkpoint.write_digests(temporary)
     write_atomically(run.checkpoints / "latest", final.name)
     for old in checkpoint.superfluous(run, step, keep):
         shutil.rmtree(old)

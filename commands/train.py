@@ -88,6 +88,7 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
         check_changes(before, config)
         batch_plan(config)
         resumed = checkpoint.latest(run)
+        checkpoint.check_digests(resumed)
         progress = checkpoint.progress_of(resumed)
         if progress.iteration > config.run.iterations:
             raise ConfigError(
@@ -107,7 +108,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
     """Train and report. A signal or `callback` ends the run in order: it saves and reports."""
     stop, done = Interruption(), False
     watchers = [] if callback is None else [_CallbackSink(callback, stop)]
-    with stop.handled(), open_log(run):
+    with stop.handled(), open_log(run), checkpoint.one_line_if_full(run):
         with suppress(KeyboardInterrupt), _open_session(config, run, local, watchers) as session:
             done = run_session(session, resumed, stop)
         if not done and not run.has_results():

@@ -57,6 +57,10 @@ class CheckpointError(RetrospectError):
     """A checkpoint is missing, incomplete, or belongs to another configuration."""
 
 
+class FullDiskError(RetrospectError):
+    """The disk of the run directory is full."""
+
+
 class WeightError(RetrospectError):
     """An engine acknowledged other weights than the learner sent, or computes other log-probabilities."""
 

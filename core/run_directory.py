@@ -101,6 +101,8 @@ class RunDirectory:
         path = path.expanduser().resolve()
         if not (path / "config.yaml").is_file():
             raise CheckpointError(f"{path} is not a run (no config.yaml in it); name a run directory such as runs/NAME")
+        if not (path / "config.yaml").read_bytes().strip():
+            raise CheckpointError(f"{path / 'config.yaml'} is empty; put the run's recipe and options into it again")
         return cls(path)
 
     def has_results(self) -> bool:

@@ -8,6 +8,7 @@ import difflib
 import gzip
 import json
 import re
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -130,8 +131,10 @@ def _split_files(folder: Path, split: str) -> list[Path]:
 def _load_file(file: Path) -> Sequence[Row | BadRow]:
     reader = READERS.get(_format(file))
     if reader is None:
+        kind = file.suffix.removeprefix(".")
+        how = f"; {_conversion(file, kind)}" if kind in _CONVERSIONS else ""
         raise DataError(
-            f"{file}: cannot read {file.suffix or 'files without a suffix'}; use .jsonl, .jsonl.gz or .parquet"
+            f"{file}: cannot read {file.suffix or 'files without a suffix'}; use .jsonl, .jsonl.gz or .parquet{how}"
         )
     try:
         return reader(file)
@@ -144,6 +147,7 @@ def _load_file(file: Path) -> Sequence[Row | BadRow]:
 def _read_jsonl(file: Path) -> list[Row | BadRow]:
     rows: list[Row | BadRow] = []
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    _check_lines(file, data)
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -157,8 +161,42 @@ def _read_jsonl(file: Path) -> list[Row | BadRow]:
             rows.append(BadRow(where, f"{where}: {kind}; restore the file or delete the line"))
         else:
             found = f"{where}: expected an object with columns, found {type(row).__name__}"
+            if isinstance(row, dict) and b"\\u" in line and _is_cut_character(row):
+                found = f"{where}: has half a character (a lone surrogate such as \\ud800), which is no text; fix or delete the row"
+                row = None
             rows.append(row if isinstance(row, dict) else BadRow(where, found))
     return rows
+
+
+def _is_cut_character(row: Row) -> bool:
+    """Whether a text in the row has no UTF-8: a tokenizer would refuse it without naming the row."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+_CONVERSIONS = {"json": "json.load(sys.stdin)", "csv": "csv.DictReader(sys.stdin)"}
+"""Format -> Python for its rows."""
+
+
+def _conversion(file: Path, kind: str) -> str:
+    """How to make lines of JSON of a file in another format."""
+    code = f"import csv, json, sys; [print(json.dumps(row)) for row in {_CONVERSIONS[kind]}]"
+    new = file.with_name(f"{file.stem}-lines.jsonl")
+    return f'convert it: python -c "{code}" < {shlex.quote(str(file))} > {shlex.quote(str(new))}'
+
+
+def _check_lines(file: Path, data: bytes) -> None:
+    """Raises DataError, with the way to convert it, for a JSON array or CSV where lines of JSON are expected."""
+    first, _, rest = data.lstrip().partition(b"\n")
+    if first.startswith(b"["):
+        with suppress(ValueError, RecursionError):
+            if all(isinstance(row, dict) for row in json.loads(data)):
+                raise DataError(f"{file}: a JSON array, not an object per line; {_conversion(file, 'json')}")
+    elif b"," in first and rest.strip() and not first.startswith(b"{") and b"\n{" not in data:
+        raise DataError(f"{file}: CSV, not JSON; {_conversion(file, 'csv')}")
 
 
 def _read_parquet(file: Path) -> list[Row]:

@@ -3,6 +3,7 @@
     checkpoints/000010/learner/      policy, critic, optimizers, schedules, random states (DeepSpeed)
     checkpoints/000010/policy/       the policy in Hugging Face format, with its tokenizer
     checkpoints/000010/replay/       snapshot of the replay store
+    checkpoints/000010/digests.json  a digest of each of these files, checked when a run is resumed
     checkpoints/000010/progress.json iteration, problem cursor, token count, starts in flight (asynchronous mode)
     checkpoints/best                 name of the checkpoint with the highest held-out success, and that success
     checkpoints/latest               name of the newest complete checkpoint, written last
@@ -11,16 +12,20 @@ Invariant: `latest` always names a complete checkpoint. A checkpoint is written 
 renamed; then `latest` names it.
 """
 
+import errno
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.errors import CheckpointError, ConfigError
+import xxhash
+
+from core.errors import CheckpointError, ConfigError, FullDiskError, first_line
 from core.run_directory import RunDirectory, sync, write_atomically
 
 if TYPE_CHECKING:
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("retrospect.checkpoint")
 
+DIGESTS = "digests.json"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SAID_FULL = (*map(os.strerror, FULL), "iostream error", "inline_container.cc")  # the last two are of torch.save
 REQUIRED = ("learner/learner.json", "policy/config.json", "replay/store.json", "progress.json")
 """Files of every complete checkpoint, besides those of the learner's ranks. Other nodes may have written most of them.
 """
@@ -72,6 +80,7 @@ def save(
                     f"{temporary}: {', '.join(missing)} missing after writing; run.root must be on storage that all "
                     "nodes see"
                 )
+            write_digests(temporary)
         name_best(run, progress.iteration, success)
         write_atomically(run.checkpoints / "latest", final.name)
     except OSError as error:
@@ -111,6 +120,68 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def write_digests(folder: Path) -> None:
+    """Write digests.json: the digest of every file below the folder."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    write_atomically(folder / DIGESTS, json.dumps({name: _digest(folder / name) for name in names}, indent=0) + "\n")
+
+
+def check_digests(folder: Path) -> None:
+    """Raises CheckpointError that names the first file whose content is not what was written. An older checkpoint has no digests."""
+    for name, digest in (_read_json(folder / DIGESTS) if (folder / DIGESTS).exists() else {}).items():
+        try:
+            found = _digest(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: {error.strerror or error}; {_another(folder)}") from None
+        if found != digest:
+            raise CheckpointError(f"{folder / name}: damaged, its content is not what was written; {_another(folder)}")
+
+
+def _digest(path: Path) -> str:
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            state.update(piece)
+    return state.hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return dict(found)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({first_line(error)}); {_another(path.parent)}") from None
+
+
+def _another(folder: Path) -> str:
+    return f"put the name of another checkpoint into {folder.parent / 'latest'}"
+
+
+def full_disk(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, is that of a full disk. Libraries in Rust and C++ only say so in their text."""
+    while error is not None:
+        if (isinstance(error, OSError) and error.errno in FULL) or any(text in str(error) for text in SAID_FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def one_line_if_full(run: RunDirectory) -> Iterator[None]:
+    """Inside the block the error of a full disk becomes a FullDiskError that says what is safe."""
+    try:
+        yield
+    except Exception as error:
+        if not full_disk(error):
+            raise
+        iteration = saved(run)
+        safe = f"the checkpoint of iteration {iteration} is safe" if iteration else "there is no checkpoint yet"
+        then = f"continue with `python launch.py train --resume {run.path}`" if iteration else "start it again"
+        raise FullDiskError(
+            f"{run.path}: the disk is full ({first_line(error)}); {safe}; free space, then {then}"
+        ) from error
+
+
 def _sibling(folder: Path, end: str) -> Path:
     return folder.with_name(f".{folder.name}.{end}")
 
@@ -131,10 +202,10 @@ def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
 def best(run: RunDirectory) -> Best | None:
     """The best checkpoint so far; None before the first evaluated one."""
     pointer = run.checkpoints / "best"
-    if not pointer.is_file():
-        return None
-    name, success = pointer.read_text().split()
-    return Best(int(name), float(success)) if (run.checkpoints / name).is_dir() else None
+    with suppress(OSError, ValueError):  # there is none, or it is damaged: the next evaluation writes another
+        name, success = pointer.read_text().split()
+        return Best(int(name), float(success)) if (run.checkpoints / name).is_dir() else None
+    return None
 
 
 def is_best(run: RunDirectory, success: float) -> bool:
@@ -160,7 +231,12 @@ def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
 def saved(run: RunDirectory) -> int | None:
     """The iteration that `latest` names; None before the first checkpoint."""
     pointer = run.checkpoints / "latest"
-    return int(pointer.read_text()) if pointer.is_file() else None
+    if not pointer.is_file():
+        return None
+    try:
+        return int(pointer.read_text())
+    except ValueError:
+        raise CheckpointError(f"{pointer}: damaged; write the name of a checkpoint beside it into it") from None
 
 
 def latest(run: RunDirectory) -> Path:
@@ -178,7 +254,7 @@ def latest(run: RunDirectory) -> Path:
 
 def progress_of(path: Path) -> RunProgress:
     """The progress of the run when the checkpoint was written."""
-    found = json.loads((path / "progress.json").read_text())
+    found = _read_json(path / "progress.json")
     if "iteration" not in found:
         raise CheckpointError(
             f"{path}: of `launch.py sft` or `launch.py reward-model`; resume it with the command that began it"

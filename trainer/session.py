@@ -103,7 +103,7 @@ def run_session(session: Session, resumed: Path | None, stop: Interruption) -> b
             raise
         except (LearnerError, LostShardError) as error:
             restarts += 1
-            if restarts > schedule.learner_restarts:
+            if restarts > schedule.learner_restarts or checkpoint.full_disk(error):
                 raise
             saved = checkpoint.saved(directory)
             where = "begins again" if saved is None else f"continues after iteration {saved}"

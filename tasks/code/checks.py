@@ -52,8 +52,8 @@ def _relay(program: Session, checker: Session, entry: str) -> Outcome:
                     why = answer.failed or answer.raised.get(0) or called.why or "a value that is no plain data"
                     return Outcome(False, why, raised=True)
                 checker.tell({"value": answer.values[0]})
-            case _:
-                report.take(line)
+            case _ if not report.take(line):
+                break
     if 0 in report.values:
         return Outcome(True)
     if why := report.syntax or report.failed or ("" if asked else checked.why):
@@ -73,7 +73,6 @@ def _answer(lines: Iterator[bytes]) -> Report:
     """What the program answers to one call; nothing when its process has ended."""
     report = Report(1)
     for line in lines:
-        report.take(line)
-        if report.values or report.raised or report.syntax or report.failed:
+        if not report.take(line) or report.values or report.raised or report.syntax or report.failed:
             break
     return report

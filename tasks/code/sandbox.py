@@ -9,6 +9,7 @@ Called by `tasks/code/programs.py` and the formats, in the judging processes. In
 - It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only `unsafe-subprocess` runs programs.
 """
 
+import io
 import json
 import marshal
 import os
@@ -30,12 +31,15 @@ from core.errors import ConfigError
 from tasks.child import ChildProcess
 from tasks.code import confinement
 from tasks.code.confinement import SandboxError
+from tasks.code.sandbox_driver import MOST_ANSWER
 from tasks.code.seccomp import program_filter
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
 FILES = (DRIVER, DRIVER.with_name("sandbox_values.py"))
 TASKS = 64
 """Threads that a program may have."""
+MOST_STRAY = 16
+"""Lines that are no answer, after which the rest of a program's output is not read."""
 MOST_REASON = 300
 """Characters kept of an error's reason."""
 START_LIMIT = 120.0
@@ -110,11 +114,16 @@ class Report:
     failed: str = ""  # why program or setup raised or ended; empty if they did not
     values: dict[int, Any] = field(default_factory=dict)  # expression -> its encoded value
     raised: dict[int, str] = field(default_factory=dict)  # expression -> why it has no value
+    stray: int = 0  # lines that the driver would not write
 
-    def take(self, line: bytes) -> None:
-        """Read a line of output. Ignore a line that the driver would not write. The first answer to an expression counts."""
+    def take(self, line: bytes) -> bool:
+        """Read a line of output; the first answer to an expression counts. False: not worth reading on.
+
+        A line that the driver would not write is ignored, and so is everything after MOST_STRAY of them: only a program that
+        tampers with its process writes them, and each takes time to parse.
+        """
         try:
-            match json.loads(line):
+            match json.loads(line) if len(line) <= MOST_ANSWER + 1 else None:
                 case ["syntax", str(why)]:
                     self.syntax = why[:MOST_REASON] or "?"
                 case ["failed", str(why)]:
@@ -125,8 +134,11 @@ class Report:
                     self.raised[index] = why[:MOST_REASON] or "?"
                 case [int(index), "large"] if self._is_open(index):
                     self.raised[index] = "a value too large to compare"
+                case _:
+                    self.stray += 1
         except (ValueError, RecursionError):  # not JSON, not text, too many digits, or nested too deeply
-            return
+            self.stray += 1
+        return not (self.syntax or self.failed) and self.stray <= MOST_STRAY
 
     def _is_open(self, index: int) -> bool:
         return 0 <= index < self.expected and index not in self.values and index not in self.raised
@@ -189,8 +201,9 @@ class Session(ChildProcess):
         """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
         ending = self.run({"expressions": list(expressions), "values": values or {}})
         report = Report(len(expressions))
-        for line in ending.output.splitlines():
-            report.take(line)
+        for line in io.BytesIO(ending.output):  # one by one: there may be millions
+            if not report.take(line):
+                break
         return report, ending
 
     def tell(self, message: Any) -> None:

@@ -36,6 +36,8 @@ else:
 NOT_COMPILED = 65
 """Exit status of a script that does not compile."""
 MODULE = "program"
+MOST_ANSWER = 4 << 20
+"""Bytes of one answer: parsed, they take up to 25 times as much of the judge's memory."""
 TICK = 0.05
 """Seconds between two looks at the processor time of a program."""
 _PRELOADED = ("collections", "heapq", "itertools", "re", "operator", "bisect", "math", "functools")
@@ -151,7 +153,7 @@ def evaluate(
 
     def _say(*items: Any) -> None:
         text = to_json(items)
-        write_all(output, (text if len(text) <= most else to_json([items[0], "large"])) + b"\n")
+        write_all(output, (text if len(text) <= min(most, MOST_ANSWER) else to_json([items[0], "large"])) + b"\n")
 
     try:
         parts = compiled(program)

@@ -79,7 +79,7 @@ def _checked(checker: Session, number: int, test: Test, found: str) -> tuple[Out
     """Run a checker on the files input, expected, output: it accepts by printing 1 or `ok` first, or by exiting with 0 in silence."""
     files = {"input": test[0], "expected": test[1], "output": found}
     ending = checker.run({"input": "", "files": files, "arguments": list(files)})
-    said = ending.output.decode(errors="replace").split()
+    said = ending.output.decode(errors="replace").split(None, 20)
     passed = not ending.why and not ending.status and (not said or said[0].lower() in ACCEPTED)
     why = f"refused by the checker ({ending.why or ending.errors or ' '.join(said[:20])})"
     why = "" if passed else f"test {number + 1}: {why}, printed {found.strip()[:60]!r}"

@@ -45,6 +45,14 @@ def test_a_run_is_not_written_over(tmp_path: Path) -> None:
     assert RunDirectory.open(run.path).path == run.path
 
 
+def test_an_emptied_configuration_of_a_run_is_refused(tmp_path: Path) -> None:
+    """It would read as a run of all defaults."""
+    run = RunDirectory.create(tmp_path, "mine", "demo")
+    run.config.write_text("\n")
+    with pytest.raises(CheckpointError, match=r"mine/config\.yaml is empty; put the run's recipe"):
+        RunDirectory.open(run.path)
+
+
 @pytest.mark.parametrize("result", ["checkpoints/latest", "metrics.jsonl"])
 def test_a_failed_start_does_not_burn_the_name(tmp_path: Path, result: str) -> None:
     run = RunDirectory.create(tmp_path, "mine", "demo")

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -170,6 +172,31 @@ def test_damaged_parquet_and_unknown_types_are_refused(tmp_path: Path) -> None:
     assert "not a readable Parquet file" in message(tmp_path / "bad.parquet")
     (tmp_path / "rows.csv").write_text("a,b\n")
     assert "cannot read .csv; use .jsonl, .jsonl.gz or .parquet" in message(tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "my rows.csv", "rows.json", "array.jsonl"])
+def test_another_format_is_refused_with_a_command_that_converts_it(name: str, tmp_path: Path) -> None:
+    file, table = tmp_path / name, 'question,answer\n"1, and 1?",#### 2\n2+2?,#### 4\n'
+    rows = [{"question": "1, and 1?", "answer": "#### 2"}, ROWS[1]]
+    file.write_text(json.dumps(rows, indent=1) if name in ("rows.json", "array.jsonl") else table)
+    told = message(file)
+    command = told.partition("convert it: ")[2].replace("python", sys.executable, 1)
+    subprocess.run(command, shell=True, check=True)
+    assert load_rows(str(file.with_name(f"{file.stem}-lines.jsonl")), "train") == rows
+
+
+def test_a_broken_first_line_is_no_csv(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('"question", "answer"\n{"a": 1}\n')
+    assert "line 1: not valid JSON" in message(tmp_path / "rows.jsonl")
+
+
+def test_half_a_character_is_named_with_its_row(tmp_path: Path) -> None:
+    r"""`\ud83d\ude00` are the two halves of one character, `\ud800` is half of none."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": ["\\ud83d\\ude00 \\u00e9"]}\n{"a": {"b": "\\ud800"}}\n')
+    assert message(file) == (
+        f"{file}: line 2: has half a character (a lone surrogate such as \\ud800), which is no text; fix or delete the row"
+    )
 
 
 def test_a_name_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

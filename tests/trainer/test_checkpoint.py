@@ -1,7 +1,10 @@
 """The file protocol of checkpoints: `latest` always names a complete one. (Contents: tests/test_end_to_end.py.)"""
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -135,6 +138,85 @@ def test_a_part_that_wrote_to_another_disk(run: RunDirectory, files: Files, part
         save(run, files, 4)
     assert checkpoint.latest(run).name == "000002"
     assert checkpoint.saved(run) == 2
+
+
+def test_one_flipped_bit_in_any_file_is_found_and_named(run: RunDirectory, files: Files) -> None:
+    path = save(run, files, 2)
+    checkpoint.check_digests(path)
+    names = sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())
+    assert {"learner/policy", "policy/config.json", "replay/store.json", "progress.json", "digests.json"} <= set(names)
+    for name in set(names) - {"digests.json"}:
+        whole = (path / name).read_bytes()
+        (path / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.check_digests(path)
+        assert str(caught.value) == (
+            f"{path / name}: damaged, its content is not what was written; put the name of another checkpoint into "
+            f"{run.checkpoints / 'latest'}"
+        )
+        (path / name).write_bytes(whole)
+    (path / "learner" / "policy").unlink()
+    with pytest.raises(CheckpointError, match=r"learner/policy: No such file or directory; put the name of another"):
+        checkpoint.check_digests(path)
+    (path / "digests.json").unlink()
+    checkpoint.check_digests(path)  # a checkpoint of an earlier version
+
+
+@pytest.mark.parametrize("text", ["", '{"iteration": 2, "cur', "[]", "null"])
+def test_a_damaged_progress_is_one_line(run: RunDirectory, files: Files, text: str) -> None:
+    path = save(run, files, 2)
+    (path / "progress.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"progress\.json: |of `launch\.py sft`") as caught:
+        checkpoint.progress_of(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_pointers_are_one_line_or_nothing(run: RunDirectory, files: Files) -> None:
+    save(run, files, 2, success=0.5)
+    (run.checkpoints / "best").write_text("")
+    assert checkpoint.best(run) is None
+    (run.checkpoints / "latest").write_text("")
+    with pytest.raises(CheckpointError, match=r"latest: damaged; write the name of a checkpoint"):
+        checkpoint.latest(run)
+
+
+WRITES = {
+    "safetensors": "import numpy, safetensors.numpy as s; s.save_file({'a': numpy.zeros(10**6)}, folder / 'x')",
+    "torch": "import torch; torch.save(torch.zeros(10**6), folder / 'x')",
+    "a line": "file = (folder / 'x').open('w'); file.write('x' * 10**6); file.flush()",
+    "a whole file": "from core.run_directory import write_atomically; write_atomically(folder / 'x', 'x' * 10**6)",
+    "parquet": "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'a': range(10**5)}), folder / 'x')",
+    "tensorboard": (
+        "from torch.utils.tensorboard.writer import SummaryWriter\nw = SummaryWriter(str(folder))\n"
+        "for i in range(20000): w.add_scalar('a' * 100, i, i)\nw.flush()"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_whoever_meets_a_full_disk_it_is_one_line_that_says_what_is_safe(
+    run: RunDirectory, files: Files, name: str
+) -> None:
+    """A bound on the size of files, in a process of its own, stands for the disk: libraries raise the same errors."""
+    save(run, files, 2)
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom core.errors import FullDiskError\n"
+        "from core.run_directory import RunDirectory\nfrom trainer.checkpoint import one_line_if_full\n"
+        "folder = Path(sys.argv[1])\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "try:\n    with one_line_if_full(RunDirectory(folder)):\n        exec(sys.argv[2])\n"
+        "except FullDiskError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, run.path, WRITES[name]], capture_output=True, text=True)
+    assert re.fullmatch(
+        rf"{run.path}: the disk is full \(.*(File too large|inline_container).*\); the checkpoint of iteration 2 is safe; free space, then "
+        rf"continue with `python launch\.py train --resume {run.path}`\n",
+        done.stdout,
+    ), done.stdout + done.stderr
+
+
+def test_other_errors_are_no_full_disk(run: RunDirectory) -> None:
+    with pytest.raises(KeyError), checkpoint.one_line_if_full(run):
+        raise KeyError("a")
 
 
 def test_what_was_just_written_is_never_pruned(run: RunDirectory, files: Files) -> None:
