@@ -65,9 +65,9 @@ class ActorCritic(ABC):
     def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """Log-probabilities [N] of every micro-batch, and values [N]."""
 
+    @abstractmethod
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Only the values [N]. With a shared trunk this costs nearly as much as `score`."""
-        return self.score(batches)[1]
+        """Only the values [N]."""
 
     @abstractmethod
     def step(self, plan: StepPlan) -> StepSums:
@@ -153,8 +153,12 @@ class SharedTrunk(ActorCritic):
         read = [self.policy(line=line_on(batch, device), temperature=temperature) for batch in batches]
         return [logprobs for logprobs, _, _ in read], [values for _, _, values in read]
 
+    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """See `ActorCritic`."""
+        return [self.policy(line=line_on(batch, self._device), temperature=None)[2] for batch in batches]
+
     def step(self, plan: StepPlan) -> StepSums:
-        """See `ActorCritic`. Without `train_policy` only the value head learns."""
+        """See `ActorCritic`. Without `train_policy` only the value head learns, and the language-model head is not read."""
         policy, value_loss = PolicySums(), 0.0
         for batch in plan.batches:
             sums, loss = self._pass(batch, plan.kl_coefficient, plan.train_policy)
@@ -164,7 +168,7 @@ class SharedTrunk(ActorCritic):
 
     def _pass(self, batch: TrainBatch, kl_coefficient: float, train_policy: bool) -> tuple[PolicySums, float]:
         line, targets = line_on(batch.inputs, self._device), self._targets(batch)
-        logprobs, entropy, values = self.policy(line=line, temperature=self._temperature, train_trunk=train_policy)
+        logprobs, entropy, values = self.policy(line=line, temperature=self._temperature if train_policy else None)
         critic = value_objective(values, targets, self._algorithm.value_clip)
         loss, sums = self._learner.value_coefficient * critic, PolicySums()
         if train_policy:

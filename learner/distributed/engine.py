@@ -125,6 +125,8 @@ class TrainEngine:
         )
         self._module = module
         self._ranks = torch.distributed.get_world_size()
+        # Stage 0 copies all gradients into a buffer and back to reduce them; one rank has nothing to reduce.
+        self._engine.enable_backward_allreduce = self._stage > 0 or self._ranks > 1
 
     @property
     def device(self) -> torch.device:

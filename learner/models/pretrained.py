@@ -108,17 +108,20 @@ class SharedModel(PolicyModel):
         self.head = ValueHead(model)
 
     def forward(  # type: ignore[override]  # it returns values too
-        self, line: Line, temperature: float, train_trunk: bool = True
+        self, line: Line, temperature: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values [N] fp32.
 
-        Without `train_trunk` gradients stop at the head (critic warm-up: the policy must not change).
+        Without `temperature` only values: the other two are empty, the language-model head is not read, and gradients stop at the
+        value head (the policy must not change).
         """
-        with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(temperature is not None and torch.is_grad_enabled()):
             states = _states(self.model.get_decoder(), line)
-            logprobs, entropy = self.read(states, line.targets, temperature)
-        values: Tensor = self.head(states)
-        return logprobs[line.copies], entropy[line.copies], values[line.copies, 0]
+        values: Tensor = self.head(states)[line.copies, 0]
+        if temperature is None:
+            return values.new_empty(0), values.new_empty(0), values
+        logprobs, entropy = self.read(states, line.targets, temperature)
+        return logprobs[line.copies], entropy[line.copies], values
 
 
 class RewardModel(nn.Module):

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForSequenceClass
 from core.errors import ModelError
 from learner.models.adapters import Lora
 from learner.models.attention import Line, line_on
-from learner.models.pretrained import load_policy, load_value, recompute_activations
+from learner.models.pretrained import load_policy, load_shared, load_value, recompute_activations
 from learner.packing.batch import Row, micro_batch
 
 ROWS = [
@@ -83,6 +83,22 @@ def test_a_value_sees_nothing_of_the_token_it_precedes(tiny_model: Callable[[boo
 
 def test_a_new_critic_values_everything_at_zero(tiny_model: Callable[[bool], Path]) -> None:
     assert not load_value(tiny_model(True), torch.float32)(line(ROWS)).any()
+
+
+def test_the_values_of_a_shared_trunk_alone_do_not_read_the_language_model_head(
+    tiny_model: Callable[[bool], Path],
+) -> None:
+    model = load_shared(tiny_model(False), torch.float32)
+    torch.nn.init.normal_(model.head.weight)
+    values = model(line(ROWS), 1.0)[2].detach()
+    read = []
+    model.model.lm_head.register_forward_hook(lambda *_: read.append(True))
+    logprobs, entropies, alone = model(line(ROWS), None)
+    alone.sum().backward()
+    assert not read
+    assert (len(logprobs), len(entropies)) == (0, 0)
+    torch.testing.assert_close(alone.detach(), values, atol=0, rtol=0)
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["head.weight", "head.bias"]
 
 
 def reward_model(path: Path, tiny: Path) -> Qwen2ForSequenceClassification:
