@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray, Provenance, ReplayedState
-from replay.keys import Keys, Reals, Rows
+from replay.keys import Keys, Reals
 
 Objects = npt.NDArray[np.object_]
 
@@ -16,14 +16,14 @@ Objects = npt.NDArray[np.object_]
 class Counters:
     """Counts of events in a shard since its store was created."""
 
-    offered: int = 0  # states in accepted candidates
+    offered: int = 0  # states of the trajectories that were added
     merged: int = 0  # of these, states that were already stored
     rejected: int = 0  # of these, states that their problem's quota rejected for their low retention
     evicted: int = 0  # states removed later, for the quota of their problem or the bounds of the store
     outcomes: int = 0  # outcomes of replayed states
     solved: int = 0  # of these, correct
     lost_outcomes: int = 0  # outcomes that arrived after their state was evicted
-    root_outcomes: int = 0  # rollouts from a root among the candidates
+    root_outcomes: int = 0  # rollouts from a root among the trajectories
     root_solved: int = 0
 
 
@@ -37,31 +37,28 @@ class Drawn:
     values: FloatArray
     provenance: npt.NDArray[np.uint8]
     version: npt.NDArray[np.int32]
-    wins: FloatArray
-    losses: FloatArray
-    chances: Reals  # of success before the state's own outcomes count, by the success model
-    features: Reals  # [m, 7] of the success model
+    chances: Reals  # by the success model, before the state's own outcomes count; 0 if the ranking reads no model
+    features: Reals  # [m, F] of the success model
     scores: Reals | npt.NDArray[np.uint64]  # by which they were chosen
-
-    def take(self, index: Rows) -> "Drawn":
-        """Some of them, in the order of `index`."""
-        return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def states(self) -> list[ReplayedState]:
         """A record of each."""
-        prefixes = [np.frombuffer(prefix, np.int32) for prefix in self.prefixes]
-        columns = (
-            self.keys.tolist(),
-            self.problem_ids,
-            prefixes,
-            self.values.tolist(),
-            self.provenance,
-            self.version.tolist(),
-        )
-        return [ReplayedState(k, p, ids, v, Provenance(int(o)), n) for k, p, ids, v, o, n in zip(*columns, strict=True)]
+        return [
+            ReplayedState(key, problem, np.frombuffer(prefix, np.int32), value, Provenance(provenance), version)
+            for key, problem, prefix, value, provenance, version in zip(
+                self.keys.tolist(),
+                self.problem_ids,
+                self.prefixes,
+                self.values.tolist(),
+                self.provenance.tolist(),
+                self.version.tolist(),
+                strict=True,
+            )
+        ]
 
 
 def joined(parts: Sequence[Drawn], count: int) -> Drawn:
     """The `count` highest-scoring states of all shards, best first. Of ties the larger key comes first."""
-    found = Drawn(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)))
-    return found.take(np.lexsort((found.keys, found.scores))[::-1][:count])
+    found = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)}
+    best = np.lexsort((found["keys"], found["scores"]))[::-1][:count]
+    return Drawn(**{name: column[best] for name, column in found.items()})

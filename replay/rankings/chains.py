@@ -1,7 +1,7 @@
 """Chains: the states of each stored trajectory in order of depth, and which of them a problem keeps longest.
 
-Used by the rankings that follow chains (`frontier`, `canonical`). Invariant: every result for a chain depends only on the
-columns of its problem. The number of its trajectory serves only as a name, because it depends on placement.
+Invariant: every result for a chain depends only on the columns of its problem. The number of its trajectory serves only as a name,
+because it depends on placement.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from core.records import Flags
 from replay.keys import Reals
-from replay.rankings.base import Flags, Index, StateColumns
+from replay.rankings.base import Index, StateColumns
 
 KEPT_FIRST = 1 << 10
 """Step of the shallowest and the tried states in `kept_longest`: they are evicted last."""

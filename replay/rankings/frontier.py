@@ -22,24 +22,15 @@ Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem is not repla
 failures of an unsolved problem hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A success from a proven chain is an outcome of that
 chain and starts no new one.
 
-Worked example, target 0.3, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
-
-    start       h = 1 / 0.4 = 2.5: p = exp(-2.5 x) = 0.153 0.287 0.535. The shallowest with p >= 0.3 is 0.75. Replay it.
-    4 wins      at 0.75: h = 1 / (0.4 + 4 * 0.25) = 0.714, prior 0.585 0.700 0.836, and at 0.75 (4 + 2 * 0.836) / 6 = 0.945.
-                Success there raises the others: the frontier is 0.25.
-    4 losses    at 0.25: h = 5 / (1.4 + 4 * 0.4 * 0.75) = 1.923, prior 0.236 0.382 0.618, at 0.25 2 * 0.236 / 6 = 0.079.
-                Curve 0.079 0.382 0.873: back to 0.5, between what failed and what succeeded.
-    2 and 2     at 0.5: h = 7 / (2.6 + 2.8 * 0.5) = 1.75, at 0.5 (2 + 2 * 0.417) / 6 = 0.472. It stays, with priority 0.972.
-    later       8 wins, 1 loss at 0.5, the 4 losses at 0.25 decayed to 1, the 4 wins at 0.75 as well:
-                h = 3 / (0.4 + 8.4 * 0.5 + 0.4 * 0.75 + 0.25) = 0.583, at 0.25 2 * 0.646 / 3 = 0.431: tried again.
-    in the end  14 wins there, 0.4 losses left: (14 + 1) / (14.4 + 2) = 0.915 > 0.9. The chain rests.
+A worked example is in tests/replay/rankings/test_rankings.py.
 """
 
 import numpy as np
 
-from core.records import FloatArray, Provenance
+from core.config import ReplayConfig
+from core.records import Flags, FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import HOPELESS, Flags, Index, Ranking, RankSettings, StateColumns, success_rate
+from replay.rankings.base import ANOTHER, HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
 from replay.rankings.chains import Chains, chains_of, kept_longest
 
 LOST = 0.4
@@ -54,32 +45,51 @@ MASTERED = 0.9
 """Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
 
 
-def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
-    """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, -inf elsewhere."""
-    priority = np.full(len(columns.value), -np.inf, np.float32)
-    found = working_chains(columns)
-    curve = success_curve(columns, found)
-    known = mastered(columns.wins, columns.losses)[found.order]
-    at = frontiers(found, curve, known, settings.target)
-    at = at[~known[found.first] & (curve[at] >= HOPELESS)]
-    priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
-    return priority
+class Frontier(Ranking):
+    """Only the frontier of each working chain is drawn."""
 
+    chains = True
 
-def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store keeps what can still teach.
+    def __init__(self, config: ReplayConfig) -> None:
+        """`replay.target`: success rate that a start should have."""
+        self.target = config.target
 
-    Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
-    3 untried chains; 2 the other states of resting chains; 0 all others.
-    """
-    retention = np.zeros(len(columns.value), np.float32)
-    found = working_chains(columns)
-    order, first, run = found.order, found.first, found.run
-    rests = mastered(columns.wins, columns.losses)[order[first]][run]
-    tried = (found.sums(columns.tried[order]) > 0)[run]
-    classes = np.where(rests & (found.place > 0), 2.0, np.where(tried, 4.0, 3.0))
-    retention[order] = classes + kept_longest(columns, found, ~np.isneginf(priority))
-    return retention
+    def why_not(self, states: StateColumns) -> Rules:
+        """Failures, states of problems and chains that rest, and all states but the frontier."""
+        found, fronts, curve, known = frontiers(states, self.target)
+        rests, lucky, front = np.zeros((3, len(states.value)), np.bool_)
+        rests[found.order] = known[found.run]
+        lucky[found.order] = (curve < HOPELESS)[found.run]
+        front[fronts] = True
+        return (
+            (states.provenance == Provenance.OWN_FAILED, "an own failure: this ranking follows successes"),
+            (mastered(states.root_wins, states.root_losses), IS_SOLVED),
+            (rests, "its chain is mastered from its shallowest state"),
+            (lucky, f"its chain succeeds in less than {HOPELESS:.0%}"),
+            (~front, ANOTHER),
+        )
+
+    def priority(self, states: StateColumns) -> FloatArray:
+        """Priority [S]: 1 - |p - 1/2| at the frontier of each chain that works, -inf elsewhere."""
+        _, fronts, curve, known = frontiers(states, self.target)
+        drawn = ~known & (curve >= HOPELESS)
+        priority = np.full(len(states.value), -np.inf, np.float32)
+        priority[fronts[drawn]] = 1.0 - np.abs(curve[drawn] - 0.5)
+        return priority
+
+    def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
+        """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store keeps what can still teach.
+
+        Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
+        3 untried chains; 2 the other states of resting chains; 0 all others.
+        """
+        retention = np.zeros(len(states.value), np.float32)
+        found = working_chains(states)
+        head = found.order[found.first]
+        rests, tried = mastered(states.wins[head], states.losses[head]), found.sums(states.tried[found.order]) > 0
+        classes = np.where(rests[found.run] & (found.place > 0), 2.0, np.where(tried[found.run], 4.0, 3.0))
+        retention[found.order] = classes + kept_longest(states, found, ~np.isneginf(priority))
+        return retention
 
 
 def success_curve(columns: StateColumns, found: Chains) -> Reals:
@@ -119,13 +129,15 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
     return np.repeat(rate, sizes)
 
 
-def frontiers(found: Chains, curve: Reals, known: Flags, target: float) -> Index:
-    """[C] index in `found.order` of each chain's frontier; `known` [K]: whether a state is mastered."""
+def frontiers(states: StateColumns, target: float) -> tuple[Chains, Index, Reals, Flags]:
+    """The C working chains, and of each the state that is its frontier, p there, and whether its shallowest state is mastered."""
+    found = working_chains(states)
+    curve, known = success_curve(states, found), mastered(states.wins, states.losses)[found.order]
     sizes = np.diff(np.append(found.first, len(curve)))
     below = found.sums(curve < target).astype(np.int64)  # p rises with depth, so these states come first
     at = found.first + np.minimum(below, sizes - 1)
-    up: Index = at - (known[at] & (at > found.first))
-    return up
+    at = at - (known[at] & (at > found.first))  # a mastered one moves up
+    return found, found.order[at], curve[at], known[found.first]
 
 
 def mastered(wins: FloatArray, losses: FloatArray) -> Flags:
@@ -137,11 +149,7 @@ def mastered(wins: FloatArray, losses: FloatArray) -> Flags:
     return np.asarray(success_rate(wins, losses) > MASTERED)
 
 
-def working_chains(columns: StateColumns) -> Chains:
+def working_chains(states: StateColumns) -> Chains:
     """The proven chains of problems that are not mastered from their root."""
-    return chains_of(
-        columns, (columns.provenance != Provenance.OWN_FAILED) & ~mastered(columns.root_wins, columns.root_losses)
-    )
-
-
-RANKING = Ranking(frontier, chain_retention, chains=True)
+    root = mastered(states.root_wins, states.root_losses)
+    return chains_of(states, (states.provenance != Provenance.OWN_FAILED) & ~root)

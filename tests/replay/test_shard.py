@@ -8,17 +8,17 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Candidate, Outcome, Provenance, ReplayedState
+from core.records import CutTrajectory, FloatArray, Outcome, Provenance, ReplayedState
 from replay.keys import state_keys
-from replay.rankings.base import SuccessModel
+from replay.rankings.base import Ranking, StateColumns, SuccessModel
 from replay.shard import Shard
-from replay.writes import pack_candidates, pack_eviction, pack_outcomes, pack_values
+from replay.writes import pack_eviction, pack_outcomes, pack_trajectories, pack_values
 
 TOKENS = np.arange(10, dtype=np.int32)
 
 
-def candidate(problem: str, tokens: object, lengths: object, values: object, **fields: object) -> Candidate:
-    made = Candidate(
+def candidate(problem: str, tokens: object, lengths: object, values: object, **fields: object) -> CutTrajectory:
+    made = CutTrajectory(
         problem,
         np.array(tokens, np.int32),
         np.array(lengths, np.int32),
@@ -30,15 +30,15 @@ def candidate(problem: str, tokens: object, lengths: object, values: object, **f
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def shard_of(*candidates: Candidate, **fields: object) -> Shard:
+def shard_of(*candidates: CutTrajectory, **fields: object) -> Shard:
     shard = Shard(ReplayConfig.model_validate({"ranking": "value", **fields}), 100)
     add(shard, *candidates)
     return shard
 
 
-def add(shard: Shard, *candidates: Candidate) -> None:
+def add(shard: Shard, *candidates: CutTrajectory) -> None:
     if candidates:
-        shard.apply(pack_candidates(candidates, 100))
+        shard.apply(pack_trajectories(candidates, 100))
 
 
 def evict(shard: Shard, count: int) -> None:
@@ -137,18 +137,18 @@ def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"lengths": [0]}, "its state of length 0 has value 0.0; lengths must increase inside the response"),
-        ({"lengths": [10]}, "its state of length 10 has value 0.0; lengths must increase inside the response"),
-        ({"lengths": [4, 4], "values": [0.0, 0.5]}, "its state of length 4 has value 0.5; lengths must increase"),
-        ({"values": [np.nan]}, "its state of length 4 has value nan; .* and values be finite"),
+        ({"lengths": [0]}, "a state of length 0 has value 0.0; lengths must increase inside the response"),
+        ({"lengths": [10]}, "a state of length 10 has value 0.0; lengths must increase inside the response"),
+        ({"lengths": [4, 4], "values": [0.0, 0.5]}, "a state of length 4 has value 0.5; lengths must increase"),
+        ({"values": [np.nan]}, "a state of length 4 has value nan; .* and values be finite"),
         ({"tokens": [100] * 10}, "token 100 is outside the vocabulary of 100"),
         ({"tokens": [-1] * 10}, "token -1 is outside the vocabulary of 100"),
     ],
 )
 def test_bad_candidates_name_their_problem(fields: dict[str, object], message: str) -> None:
     columns = {"tokens": range(10), "lengths": [4], "values": [0.0]} | fields
-    with pytest.raises(StoreError, match=f"^candidate of problem 'p': {message}"):
-        pack_candidates([candidate("q", range(3), [1], [0.0]), candidate("p", **columns)], 100)
+    with pytest.raises(StoreError, match=f"^problem 'p': {message}"):
+        pack_trajectories([candidate("q", range(3), [1], [0.0]), candidate("p", **columns)], 100)
 
 
 def test_keys_by_their_formula_in_plain_python() -> None:
@@ -194,13 +194,21 @@ def counts(shard: Shard, problem: str) -> list[float]:
     return [float(of_first(shard, problem, name)) for name in ("wins", "losses")] + root
 
 
+class Mixed(Ranking):
+    """A user's own ranking: E[4 p (1 - p)] of a state's Beta(1 + wins, 1 + losses)."""
+
+    def priority(self, states: StateColumns) -> FloatArray:
+        a, b = 1 + states.wins, 1 + states.losses
+        return np.asarray(4 * a * b / ((a + b) * (a + b + 1)), np.float32)
+
+
 def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
     """Decay 1/2; p and q begin at version 1 with one failure of the root each."""
     shard = shard_of(
         candidate("p", range(10), [1], [0.5]),
         candidate("q", range(10), [1], [0.5]),
         decay=0.5,
-        ranking="posterior",
+        ranking="tests.replay.test_shard:Mixed",
     )
     record(shard, "p", [(True, 1)] * 3 + [(False, 1)])
     record(shard, "q", [(False, 1)] * 2)
@@ -237,7 +245,7 @@ def revalue(shard: Shard, *given: tuple[str, int, float, int]) -> None:
         shard.apply(pack_values([(state, value)], version))
 
 
-@pytest.mark.parametrize("ranking", ["value", "posterior"])
+@pytest.mark.parametrize("ranking", ["value", "uniform"])
 def test_new_values_are_taken_unless_they_are_older(ranking: str) -> None:
     shard = shard_of(
         candidate("p", range(10), [1, 2], [0.5, 0.25], version=3),
