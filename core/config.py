@@ -56,8 +56,8 @@ class ModelConfig(Section):
     """The policy that training starts from."""
 
     path: str = "starter"
-    """Hugging Face model name or local directory; 'starter': build and warm-start a small model for the task (see
-    `starter`)."""
+    """Hugging Face model name, local directory or `.gguf` file; 'starter': build and warm-start a small model for the
+    task (see `starter`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights in learner and engines. auto: the checkpoint's, but float32 on a CPU without instructions for
     bfloat16."""

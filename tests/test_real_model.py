@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from trainer.model.gguf import model_folder
 
 from tests.whole_runs import metrics, run
+from trainer.model.gguf import model_folder
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMALL = [
@@ -15,6 +15,7 @@ SMALL = [
     *("--task.path", "tests/data/gsm8k/train.jsonl", "--task.eval_path", "tests/data/gsm8k/test.jsonl"),
     *("--task.eval_problems", "2", "--task.judge_timeout", "60", "--task.reward", "tests.tasks.verifiers:share_of_e"),
     *("--rollout.starts", "4", "--rollout.samples", "2", "--rollout.max_response_tokens", "24"),
+    *("--replay.canonical", "false", "--replay.boundary", "stride", "--replay.stride", "8"),
     *("--rollout.kv_cache_gib", "0.2", "--rollout.threads", "1"),
     *("--learner.minibatches", "1", "--learner.policy_lr", "1e-4", "--learner.threads", "1"),
 ]
@@ -37,14 +38,19 @@ def changed(run_folder: Path) -> float:
     return different / total
 
 
+def evaluated(run_folder: Path) -> list[tuple[int, int]]:
+    """The iterations after which the held-out problems were tried, and how many problems."""
+    lines = [json.loads(text) for text in (run_folder / "evaluations.jsonl").read_text().splitlines()]
+    return [(line["iteration"], line["problems"]) for line in lines]
+
+
 def test_an_iteration_in_float32(shared: tuple[Path, list[str]]) -> None:
     root, options = shared
     run("train", *options, "--run.name", "fp32", "--model.dtype", "float32")
     (line,) = metrics(root / "fp32")
     assert line["logprob_gap"] < 1e-3
     assert line["weight_version"] == 1
-    evaluations = [json.loads(text) for text in (root / "fp32" / "evaluations.jsonl").read_text().splitlines()]
-    assert [(one["iteration"], one["problems"]) for one in evaluations] == [(0, 2), (1, 2)]
+    assert evaluated(root / "fp32") == [(0, 2), (1, 2)]
     assert changed(root / "fp32") > 0.01  # those that a step of 1e-4 moves to another number of bfloat16
 
 
@@ -57,11 +63,7 @@ def test_bfloat16_with_replay_a_resumed_run_and_an_evaluation(shared: tuple[Path
     lines = metrics(folder)
     assert [line["replay_share"] for line in lines] == [0.0, 0.5]  # the states are those of the checkpoint
     assert changed(folder) > 0.01
-    file = root / "answers.jsonl"
-    run("evaluate", str(folder), "--local", "--responses", str(file))
-    numbers = json.loads(file.with_suffix(".json").read_text())
-    last = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])
-    assert (numbers["problems"], last["problems"]) == (2, 2)
+    assert evaluated(folder) == [(0, 2), (1, 2), (2, 2)]
     assert (folder / "policy" / "chat_template.jinja").read_text() == (
         Path(model_folder(MODEL)) / "chat_template.jinja"
     ).read_text()
