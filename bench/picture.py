@@ -1,8 +1,11 @@
-"""Draws docs/demo.png from two runs, the demo and the same without imitation and replay:
+"""Draws the README's picture from two runs, the demo and the same without imitation and replay.
 
-python launch.py train --config configs/demo.yaml --run.name full --evaluation.every 8
-python launch.py train --config configs/demo.yaml --run.name plain --evaluation.every 8 --replay.ratio 0 --replay.imitated 0
-python -m bench.picture runs/full runs/plain
+    DEMO='--config configs/demo.yaml --evaluation.every 8'
+    python launch.py train $DEMO --run.name full
+    python launch.py train $DEMO --run.name plain --replay.ratio 0 --replay.imitated 0
+    python -m bench.picture runs/full runs/plain
+
+It reads the runs' files only.
 """
 
 import argparse
@@ -20,7 +23,7 @@ from monitor.run_files import RunFiles, read_run, series
 
 
 def draw(runs: Sequence[RunFiles], labels: Sequence[str], path: Path) -> None:
-    """Success of runs over the tokens that they generated: from the root in training, and on held-out problems with its interval."""
+    """Success over the tokens that each run generated: from the root, and on held-out problems with its interval."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 4.2), dpi=100, layout="constrained")
         axes = figure.subplots()

@@ -2,14 +2,13 @@
 
     What is 47 plus 35 minus 18?
 
-The numbers have two digits and no result is negative. The response has one line per sum or difference, then the answer as in GSM8K:
+The numbers have two digits and no result is negative. The response has a line per sum or difference, then the answer:
 
     47 + 35 = 82
     82 - 18 = 64
     #### 64
 
-Called by `tasks/kinds.py` (`SUMS`) and `tasks/judge_worker.py` (`verify_sums`). The reward depends only on the final answer; the
-prefix check reads every character.
+The reward depends only on the final answer. The prefix check reads every character.
 """
 
 import re
@@ -57,8 +56,8 @@ def verify_sums(text: str, response: str) -> Verdict:
 def _prefix_correct(text: str, response: str) -> bool:
     """Whether the response is the beginning of the canonical solution.
 
-    >>> _prefix_correct("What is 47 plus 35?", "47 + 35 = 82\\n#"), _prefix_correct("What is 47 plus 35?", "47 + 35 = 81")
-    (True, False)
+    >>> [_prefix_correct("What is 47 plus 35?", begun) for begun in ("47 + 35 = 82\\n#", "47 + 35 = 81")]
+    [True, False]
     """
     return begins(response, _solution(text))
 
