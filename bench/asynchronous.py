@@ -1,10 +1,10 @@
 """How much faster is asynchronous mode? `python -m bench.asynchronous [--quick]`.
 
-The recipe of chained arithmetic with a hardly trained starter runs under two loads. "update-bound" is the unchanged recipe: the update takes
-most of an iteration. In "balanced" the engine decodes 16 sequences at once instead of 256. Then rollouts take about as long as
-everything else, and asynchronous mode can gain most. Under each load one engine, one rank and one store, of one thread each,
-run synchronously, asynchronously and synchronously again, so that drift (of the machine, of response lengths) is the same for
-both modes.
+The recipe of chained arithmetic with a hardly trained starter runs under two loads. "update-bound" is the unchanged
+recipe: the update takes most of an iteration. In "balanced" the engine decodes 16 sequences at once instead of 256.
+Then rollouts take about as long as everything else, and asynchronous mode can gain most. Under each load one engine,
+one rank and one store, of one thread each, run synchronously, asynchronously and synchronously again, so that drift (of
+the machine, of response lengths) is the same for both modes.
 
 Synchronous iterations have two forms. In the first the critic refreshes stale values while the engine generates, as in
 training. The speed-up is over these. In the second nothing overlaps, which gives the seconds of rollouts and of

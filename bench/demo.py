@@ -32,7 +32,7 @@ def changed(config: Config, fields: Mapping[str, object]) -> Config:
 
 
 def recipe(fields: Mapping[str, object]) -> Config:
-    """The recipe with these fields, a starter that has hardly been trained, no warm-up of the critic and no reference policy.
+    """The recipe with these fields, a hardly trained starter, no warm-up of the critic and no reference policy.
 
     Responses of such a starter use up their budget. TRL's trainer, with which `bench.loop` compares, has no reference
     policy by default.

@@ -1,11 +1,12 @@
 """How fast is the whole loop compared with TRL's GRPO trainer? `python -m bench.loop [--quick]`.
 
-An iteration is generation, reward and all optimizer steps. Ours also scores, updates the replay store, trains a critic, and ends with
-a broadcast and its probe. Both sides have the same problems (those of configs/arithmetic.yaml), model, samples, lengths, optimizer steps and cores.
-The model is the recipe's starter after little training, so that responses use up their budget. The sides alternate, iteration by
-iteration, and all starts are at the root. Ours runs in three forms: with the recipe's separate critic, with the critic as a head on
-the policy's trunk, and with GRPO and no critic. The last two train as many weights as TRL. GRPO's update leaves out groups of equal
-rewards, here nearly all, which TRL computes: its ratio shows what that saves, too.
+An iteration is generation, reward and all optimizer steps. Ours also scores, updates the replay store, trains a critic,
+and ends with a broadcast and its probe. Both sides have the same problems (those of configs/arithmetic.yaml), model,
+samples, lengths, optimizer steps and cores. The model is the recipe's starter after little training, so that responses
+use up their budget. The sides alternate, iteration by iteration, and all starts are at the root. Ours runs in three
+forms: with the recipe's separate critic, with the critic as a head on the policy's trunk, and with GRPO and no critic.
+The last two train as many weights as TRL. GRPO's update leaves out groups of equal rewards, here nearly all, which TRL
+computes: its ratio shows what that saves, too.
 
 TRL runs in another environment (requirements/bench.txt), which `make bench` prepares. BENCH_PYTHON names its
 interpreter (default: .venv-bench/bin/python). It has one data-parallel process per core, which is faster than one

@@ -1,7 +1,8 @@
-"""A run's replay store as a person sees it: one table of states, the questions of its problems, and a decoder of tokens.
+"""A run's replay store as a person sees it: a table of states, the questions of its problems, a decoder of tokens.
 
-`commands/train.py` writes questions and tokenizer into the run directory, because a store knows its problems by id only. `launch.py
-replay` and `launch.py inspect` read the run's files only, and import neither torch nor transformers, so that they open in a second.
+`commands/train.py` writes questions and tokenizer into the run directory, because a store knows its problems by id
+only. `launch.py replay` and `launch.py inspect` read the run's files only, and import neither torch nor transformers,
+so that they open in a second.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def _decoder(run: RunDirectory) -> Callable[[IntArray], str]:
 
 
 def write_problems(run: RunDirectory, task: "Task") -> None:
-    """Write id, level and question of the training problems, and the tokenizer, unless a start of the run has done so."""
+    """Write id, level and question of the training problems, and the tokenizer, unless the run has them."""
     if run.problems.exists():
         return
     task.tokenizer.save_pretrained(str(run.tokenizer))

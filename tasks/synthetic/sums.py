@@ -1,18 +1,14 @@
-r"""Sums in words: a generated task for pretrained models, which have to write each step down before they can rely on it.
+"""Sums in words: a generated task for pretrained models, which know the form of a sum and often not its result.
 
     What is 47 plus 35 minus 18?
 
-The numbers have two digits and no result is negative. The response adds or subtracts the tens and the ones of each number, one step
-per line, then gives the answer as in GSM8K:
+The numbers have two digits and no result is negative. The response has a line per sum or difference, then the answer:
 
-    47 + 30 = 77
-    77 + 5 = 82
-    82 - 10 = 72
-    72 - 8 = 64
+    47 + 35 = 82
+    82 - 18 = 64
     #### 64
 
-Called by `tasks/kinds.py` (`SUMS`) and `tasks/judge_worker.py` (`verify_sums`). The reward depends only on the final answer; the
-prefix check reads every character.
+The reward depends only on the final answer. The prefix check reads every character.
 """
 
 import re
@@ -33,15 +29,14 @@ _TERM = re.compile(r"(plus|minus) (\d+)")
 def steps(text: str) -> list[tuple[str, int]]:
     """The lines of the canonical solution before the answer, each with its result.
 
-    >>> steps("What is 47 plus 35?")
-    [('47 + 30 = 77', 77), ('77 + 5 = 82', 82)]
+    >>> steps("What is 47 plus 35 minus 18?")
+    [('47 + 35 = 82', 82), ('82 - 18 = 64', 64)]
     """
     value, done = int(text.split()[2].rstrip("?")), []
     for word, number in _TERM.findall(text):
-        for part in (int(number) // 10 * 10, int(number) % 10):
-            after = OPERATIONS[SIGNS[word]](value, part)
-            done.append((f"{value} {SIGNS[word]} {part} = {after}", after))
-            value = after
+        after = OPERATIONS[SIGNS[word]](value, int(number))
+        done.append((f"{value} {SIGNS[word]} {number} = {after}", after))
+        value = after
     return done
 
 
@@ -61,8 +56,8 @@ def verify_sums(text: str, response: str) -> Verdict:
 def _prefix_correct(text: str, response: str) -> bool:
     """Whether the response is the beginning of the canonical solution.
 
-    >>> _prefix_correct("What is 47 plus 35?", "47 + 30 = 77\\n77"), _prefix_correct("What is 47 plus 35?", "47 + 30 = 76")
-    (True, False)
+    >>> [_prefix_correct("What is 47 plus 35?", begun) for begun in ("47 + 35 = 82\\n#", "47 + 35 = 81")]
+    [True, False]
     """
     return begins(response, _solution(text))
 

@@ -25,6 +25,7 @@ from tasks.synthetic.generated import Puzzle, careless, is_for_evaluation, puzzl
 from tasks.synthetic.lock import LOCK
 from tasks.synthetic.rule import RULE
 from tasks.synthetic.stories import STORIES
+from tasks.synthetic.sums import SUMS
 
 
 def right_locks(text: str) -> Iterator[str]:
@@ -82,7 +83,7 @@ def right_stories(text: str) -> Iterator[str]:
             yield found
 
 
-PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE, STORIES, CALCULATOR)
+PUZZLES = (ARITHMETIC, LOCK, COUNTDOWN, RULE, STORIES, CALCULATOR, SUMS)
 Right = Callable[[str], Iterator[str]]
 
 
@@ -118,7 +119,7 @@ def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -
     for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
         assert verify(item.reference, item.solution).correct
-        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0, "stories": 1, "calculator": 1}[
+        extra = {"arithmetic": 1, "lock": 1, "countdown": 0, "rule": 0, "stories": 1, "calculator": 1, "sums": 1}[
             puzzle.name
         ]  # the answer line, `open`
         assert item.level.startswith(f"{item.solution.count(chr(10)) + 1 - extra} ")

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from tasks.synthetic.sums import SUMS, steps, verify_sums
 
 TEXT = "What is 47 plus 35 minus 18?"
-SOLUTION = "47 + 30 = 77\n77 + 5 = 82\n82 - 10 = 72\n72 - 8 = 64\n#### 64"
+SOLUTION = "47 + 35 = 82\n82 - 18 = 64\n#### 64"
 
 
-def test_the_tens_and_the_ones_of_each_number_are_a_line_each() -> None:
+def test_every_sum_or_difference_is_a_line() -> None:
     assert SUMS.solution(TEXT) == SOLUTION
-    assert SUMS.solution("What is 63 plus 20?") == "63 + 20 = 83\n83 + 0 = 83\n#### 83"
     item = SUMS.item(TEXT)
     assert (item.prompt, item.reference, item.level) == (TEXT, TEXT, "2 operations")
 
