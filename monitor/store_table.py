@@ -1,7 +1,7 @@
 """Inspects a store: shows its states as one table with text, posterior, age and lineage; filters, prints and exports it.
 
-Called by `launch.py replay`. It reads the files of a running or finished run and never writes to them. Invariant: the
-table is plain columns (no nesting), so that pandas and DuckDB read the exported Parquet as it is.
+It reads the files of a running or finished run and never writes to them. Invariant: the table has plain columns (no nesting), so
+that pandas and DuckDB read the exported Parquet as it is.
 """
 
 import time
@@ -19,11 +19,6 @@ import pyarrow.parquet as pq
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
 from core.records import IntArray, Provenance
-from replay.rankings import learnability
-from replay.rankings.base import HOPELESS
-from replay.rankings.frontier import mastered
-from replay.rankings.posterior import bounds
-from replay.rankings.registry import RANKINGS
 from replay.server import JOURNAL, recover
 from replay.shard import Shard
 from replay.snapshot import MANIFEST, load_snapshot, read_manifest
@@ -59,16 +54,15 @@ def _read_live(journal: Path, config: ReplayConfig) -> Shard:
     return recover(journal, config).shard
 
 
-def states_table(shards: Sequence[Shard], config: ReplayConfig) -> pa.Table:
+def states_table(shards: Sequence[Shard]) -> pa.Table:
     """All states, the highest priority first: problems by that of their best state, states within their problem."""
-    newest = max((shard.version for shard in shards), default=0)
-    table = pa.concat_tables([_shard_table(shard, newest, config) for shard in shards])
-    temperature = config.temperature or RANKINGS[config.ranking].temperature
-    table = table.append_column("chance", pa.array(draw_chance(table["priority"].to_numpy(), temperature)))
+    newest = max(shard.version for shard in shards)
+    table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
+    chance = draw_chance(table["priority"].to_numpy(), shards[0].temperature)
     best = table.group_by("problem").aggregate([("priority", "max")])
     order = [("priority_max", "descending"), ("problem", "ascending"), ("priority", "descending")]
-    ordered = table.join(best, "problem").sort_by([*order, ("depth", "ascending"), ("key", "ascending")])
-    return ordered.drop_columns(["priority_max"])
+    ordered = table.append_column("chance", pa.array(chance)).join(best, "problem")
+    return ordered.sort_by([*order, ("depth", "ascending"), ("key", "ascending")]).drop_columns(["priority_max"])
 
 
 def draw_chance(priority: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
@@ -77,32 +71,9 @@ def draw_chance(priority: npt.NDArray[np.float32], temperature: float) -> npt.ND
     >>> draw_chance(np.array([0, 0, -np.inf], np.float32), 0.2).tolist()
     [0.5, 0.5, 0.0]
     """
-    chance = np.zeros(len(priority), np.float32)
-    rows = np.flatnonzero(~np.isneginf(priority))
-    if len(rows):
-        weight = np.exp((priority[rows] - priority[rows].max()).astype(np.float64) / temperature)
-        chance[rows] = weight / weight.sum()
-    return chance
-
-
-def _rests(shard: Shard, config: ReplayConfig) -> npt.NDArray[np.str_]:
-    """[S] why a state is not drawn now, by the rules of its ranking; empty where it may be drawn."""
-    states, ranking = shard.states, RANKINGS[config.ranking]
-    problem, failed = states["problem"], states["provenance"] == Provenance.OWN_FAILED
-    by_chance = np.full(len(states), ranking.uses_model)
-    solved = learnability.solved if ranking.uses_model else mastered
-    proven = (np.bincount(problem, ~failed, minlength=len(shard.problems)) > 0)[problem]
-    reasons = (
-        (~np.isneginf(states["priority"]), ""),
-        (ranking.needs_canonical & (states["provenance"] != Provenance.CANONICAL), "no canonical solution"),
-        (solved(shard.problems["wins"], shard.problems["losses"])[problem], "its problem is solved from the root"),
-        (by_chance, f"its chance of success is below {HOPELESS:.0%}"),
-        (mastered(states["wins"], states["losses"]), "mastered: its continuations succeed"),
-        (failed & proven, "an own failure of a problem that has a success"),
-        (failed & ranking.chains, "an own failure: this ranking follows successes"),
-        (np.full(len(states), ranking.chains), "another state of its chain is replayed"),
-    )
-    return np.select([where for where, _ in reasons], [text for _, text in reasons], f"by the ranking {config.ranking}")
+    top = priority.max(initial=np.float32(-1e30))
+    weight = np.exp((priority - top).astype(np.float64) / temperature)
+    return np.asarray(weight / max(weight.sum(), 1.0), np.float32)
 
 
 def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[IntArray], str]) -> pa.Table:
@@ -114,10 +85,11 @@ def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[In
     return table.append_column("prefix", pa.array([texts[key] for key in wanted.tolist()], pa.string()))
 
 
-def _shard_table(shard: Shard, newest: int, config: ReplayConfig) -> pa.Table:
+def _shard_table(shard: Shard, newest: int) -> pa.Table:
     states, chain = shard.states, shard.states["trajectory"]
     a, b = 1.0 + states["wins"].astype(np.float64), 1.0 + states["losses"].astype(np.float64)
-    low, high = bounds(a, b)
+    mean = a / (a + b)
+    deviation = np.sqrt(mean * (1.0 - mean) / (a + b + 1.0))  # of Beta(a, b)
     tried, solved = states["tried"].astype(np.int64), states["solved"].astype(np.int64)
     return pa.table(
         {
@@ -128,9 +100,9 @@ def _shard_table(shard: Shard, newest: int, config: ReplayConfig) -> pa.Table:
             "response_tokens": shard.trajectories["size"][chain],
             "value": states["value"],
             "priority": states["priority"],
-            "posterior": a / (a + b),
-            "posterior_low": np.maximum(low, 0.0),
-            "posterior_high": np.minimum(high, 1.0),
+            "posterior": mean,
+            "posterior_low": np.maximum(mean - 2.0 * deviation, 0.0),
+            "posterior_high": np.minimum(mean + 2.0 * deviation, 1.0),
             "tried": tried,
             "solved": solved,
             "solve_rate": pa.array(solved / np.maximum(tried, 1), mask=tried == 0),
@@ -138,7 +110,7 @@ def _shard_table(shard: Shard, newest: int, config: ReplayConfig) -> pa.Table:
             "reward": shard.trajectories["reward"][chain],
             "version": states["version"],
             "age": newest - states["version"],
-            "rests": pa.array(_rests(shard, config).tolist(), pa.string()),
+            "rests": pa.array(shard.why_not(), pa.string()),
             "root_tried": shard.problems["tried"][states["problem"]],
             "root_solved": shard.problems["solved"][states["problem"]],
         }

@@ -41,7 +41,7 @@ def open_store(run: RunDirectory) -> StoreView:
     config = load_config(run.config)
     checkpoint = latest(run) / "replay" if saved(run) is not None else None
     shards = read_shards(run.replay, checkpoint, config.replay)
-    table = states_table(shards, config.replay)
+    table = states_table(shards)
     return StoreView(config.replay, shards, table, read_problems(run.problems), _decoder(run))
 
 

@@ -1,20 +1,20 @@
 """What the driver collects of values and outcomes. The success model (`replay/success.py`) is fitted to it.
 
-Used by `replay/store.py`. Invariant: it depends on what was added, drawn and recorded, so the number of shards changes nothing.
+Invariant: it depends on what was added, drawn and recorded, so the number of shards changes nothing.
 """
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from core.records import Candidate, Outcome, Provenance
 from replay.keys import Reals
-from replay.rankings.base import Ranking, SuccessModel
+from replay.rankings.base import SuccessModel
 from replay.records import Drawn
-from replay.success import fit
+from replay.success import Feature, fit, strength
 
 NEWEST = 2048
 """Rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts."""
@@ -24,104 +24,126 @@ LEAST_SPREAD = 1e-6
 """Deviation of values below which they count as equal: an untrained critic gives one number for all states."""
 
 
+class Known(NamedTuple):
+    """What the model knew of a state when it was drawn."""
+
+    chance: float
+    features: list[float]  # [F]
+
+
+def _nothing() -> Reals:
+    return np.zeros(0)
+
+
 @dataclass(slots=True)
 class Evidence:
-    """Outcomes of replayed states and of rollouts from roots, and the scale of the critic's values. All are decayed per `refit`."""
+    """Outcomes of replayed states and of rollouts from roots, and the scale of the critic's values. All are decayed per `record`."""
 
-    rows: Reals = field(default_factory=lambda: np.zeros((0, 9)))  # [N, 9] the seven features, wins, losses
+    # one row per drawn state with outcomes, and per call for all roots
+    features: Reals = field(default_factory=lambda: np.zeros((0, len(Feature))))  # [N, F]
+    wins: Reals = field(default_factory=_nothing)  # [N]
+    losses: Reals = field(default_factory=_nothing)  # [N]
     expected: float = 0.0  # pairs of continuations of one state that would differ if states of equal chance were alike
     differing: float = 0.0  # pairs that differ
-    roots: list[int] = field(default_factory=lambda: [0, 0])  # wins and losses of roots since the last `refit`
-    # fresh problems without a success, and all of them: since the last `refit`, and before it
-    fresh: list[int] = field(default_factory=lambda: [0, 0])
-    fresh_record: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    values: Reals = field(default_factory=lambda: np.zeros(3))  # count, sum, and sum of squares
-    drawn: dict[int, list[float]] = field(default_factory=dict)  # key of a drawn state -> its chance and features then
+    value_count: float = 0.0  # of the critic's values
+    value_sum: float = 0.0
+    value_squares: float = 0.0
+    centre: float = 0.0  # their mean at the last `record`
+    spread: float = 1.0  # their standard deviation then
+    fresh_before: float = 0.0  # fresh problems before the last `record`
+    unsolved_before: float = 0.0  # of these, without a success
+    fresh: int = 0  # the same since then
+    unsolved: int = 0
+    root_wins: int = 0  # of rollouts from roots since then
+    root_losses: int = 0
+    drawn: dict[int, Known] = field(default_factory=dict)  # by the keys of drawn states
 
     @property
     def unsolved_share(self) -> float:
         """Share of fresh problems of which every rollout from the root failed; 1 before there are any."""
-        unsolved, tried = self.fresh_record
-        return unsolved / tried if tried else 1.0
+        return self.unsolved_before / self.fresh_before if self.fresh_before else 1.0
 
     def add(self, candidates: Sequence[Candidate]) -> None:
         """Count the values of new states, and the rollouts from the root: all of a problem come together."""
         roots = [c for c in candidates if c.from_root]
         won = [c.problem_id for c in roots if c.provenance == Provenance.OWN_SUCCESSFUL]
-        self.roots[0] += len(won)
-        self.roots[1] += len(roots) - len(won)
+        self.root_wins += len(won)
+        self.root_losses += len(roots) - len(won)
         problems = {c.problem_id for c in roots}
-        self.fresh[0] += len(problems) - len(set(won))
-        self.fresh[1] += len(problems)
-        values = np.concatenate([np.zeros(0), *(c.values for c in candidates)])
-        self.values += [len(values), values.sum(), (values * values).sum()]
+        self.fresh += len(problems)
+        self.unsolved += len(problems) - len(set(won))
+        values = np.concatenate([_nothing(), *(c.values for c in candidates)])
+        self.value_count += len(values)
+        self.value_sum += float(values.sum())
+        self.value_squares += float((values * values).sum())
 
     def remember(self, drawn: Drawn) -> None:
         """Keep what the model knew of drawn states. It outlives the first outcome: a state may be drawn again before it arrives."""
-        known = np.column_stack([drawn.chances, drawn.features])
-        for key, row in zip(drawn.keys.tolist(), known.tolist(), strict=True):
+        for key, *known in zip(drawn.keys.tolist(), drawn.chances.tolist(), drawn.features.tolist(), strict=True):
             self.drawn.pop(key, None)  # a state that is drawn again becomes the newest
-            self.drawn[key] = row
+            self.drawn[key] = Known(*known)
         for key in list(itertools.islice(self.drawn, max(0, len(self.drawn) - REMEMBERED))):
             del self.drawn[key]
 
-    def refit(self, outcomes: Sequence[Outcome], decay: float, ranking: Ranking) -> SuccessModel:
-        """Count outcomes of drawn states, and the rollouts from the root since the last call. Returns the model for a ranking."""
-        number, total, squares = self.values.tolist()
-        centre = total / number if number else 0.0
-        spread = max(squares / number - centre**2, 0.0) ** 0.5 if number else 0.0
-        spread = spread if spread > LEAST_SPREAD else 1.0
-        (wins, losses), self.roots = self.roots, [0, 0]
-        self.fresh_record = [decay * old + new for old, new in zip(self.fresh_record, self.fresh, strict=True)]
-        self.fresh = [0, 0]
-        self.values = decay * self.values
+    def record(self, outcomes: Sequence[Outcome], decay: float) -> None:
+        """Decay what is known. Count outcomes of drawn states, and the rollouts from the root since the last call."""
+        self.unsolved_before = decay * self.unsolved_before + self.unsolved
+        self.fresh_before = decay * self.fresh_before + self.fresh
+        self.centre, self.spread = self._scale()
+        self.value_count *= decay
+        self.value_sum *= decay
+        self.value_squares *= decay
         counts: dict[int, list[int]] = {}
         for outcome in outcomes:
             if outcome.state_key in self.drawn:
                 counts.setdefault(outcome.state_key, [0, 0])[not outcome.correct] += 1
-        known = np.array([[*self.drawn[key], *count] for key, count in counts.items()]).reshape(-1, 10)
-        self.join(known[:, 0], known[:, 1:], decay)
-        self.join_roots(wins, losses)
-        if ranking.uses_model:
-            return fit(self.rows, self.expected, self.differing, centre, spread)
-        return SuccessModel(centre=centre, spread=spread) if ranking.uses_spread else SuccessModel()
+        wins, losses = np.array(list(counts.values()), np.float64).reshape(-1, 2).T
+        self.join([self.drawn[key] for key in counts], wins, losses, decay)
+        self.join_roots(self.root_wins, self.root_losses)
+        self.fresh = self.unsolved = self.root_wins = self.root_losses = 0
 
-    def join(self, chances: Reals, rows: Reals, decay: float) -> None:
-        """Decay the rows, and append new ones [M, 9] of states that had the `chances` [M]."""
-        wins, losses = rows[:, 7], rows[:, 8]
-        pairs = (wins + losses) * (wins + losses - 1.0) / 2.0
+    def join(self, known: Sequence[Known], wins: Reals, losses: Reals, decay: float) -> None:
+        """Decay the rows, and append new ones: states [M] with what was known of them, and their outcomes [M]."""
+        chances, pairs = np.array([state.chance for state in known]), (wins + losses) * (wins + losses - 1.0) / 2.0
         self.expected = decay * self.expected + float((2.0 * chances * (1.0 - chances) * pairs).sum())
         self.differing = decay * self.differing + float((wins * losses).sum())
-        self.rows = np.concatenate([self.rows * np.array([1.0] * 7 + [decay] * 2), rows])[-NEWEST:]
+        self.wins, self.losses = decay * self.wins, decay * self.losses
+        self._append([state.features for state in known], wins, losses)
 
     def join_roots(self, wins: int, losses: int) -> None:
         """Append rollouts from roots as one row: all is still to come, and the critic is taken at its mean."""
         if wins + losses:
-            row = [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, wins, losses]]
-            self.rows = np.concatenate([self.rows, row])[-NEWEST:]
+            root = {Feature.ONE: 1.0, Feature.LEFT: 1.0}
+            self._append([[root.get(feature, 0.0) for feature in Feature]], np.array([wins]), np.array([losses]))
+
+    def _append(self, features: list[list[float]], wins: Reals, losses: Reals) -> None:
+        rows = np.array(features).reshape(-1, len(Feature))
+        self.features = np.concatenate([self.features, rows])[-NEWEST:]
+        self.wins = np.concatenate([self.wins, wins])[-NEWEST:]
+        self.losses = np.concatenate([self.losses, losses])[-NEWEST:]
+
+    def _scale(self) -> tuple[float, float]:
+        """Mean and standard deviation of the critic's values."""
+        if not self.value_count:
+            return 0.0, 1.0
+        centre = self.value_sum / self.value_count
+        spread = max(self.value_squares / self.value_count - centre**2, 0.0) ** 0.5
+        return centre, spread if spread > LEAST_SPREAD else 1.0
+
+    def model(self) -> SuccessModel:
+        """The most probable success model."""
+        weights = fit(self.features, self.wins, self.losses)
+        return SuccessModel(weights, strength(self.expected, self.differing), self.centre, self.spread)
 
     def to_json(self) -> dict[str, Any]:
         """The evidence, for the manifest of a checkpoint."""
-        return {
-            "evidence": [self.rows.tolist(), self.expected, self.differing],
-            "roots": self.roots,
-            "fresh": [self.fresh, self.fresh_record],
-            "values": self.values.tolist(),
-            "drawn": list(self.drawn.items()),
-        }
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+        return plain | {"drawn": list(self.drawn.items())}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Evidence":
         """What `to_json` returned."""
-        rows, expected, differing = saved["evidence"]
-        fresh, fresh_record = saved["fresh"]
-        return cls(
-            np.array(rows).reshape(-1, 9),
-            expected,
-            differing,
-            saved["roots"],
-            fresh,
-            fresh_record,
-            np.array(saved["values"]),
-            dict(saved["drawn"]),
-        )
+        arrays = {name: np.array(saved[name], np.float64) for name in ("features", "wins", "losses")}
+        arrays["features"] = arrays["features"].reshape(-1, len(Feature))
+        return cls(**saved | arrays | {"drawn": {key: Known(*known) for key, known in saved["drawn"]}})

@@ -37,10 +37,10 @@ class Drawn:
     values: FloatArray
     provenance: npt.NDArray[np.uint8]
     version: npt.NDArray[np.int32]
-    wins: FloatArray
-    losses: FloatArray
-    chances: Reals  # of success before the state's own outcomes count, by the success model
-    features: Reals  # [m, 7] of the success model
+    chances: (
+        Reals  # of success before the state's own outcomes count, by the success model; 0 if the ranking reads no model
+    )
+    features: Reals  # [m, F] of the success model
     scores: Reals | npt.NDArray[np.uint64]  # by which they were chosen
 
     def take(self, index: Rows) -> "Drawn":
@@ -49,16 +49,18 @@ class Drawn:
 
     def states(self) -> list[ReplayedState]:
         """A record of each."""
-        prefixes = [np.frombuffer(prefix, np.int32) for prefix in self.prefixes]
-        columns = (
-            self.keys.tolist(),
-            self.problem_ids,
-            prefixes,
-            self.values.tolist(),
-            self.provenance,
-            self.version.tolist(),
-        )
-        return [ReplayedState(k, p, ids, v, Provenance(int(o)), n) for k, p, ids, v, o, n in zip(*columns, strict=True)]
+        return [
+            ReplayedState(key, problem, np.frombuffer(prefix, np.int32), value, Provenance(provenance), version)
+            for key, problem, prefix, value, provenance, version in zip(
+                self.keys.tolist(),
+                self.problem_ids,
+                self.prefixes,
+                self.values.tolist(),
+                self.provenance.tolist(),
+                self.version.tolist(),
+                strict=True,
+            )
+        ]
 
 
 def joined(parts: Sequence[Drawn], count: int) -> Drawn:

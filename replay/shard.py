@@ -6,7 +6,6 @@ problems over more shards. A problem never has more than `quota` states. States 
 numbers, and oldest first within each. A trajectory's tokens are stored once, up to its longest state.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,16 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from core.config import ReplayConfig
-from core.records import IntArray, Provenance
+from core.records import Flags, IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
-from replay.rankings.base import Flags, StateColumns, rank_settings
-from replay.rankings.registry import RANKINGS
-from replay.records import Counters, Drawn
-from replay.success import chances, features_of
+from replay.rankings.base import StateColumns, SuccessModel, in_words
+from replay.rankings.find import find_ranking
+from replay.records import Counters, Drawn, Objects
+from replay.success import Feature, chances, features_of
 from replay.table import PROBLEM, STATE, TRAJECTORY, Table
 
-_HANDED_OUT = ("key", "value", "provenance", "version", "wins", "losses")
 _OBJECT_BYTES = 40  # overhead of a `bytes` object
 
 
@@ -31,11 +29,11 @@ class Shard:
     """The states of the problems that this shard owns."""
 
     def __init__(self, config: ReplayConfig, vocabulary: int) -> None:
-        self._ranking = RANKINGS[config.ranking]
+        self.ranking = find_ranking(config)
         self._quota, self._decay = config.per_problem, config.decay
-        self._temperature = config.temperature or self._ranking.temperature
+        self.temperature = config.temperature or self.ranking.temperature
         self.token_type = writes.token_type(vocabulary)
-        self.settings = rank_settings(config)
+        self.model = SuccessModel()
         self.states, self.trajectories, self.problems = Table(STATE), Table(TRAJECTORY), Table(PROBLEM)
         self.names: list[str] = []  # of each problem
         self._numbers: dict[str, int] = {}  # problem id -> problem
@@ -83,7 +81,7 @@ class Shard:
             rejected = int(np.count_nonzero(new[excess]))
             self.counters.rejected += rejected
             self._remove(excess, evicted=len(excess) - rejected)
-            if self._ranking.chains:
+            if self.ranking.chains:
                 self._rank(full)
         self._drop_unused_tokens()
 
@@ -103,11 +101,8 @@ class Shard:
             at, counts = np.unique(rows[counted], return_counts=True)
             self.states[name][at] = np.minimum(self.states[name][at] + counts, np.iinfo(np.uint16).max)
         model = writes.model_of(write)
-        if model == self.settings.model:
-            self._rank(np.unique(problems))
-        else:
-            self.settings = replace(self.settings, model=model)
-            self._rank(np.arange(len(self.problems)))
+        changed, self.model = model != self.model, model
+        self._rank(np.arange(len(self.problems)) if changed else np.unique(problems))
 
     def _revalue(self, write: pa.RecordBatch) -> None:
         """Store new values where they are not older than the stored ones. Skip states that have been evicted."""
@@ -139,8 +134,8 @@ class Shard:
         """
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
-        scores = self.states["priority"][rows] / self._temperature + gumbels(keys, seed)
-        if self._ranking.one_per_problem:
+        scores = self.states["priority"][rows] / self.temperature + gumbels(keys, seed)
+        if self.ranking.one_per_problem:
             problem = self.states["problem"][rows]
             order = np.lexsort((keys, scores, problem))
             best = order[np.diff(problem[order], append=-1) != 0]
@@ -167,6 +162,13 @@ class Shard:
         """States that may be drawn."""
         return int(np.count_nonzero(~np.isneginf(self.states["priority"])))
 
+    def why_not(self) -> Objects:
+        """[S] why a state is not drawn now, in words; empty for those that may be drawn."""
+        rows, columns = self._columns(np.arange(len(self.problems)))
+        found = in_words(self.ranking.why_not(columns), len(rows))
+        found[(found == "") & np.isneginf(self.states["priority"])] = "its ranking gives it no priority"
+        return found
+
     def prefix(self, row: int) -> IntArray:
         """Tokens of the state in a row."""
         tokens = self.trajectories["tokens"][self.states["trajectory"][row]]
@@ -191,22 +193,26 @@ class Shard:
             rows, scores = rows[best], scores[best]
         order = np.lexsort((self.states["key"][rows], scores))[::-1][:count]
         rows = rows[order]
-        names = np.array([self.names[i] for i in self.states["problem"][rows].tolist()], np.object_)
-        prefixes = np.array([self.prefix(row).tobytes() for row in rows.tolist()], np.object_)
-        columns = (self.states[name][rows] for name in _HANDED_OUT)
-        return Drawn(names, prefixes, *columns, *self._known(rows), scores[order])  # type: ignore[call-arg]
+        known, features = self._known(rows)
+        return Drawn(
+            problem_ids=np.array([self.names[i] for i in self.states["problem"][rows].tolist()], np.object_),
+            prefixes=np.array([self.prefix(row).tobytes() for row in rows.tolist()], np.object_),
+            keys=self.states["key"][rows],
+            values=self.states["value"][rows],
+            provenance=self.states["provenance"][rows],
+            version=self.states["version"][rows],
+            chances=known,
+            features=features,
+            scores=scores[order],
+        )
 
     def _known(self, rows: Rows) -> tuple[Reals, Reals]:
-        """What the success model knows of some states: chances [m] before their own outcomes, and features [m, 7].
-
-        Zeros unless the ranking uses the model.
-        """
-        if not self._ranking.uses_model:
-            return np.zeros(len(rows)), np.zeros((len(rows), 7))
+        """What the success model knows of states: chances [m] before their own outcomes, features [m, F]. 0 if it is not read."""
+        if not self.ranking.pooled:
+            return np.zeros(len(rows)), np.zeros((len(rows), len(Feature)))
         around, columns = self._columns(np.unique(self.states["problem"][rows]))
-        features = features_of(columns, self.settings.model)
-        at = np.searchsorted(around, rows)
-        return chances(columns, features, self.settings.model)[at], features[at]
+        features, at = features_of(columns), np.searchsorted(around, rows)
+        return chances(columns, features)[at], features[at]
 
     def _spans(self, problems: Rows) -> tuple[Rows, Rows]:
         """First row of each problem's states, and their number."""
@@ -318,10 +324,9 @@ class Shard:
         rows, columns = self._columns(touched)
         if not len(rows):
             return
-        priority = self._ranking.priority(columns, self.settings)
-        retention = self._ranking.retention
+        priority = self.ranking.priority(columns)
         self.states["priority"][rows] = priority
-        self.states["retention"][rows] = priority if retention is None else retention(columns, priority)
+        self.states["retention"][rows] = self.ranking.retention(columns, priority)
 
     def _columns(self, touched: Rows) -> tuple[Rows, StateColumns]:
         """The states of some problems (ascending numbers): their rows, and their columns for a ranking."""
@@ -339,6 +344,7 @@ class Shard:
             tried=states["tried"][rows].astype(np.int64),
             root_wins=self.problems["wins"][problem],
             root_losses=self.problems["losses"][problem],
+            model=self.model,
         )
 
     def _eviction_order(self) -> npt.NDArray[np.uint64]:

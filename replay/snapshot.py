@@ -6,7 +6,7 @@ other shards is a choice of rows. Invariant: a shard that was loaded draws, rank
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ _TYPES = {"tokens": pa.large_binary()}
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
 MANIFEST = "store.json"
 """Describes a saved store of any number of shards, in the folder of their snapshots."""
-FORMAT = 6
+FORMAT = 7
 PART = 4096
 """Problems per row group: Arrow cannot read nested columns of more than 2 GiB from one."""
 
@@ -36,7 +36,7 @@ PART = 4096
 def write_snapshot(shard: Shard, path: Path) -> None:
     """Write a shard to `path`. Raises StoreError when the disk is full or cannot be written."""
     about = {"counters": json.dumps(asdict(shard.counters)), "version": str(shard.version)}
-    table = _table(shard).replace_schema_metadata(about | {"model": to_text(shard.settings.model)})
+    table = _table(shard).replace_schema_metadata(about | {"model": to_text(shard.model)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=PART, use_dictionary=False)
@@ -55,7 +55,7 @@ def load_snapshot(shard: Shard, path: Path, owns: Callable[[str], bool] = lambda
         raise StoreError(f"{path}: cannot be read ({first_line(error)}); resume from another checkpoint") from error
     about = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     shard.version = max(shard.version, int(about["version"]))
-    shard.settings = replace(shard.settings, model=from_text(about["model"]))
+    shard.model = from_text(about["model"])
     owned = np.array([owns(name) for name in table.column("id").to_pylist()], np.bool_)
     if not owned.all():
         table = table.filter(pa.array(owned))

@@ -27,7 +27,7 @@ from replay.evidence import Evidence
 from replay.imitation import Successes
 from replay.keys import Keys, shard_of
 from replay.rankings.base import SuccessModel
-from replay.rankings.registry import RANKINGS
+from replay.rankings.find import find_ranking
 from replay.records import joined
 from replay.server import ShardServer, ShardSize
 from replay.shard import Shard
@@ -56,7 +56,7 @@ class ReplayStore:
         """
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
-        self._ranking = RANKINGS[config.ranking]
+        self._pooled = find_ranking(config).pooled
         self._imitated = config.imitated
         self._max_bytes, self._decay = int(config.max_gib * 2**30), config.decay
         self._forget()
@@ -90,8 +90,9 @@ class ReplayStore:
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes of continuations of replayed states, and refit the success model."""
-        model = self._evidence.refit(outcomes, self._decay, self._ranking)
+        """Record the outcomes of continuations of replayed states, and fit the success model anew if the ranking reads it."""
+        self._evidence.record(outcomes, self._decay)
+        model = self._evidence.model() if self._pooled else self._model
         parts = self._split(outcomes, [o.problem_id for o in outcomes])
         if model != self._model:
             parts = {shard: parts.get(shard, []) for shard in range(self._shards)}
@@ -104,13 +105,9 @@ class ReplayStore:
         The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are replayable.
         """
         self._requested += n
-        ranking = self._ranking
-        wanted = n * ranking.shortlist
-        drawn = joined(self._all(Shard.draw, wanted, derive(seed, "replay")), wanted)
-        if ranking.choose is not None:
-            drawn = drawn.take(ranking.choose(drawn.keys, drawn.wins, drawn.losses, seed)[:n])
+        drawn = joined(self._all(Shard.draw, n, derive(seed, "replay")), n)
         self._sampled += len(drawn.keys)
-        if ranking.uses_model:
+        if self._pooled:
             self._evidence.remember(drawn)
         return drawn.states()
 
@@ -150,8 +147,9 @@ class ReplayStore:
             "sampled": self._sampled,
             "model": to_text(self._model),
             "successes": self._successes.to_json(),
+            "evidence": self._evidence.to_json(),
         }
-        (folder / MANIFEST).write_text(json.dumps(manifest | self._evidence.to_json()), encoding="utf-8")
+        (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
         """Replace the content by what `save` wrote, from any number of shards. Raises StoreError for another task or tokenizer."""
@@ -163,7 +161,7 @@ class ReplayStore:
                     " for the tokenizer and task that made them"
                 )
         self._requested, self._sampled = manifest["requested"], manifest["sampled"]
-        self._model, self._evidence = from_text(manifest["model"]), Evidence.from_json(manifest)
+        self._model, self._evidence = from_text(manifest["model"]), Evidence.from_json(manifest["evidence"])
         self._successes = Successes(manifest["successes"])
         self._load([Path(os.path.abspath(folder)) / name for name in manifest["snapshots"]])
 

@@ -25,6 +25,7 @@ slows the way back to the root.
 
 import json
 from dataclasses import asdict
+from enum import IntEnum
 
 import numpy as np
 
@@ -42,29 +43,41 @@ LEAST_N, MOST_N = 0.25, 20.0
 """Bounds of n: below, one outcome decides almost alone; above, a state that has become wrong is replayed for too long."""
 
 
-def fit(rows: Reals, expected: float, differing: float, centre: float, spread: float) -> SuccessModel:
-    """The most probable model of the evidence (`replay/evidence.py`); `centre` and `spread` of the critic's values.
+class Feature(IntEnum):
+    """The features of a state, in the order of their columns and of their weights b0 to b6."""
 
-    Newton's method, each step at most 1 long.
-    """
+    ONE = 0
+    LEFT = 1  # x
+    FAILED = 2
+    FAILED_LEFT = 3
+    CANONICAL = 4
+    PROBLEM_VALUE = 5  # m
+    VALUE = 6  # v - m
+
+
+def fit(features: Reals, wins: Reals, losses: Reals) -> tuple[float, ...]:
+    """The most probable weights, from features [N, F] and outcomes [N]. Newton's method, each step at most 1 long."""
     mean = np.array(SuccessModel().weights)
-    weights, features = mean.copy(), rows[:, :7]
-    wins, tried = rows[:, 7], rows[:, 7] + rows[:, 8]
+    weights, tried = mean.copy(), wins + losses
     for _ in range(40):
         chance = sigmoid(features @ weights)
         slope = features.T @ (wins - tried * chance) - PRECISION * (weights - mean)
         curvature = (features * (tried * chance * (1.0 - chance))[:, None]).T @ features + np.diag(PRECISION)
         step = np.linalg.solve(curvature, slope)
         weights = weights + step / max(1.0, float(np.abs(step).max()))
+    return tuple(weights.tolist())
+
+
+def strength(expected: float, differing: float) -> float:
+    """n, from the pairs of continuations of one state: those expected to differ if states of one chance were alike, and those that do."""
     alike = min((differing + SAME) / (expected + PAIRS), MOST_N / (MOST_N + 1.0))
-    strength = max(alike / (1.0 - alike), LEAST_N)
-    return SuccessModel(tuple(weights.tolist()), strength, centre, spread)
+    return max(alike / (1.0 - alike), LEAST_N)
 
 
-def features_of(columns: StateColumns, model: SuccessModel) -> Reals:
-    """[S, 7] the features of the states."""
+def features_of(columns: StateColumns) -> Reals:
+    """[S, F] the features of the states."""
     left = 1.0 - columns.length / columns.total
-    value = (columns.value.astype(np.float64) - model.centre) / model.spread
+    value = (columns.value.astype(np.float64) - columns.model.centre) / columns.model.spread
     total = np.bincount(columns.problem, value)
     mean = (total / np.maximum(np.bincount(columns.problem), 1))[columns.problem]
     failed = (columns.provenance == Provenance.OWN_FAILED).astype(np.float64)
@@ -72,17 +85,18 @@ def features_of(columns: StateColumns, model: SuccessModel) -> Reals:
     return np.stack([np.ones(len(left)), left, failed, failed * left, canonical, mean, value - mean], axis=1)
 
 
-def chances(columns: StateColumns, features: Reals, model: SuccessModel) -> Reals:
-    """[S] c: the chance of each state before its own outcomes count, from `features` [S, 7].
+def chances(columns: StateColumns, features: Reals) -> Reals:
+    """[S] c: the chance of each state before its own outcomes count, from `features` [S, F].
 
     Sums are written out, because a matrix product rounds differently in another batch, and other problems must change nothing.
     """
-    odds = sum((weight * features[:, at] for at, weight in enumerate(model.weights)), np.zeros(len(features)))
+    weights = columns.model.weights
+    odds = sum((weight * features[:, at] for at, weight in enumerate(weights)), np.zeros(len(features)))
     if not len(odds):
         return odds
     first = np.searchsorted(columns.problem, np.arange(int(columns.problem[-1]) + 1))
-    first = np.minimum(first, len(odds) - 1)
-    root = model.weights[0] + model.weights[1] + model.weights[5] * features[first, 5]
+    value = features[first, Feature.PROBLEM_VALUE]
+    root = weights[Feature.ONE] + weights[Feature.LEFT] + weights[Feature.PROBLEM_VALUE] * value
     root_wins, root_tried = columns.root_wins[first].astype(np.float64), columns.root_losses[first].astype(np.float64)
     root_tried = root_tried + root_wins
     tried = (columns.wins + columns.losses).astype(np.float64)

@@ -76,7 +76,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         mask_truncated=config.algorithm.overlong == "mask",
         canonical=config.replay.canonical,
         chains=ranking.chains,
-        refresh_states=config.replay.refresh if ranking.needs_values and critic(config) != "none" else 0,
+        refresh_states=config.replay.refresh if ranking.values != "unused" and critic(config) != "none" else 0,
         refresh_while_generating=not config.rollout.sleep,
     )
 
@@ -111,32 +111,34 @@ def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:
 
 
 def check_methods(config: Config) -> None:
-    """Try the tool, and the estimator and the policy loss on a small batch; check that they and the ranking get what
-    they need.
+    """Try the tool, the estimator, the policy loss and the ranking on a few examples; check that they get what they
+    need.
 
     Raises ConfigError.
     """
     from learner.methods import check_estimator, check_policy_loss
+    from replay.rankings.find import check_ranking
 
     algorithm = config.algorithm
     if path := rollout_settings(config).tool:
         load_tool(path)  # without a tokenizer
     check_estimator(algorithm.estimator)
     check_policy_loss(algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
+    check_ranking(config.replay)
     check_needs(config)
 
 
 def critic(config: Config) -> Literal["separate", "shared", "none"]:
     """The critic of a run: `learner.value_model`, or none if neither the estimator nor the ranking reads values."""
-    used = any(method.needs_values for method in _methods(config))
-    return config.learner.value_model if used else "none"
+    estimator, ranking = _methods(config)
+    return config.learner.value_model if estimator.needs_values or ranking.values != "unused" else "none"
 
 
 def _methods(config: Config) -> tuple[Estimator, Ranking]:
     from learner.methods import find_estimator
-    from replay.rankings.registry import RANKINGS
+    from replay.rankings.find import find_ranking
 
-    return find_estimator(config.algorithm.estimator), RANKINGS[config.replay.ranking]
+    return find_estimator(config.algorithm.estimator), find_ranking(config.replay)
 
 
 def check_needs(config: Config) -> None:
@@ -175,7 +177,7 @@ def check_needs(config: Config) -> None:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' needs values, but {absent}; set it to separate or shared"
         )
-    if ranking.needs_values and not ranking.values_optional:
+    if ranking.values == "needed":
         raise ConfigError(
             f"replay.ranking '{config.replay.ranking}' needs values, but {absent}; set it to separate or shared"
         )

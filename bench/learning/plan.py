@@ -156,6 +156,9 @@ canonical solutions are reported apart (`with_solutions`). `learnability_grpo` h
 `grpo_kl` is the same without replay. `_resample`: problems whose rewards are all equal are replaced by others, in up to
 8 rounds. `defaults`: ours with the product's defaults for replay, losses and Adam."""
 
+PAST = ("posterior", "uniform_filtered_small", "on_top_no_model")
+"""Arms of an earlier version, whose rankings are gone. Their results stay on the page; they cannot be run."""
+
 REPLAYING = tuple(
     arm
     for arm, fields in ARMS.items()
@@ -317,6 +320,7 @@ def matrix(tasks: Sequence[str], hardnesses: Sequence[str], arms: Sequence[str],
         for task in tasks
         for hardness in hardnesses
         for arm in arms
+        if arm not in PAST
         if arm not in ABLATIONS or hardness == "medium"
         if not arm.endswith("_falling") or arm in SETTINGS[task][hardness].falling
     ]

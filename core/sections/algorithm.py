@@ -1,38 +1,25 @@
 """PPO: advantages and losses."""
 
-import re
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from core.sections.base import Count, NonNegative, Positive, Section, Share
+from core.sections.base import Count, NonNegative, Positive, Section, Share, one_of
 
 ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "vineppo")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
 
 
-def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
-    """A validator that takes one of the names, or the import path of a user's own function."""
-
-    def _check(given: str) -> str:
-        if given not in names and not re.fullmatch(r"[\w.]+:\w+", given):
-            raise ValueError(f"name one of {', '.join(names)}, or your own function as module:function")
-        return given
-
-    return _check
-
-
 class AlgorithmConfig(Section):
     """PPO: advantages and losses (conventions: docs/architecture.md)."""
 
-    estimator: Annotated[str, AfterValidator(_one_of(ESTIMATORS))] = Field(
+    estimator: Annotated[str, AfterValidator(one_of(ESTIMATORS))] = Field(
         "gae",
         description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function (docs/learner.md says when to use which).",
     )
     continuations: Count = 4
     """Continuations of every boundary of every response when estimator is 'vineppo'."""
-    policy_loss: Annotated[str, AfterValidator(_one_of(POLICY_LOSSES))] = Field(
+    policy_loss: Annotated[str, AfterValidator(one_of(POLICY_LOSSES))] = Field(
         "ppo",
         description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function (docs/learner.md).",
     )

@@ -1,5 +1,7 @@
 """What all sections of the configuration share."""
 
+import re
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, get_args
 
 import yaml
@@ -51,6 +53,17 @@ class Section(BaseModel):
         if isinstance(given, int | float) and abs(given) > LARGEST and given == given and abs(given) != float("inf"):
             raise ValueError(f"at most {LARGEST}")
         return given
+
+
+def one_of(names: Collection[str], kind: str = "function") -> Callable[[str], str]:
+    """A validator that takes one of the names, or the import path of a user's own function or class."""
+
+    def _check(given: str) -> str:
+        if given not in names and not re.fullmatch(r"[\w.]+:\w+", given):
+            raise ValueError(f"name one of {', '.join(names)}, or your own {kind} as module:{kind}")
+        return given
+
+    return _check
 
 
 def as_mapping(given: Any) -> Any:

@@ -2,9 +2,19 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from core.sections.base import Count, Positive, Section, Whole
+from core.sections.base import Count, Positive, Section, Whole, one_of
+
+RANKINGS = {
+    "value": "replay.rankings.value:Value",
+    "learnability": "replay.rankings.learnability:Learnability",
+    "frontier": "replay.rankings.frontier:Frontier",
+    "success_prefix": "replay.rankings.success_prefix:SuccessPrefix",
+    "canonical": "replay.rankings.canonical:Canonical",
+    "uniform": "replay.rankings.uniform:Uniform",
+}
+"""The rankings by name: where the class of each is. A new one needs a line here."""
 
 
 class ReplayConfig(Section):
@@ -16,10 +26,10 @@ class ReplayConfig(Section):
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
     fill: bool = True
     """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the iteration is smaller. Measured: docs/method.md, Defaults."""
-    ranking: Literal[
-        "value", "learnability", "frontier", "posterior", "success_prefix", "canonical", "uniform", "uniform_filtered"
-    ] = "learnability"
-    """How the store ranks states; formulas in replay/rankings/. Measured: docs/method.md, Defaults."""
+    ranking: Annotated[str, AfterValidator(one_of(tuple(RANKINGS), "class"))] = Field(
+        "learnability",
+        description=f"How the store ranks states: {', '.join(RANKINGS)} (formulas in replay/rankings/), or your own class as module:class. Measured: docs/method.md, Defaults.",
+    )
     start_states: Count = 512
     """States in the store before replay begins."""
     shards: Count = 1

@@ -1,1 +1,1 @@
-"""The rankings of states, one file each."""
+"""The rankings of states, one class and one file each. `core.sections.replay.RANKINGS` names them."""

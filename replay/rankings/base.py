@@ -1,32 +1,45 @@
-"""Defines a ranking: a small pure function from the columns of whole problems to the priority of each state.
+"""Defines a ranking: a class that gives each state of the store its priority, and says why a state is not drawn.
 
-The shard calls it for all states of the problems that a write touches. Invariant: the priority of a state depends only on
-the columns of its own problem, so placement over shards cannot change it. A state with priority -inf is stored but never
-replayed. States are drawn with probability ~ exp(priority / temperature).
+Invariant: what it says of a state depends only on the columns of the state's problem and on the success model. So placement over
+shards changes nothing. A state of priority -inf is stored and not drawn. Others are drawn with probability ~ exp(priority / temperature).
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from core.config import ReplayConfig
-from core.records import FloatArray
-from replay.keys import Keys
+from core.records import Flags, FloatArray
 
 Index = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+Rules = Sequence[tuple[Flags, str]]
+"""Which states [S] a rule keeps from being drawn, and why, in words. Of several that hold, the first explains."""
 
+IS_SOLVED = "its problem is solved from the root"
+ANOTHER = "another state of its chain is replayed"
 HOPELESS = 0.05
 """Chance of success below which no start is replayed: at 5 %, four in five groups of 4 continuations have no success at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessModel:
+    """What is known of success on all problems together (`replay/success.py`); the defaults hold before there are outcomes."""
+
+    # A proven state succeeds at its end with 0.88, near the root with 0.05; one of an own failure with less than 0.05 anywhere.
+    weights: tuple[float, ...] = (2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0)  # of `replay.success.Feature`
+    strength: float = 4.0  # outcomes that the model's chance counts as against a state's own
+    centre: float = 0.0  # mean of the critic's values
+    spread: float = 1.0  # their standard deviation
 
 
 @dataclass(frozen=True, slots=True)
 class StateColumns:
     """The states of one or more whole problems, [S] each: grouped by problem, oldest first. A ranking must not change them."""
 
-    problem: Index  # number of the problem, non-decreasing
+    problem: Index  # number of the problem, from 0, non-decreasing
     chain: Index  # number of the trajectory that the state was cut from
     length: Index  # tokens of the prefix
     total: Index  # tokens of that trajectory's response
@@ -37,63 +50,55 @@ class StateColumns:
     tried: Index  # continuations so far, not decayed
     root_wins: FloatArray  # decayed number of correct rollouts of the problem from its root
     root_losses: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessModel:
-    """What is known of success on all problems together (`replay/success.py`); the defaults hold before there are outcomes."""
-
-    # A proven state succeeds at its end with 0.88, near the root with 0.05; one of an own failure with less than 0.05 anywhere.
-    weights: tuple[float, ...] = (2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0)
-    strength: float = 4.0  # outcomes that the model's chance counts as against a state's own
-    centre: float = 0.0  # mean of the critic's values
-    spread: float = 1.0  # their standard deviation
-
-
-@dataclass(frozen=True, slots=True)
-class RankSettings:
-    """The settings of rankings."""
-
-    target: float  # frontier: success rate that a start should have
-    decay: float = 1.0  # factor on outcomes per visit of their problem; bounds the outcomes that a state can have
     model: SuccessModel = SuccessModel()
 
 
-def rank_settings(config: ReplayConfig) -> RankSettings:
-    """The settings of rankings, from the replay section of the configuration."""
-    return RankSettings(target=config.target, decay=config.decay)
-
-
-@dataclass(frozen=True, slots=True)
 class Ranking:
-    """A named ranking: its formula, and what it requires from the store and the loop."""
+    """A ranking. A user's own is a subclass that `replay.ranking` names as module:class."""
 
-    priority: Callable[[StateColumns, RankSettings], FloatArray]
-    """Priority [S] by which states are drawn."""
-    retention: Callable[[StateColumns, FloatArray], FloatArray] | None = None
-    """Retention [S] from columns and priorities: the lowest is evicted first. None: retention is the priority."""
-    needs_values: bool = False
-    """Whether the ranking reads the critic's values. Only then are stale values refreshed."""
-    values_optional: bool = False
-    """Whether the ranking also works without a critic, when all values are 0."""
-    needs_canonical: bool = False
-    """Whether the ranking replays only prefixes of canonical solutions."""
-    chains: bool = False
-    """Whether the ranking follows chains: a state's priority depends on the other stored states of its chain, and a success
-    that continues a proven chain makes no new chain (`trainer/starts.py`)."""
-    uses_model: bool = False
-    """Whether the ranking reads the success model. Then outcomes train it, and all states are ranked again when it changes."""
-    uses_spread: bool = False
-    """Whether the ranking reads only the model's spread of the critic's values."""
-    temperature: float = 0.2
+    temperature: ClassVar[float] = 0.2
     """Temperature of the draw if `replay.temperature` gives none. 0.2: a state of priority 1 is drawn e^2.5 = 12 times as often as
     one of 1/2."""
-    shortlist: int = 1
-    """States drawn per requested state."""
-    choose: Callable[[Keys, FloatArray, FloatArray, int], Index] | None = None
-    """Order of a shortlist, best first, from keys, wins and losses [m], and a seed. None: the order of the draw."""
-    one_per_problem: bool = False
+    values: ClassVar[Literal["unused", "used", "needed"]] = "unused"
+    """Whether it reads the critic's values, which are then refreshed. `used`: it also works without a critic, when all are 0."""
+    needs_canonical: ClassVar[bool] = False
+    """Whether it replays only prefixes of canonical solutions."""
+    chains: ClassVar[bool] = False
+    """Whether a state's priority depends on which other states of its chain are stored. Then a success that continues a proven chain
+    makes no new chain (`trainer/starts.py`)."""
+    pooled: ClassVar[bool] = False
+    """Whether it reads `StateColumns.model`. Then all states are ranked again when the model changes."""
+    one_per_problem: ClassVar[bool] = False
     """Whether an iteration replays at most one state of each problem. So few known problems take few starts from the fresh ones."""
+
+    def __init__(self, config: ReplayConfig) -> None:
+        """Take its settings, if it has any, from the replay section."""
+
+    def why_not(self, states: StateColumns) -> Rules:  # noqa: ARG002  one signature for all rankings
+        """The rules that keep states from being drawn."""
+        return ()
+
+    def priority(self, states: StateColumns) -> FloatArray:
+        """Priority [S] by which states are drawn. Without an own formula 0, and -inf where a rule holds."""
+        return only(~excluded(self.why_not(states), len(states.value)))
+
+    def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:  # noqa: ARG002
+        """Retention [S], given the priorities: the lowest is evicted first. Without an own formula it is the priority."""
+        return priority
+
+
+def excluded(rules: Rules, count: int) -> Flags:
+    """[S] whether any of the rules holds for a state; `count`: of the states."""
+    found: Flags = np.any([np.zeros(count, np.bool_), *(holds for holds, _ in rules)], axis=0)
+    return found
+
+
+def in_words(rules: Rules, count: int) -> npt.NDArray[np.object_]:
+    """[S] why a state is not drawn, by the first rule that holds; an empty text for one that may be drawn."""
+    found = np.full(count, "", np.object_)
+    for holds, why in reversed(rules):
+        found[holds] = why
+    return found
 
 
 def success_rate(wins: FloatArray, losses: FloatArray) -> FloatArray:
@@ -101,6 +106,11 @@ def success_rate(wins: FloatArray, losses: FloatArray) -> FloatArray:
     return (wins + 1) / (wins + losses + 2)
 
 
+def solved(states: StateColumns) -> Flags:
+    """[S] whether the problem's root success is above 1/2: 4 p (1 - p) of the root only falls from there on."""
+    return np.asarray(success_rate(states.root_wins, states.root_losses) > 0.5)
+
+
 def only(chosen: Flags) -> FloatArray:
-    """Priority 0 for the chosen states [S], -inf for the others."""
+    """[S] 0 for the chosen states, -inf for the others."""
     return np.where(chosen, np.float32(0.0), np.float32(-np.inf))

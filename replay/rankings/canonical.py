@@ -3,33 +3,37 @@
 import numpy as np
 
 from core.records import FloatArray, Provenance
-from replay.rankings.base import Ranking, RankSettings, StateColumns, only
+from replay.rankings.base import ANOTHER, Ranking, Rules, StateColumns
 from replay.rankings.chains import chains_of, kept_longest
 
 VISITS = 8
 """Continuations after which the curriculum moves one state back: two starts of 4. It moves by count, whatever they achieve."""
 
 
-def canonical(columns: StateColumns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
-    """Priority [S] of canonical prefixes, from the end backwards.
+class Canonical(Ranking):
+    """Prefixes of canonical solutions, from the end backwards.
 
-    The states of a canonical chain are numbered 0, 1, ... from the deepest. Priority is 0 for number floor(v / 8) and -inf for the
-    others, where v counts the continuations of all states of the chain. A chain that has reached its beginning is not replayed.
+    The states of a canonical chain are numbered 0, 1, ... from the deepest. The state with the number floor(v / 8) is replayed, where
+    v counts the continuations of all states of the chain. A chain that has reached its beginning is not replayed.
     """
-    found = chains_of(columns, columns.provenance == Provenance.CANONICAL)
-    sizes = np.diff(np.append(found.first, len(found.order)))
-    moved = found.sums(columns.tried[found.order]).astype(np.int64) // VISITS
-    chosen = np.zeros(len(columns.value), np.bool_)
-    chosen[found.order] = found.place == (sizes - 1 - moved)[found.run]
-    return only(chosen)
 
+    needs_canonical = True
+    chains = True
 
-def canonical_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: `kept_longest` of the canonical states, -inf of all others."""
-    found = chains_of(columns, columns.provenance == Provenance.CANONICAL)
-    retention = np.full(len(columns.value), -np.inf, np.float32)
-    retention[found.order] = kept_longest(columns, found, ~np.isneginf(priority))
-    return retention
+    def why_not(self, states: StateColumns) -> Rules:
+        """All states but one of each canonical chain."""
+        found = chains_of(states, states.provenance == Provenance.CANONICAL)
+        sizes = np.diff(np.append(found.first, len(found.order)))
+        moved = found.sums(states.tried[found.order]).astype(np.int64) // VISITS
+        over, waits = np.zeros((2, len(states.value)), np.bool_)
+        over[found.order] = (moved >= sizes)[found.run]
+        waits[found.order] = found.place != (sizes - 1 - moved)[found.run]
+        other = states.provenance != Provenance.CANONICAL
+        return (other, "no prefix of a canonical solution"), (over, "its curriculum is over"), (waits, ANOTHER)
 
-
-RANKING = Ranking(canonical, canonical_retention, needs_canonical=True, chains=True)
+    def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
+        """Retention [S]: `kept_longest` of the canonical states, -inf of all others."""
+        found = chains_of(states, states.provenance == Provenance.CANONICAL)
+        retention = np.full(len(states.value), -np.inf, np.float32)
+        retention[found.order] = kept_longest(states, found, ~np.isneginf(priority))
+        return retention

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from core.records import Flags
 from replay.keys import Reals
-from replay.rankings.base import Flags, Index, StateColumns
+from replay.rankings.base import Index, StateColumns
 
 KEPT_FIRST = 1 << 10
 """Step of the shallowest and the tried states in `kept_longest`: they are evicted last."""

@@ -35,11 +35,14 @@ Worked example, target 0.3, one canonical chain with states at depths 0.25, 0.5,
     in the end  14 wins there, 0.4 losses left: (14 + 1) / (14.4 + 2) = 0.915 > 0.9. The chain rests.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from core.records import FloatArray, Provenance
+from core.config import ReplayConfig
+from core.records import Flags, FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import HOPELESS, Flags, Index, Ranking, RankSettings, StateColumns, success_rate
+from replay.rankings.base import ANOTHER, HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
 from replay.rankings.chains import Chains, chains_of, kept_longest
 
 LOST = 0.4
@@ -54,32 +57,62 @@ MASTERED = 0.9
 """Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
 
 
-def frontier(columns: StateColumns, settings: RankSettings) -> FloatArray:
-    """Priority [S]: 1 - |p - 1/2| at the frontier of each proven chain, -inf elsewhere."""
-    priority = np.full(len(columns.value), -np.inf, np.float32)
-    found = working_chains(columns)
-    curve = success_curve(columns, found)
-    known = mastered(columns.wins, columns.losses)[found.order]
-    at = frontiers(found, curve, known, settings.target)
-    at = at[~known[found.first] & (curve[at] >= HOPELESS)]
-    priority[found.order[at]] = 1.0 - np.abs(curve[at] - 0.5)
-    return priority
+@dataclass(frozen=True, slots=True)
+class Frontiers:
+    """The frontier of each working chain."""
+
+    rows: Index  # [C] the state
+    curve: Reals  # [C] its success estimate p
+    mastered: Flags  # [C] whether the chain's shallowest state is mastered
 
 
-def chain_retention(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store keeps what can still teach.
+class Frontier(Ranking):
+    """Only the frontier of each working chain is drawn."""
 
-    Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
-    3 untried chains; 2 the other states of resting chains; 0 all others.
-    """
-    retention = np.zeros(len(columns.value), np.float32)
-    found = working_chains(columns)
-    order, first, run = found.order, found.first, found.run
-    rests = mastered(columns.wins, columns.losses)[order[first]][run]
-    tried = (found.sums(columns.tried[order]) > 0)[run]
-    classes = np.where(rests & (found.place > 0), 2.0, np.where(tried, 4.0, 3.0))
-    retention[order] = classes + kept_longest(columns, found, ~np.isneginf(priority))
-    return retention
+    chains = True
+
+    def __init__(self, config: ReplayConfig) -> None:
+        """`replay.target`: success rate that a start should have."""
+        self.target = config.target
+
+    def why_not(self, states: StateColumns) -> Rules:
+        """Failures, states of problems and chains that rest, and all states but the frontier."""
+        found = working_chains(states)
+        fronts = frontiers(states, found, self.target)
+        rests, lucky, other = np.zeros((3, len(states.value)), np.bool_)
+        rests[found.order] = fronts.mastered[found.run]
+        lucky[found.order] = (fronts.curve < HOPELESS)[found.run]
+        other[:] = True
+        other[fronts.rows] = False
+        return (
+            (states.provenance == Provenance.OWN_FAILED, "an own failure: this ranking follows successes"),
+            (mastered(states.root_wins, states.root_losses), IS_SOLVED),
+            (rests, "its chain is mastered from its shallowest state"),
+            (lucky, f"its chain succeeds in less than {HOPELESS:.0%}"),
+            (other, ANOTHER),
+        )
+
+    def priority(self, states: StateColumns) -> FloatArray:
+        """Priority [S]: 1 - |p - 1/2| at the frontier of each chain that works, -inf elsewhere."""
+        found = frontiers(states, working_chains(states), self.target)
+        drawn = ~found.mastered & (found.curve >= HOPELESS)
+        priority = np.full(len(states.value), -np.inf, np.float32)
+        priority[found.rows[drawn]] = 1.0 - np.abs(found.curve[drawn] - 0.5)
+        return priority
+
+    def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
+        """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store keeps what can still teach.
+
+        Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come back as new);
+        3 untried chains; 2 the other states of resting chains; 0 all others.
+        """
+        retention = np.zeros(len(states.value), np.float32)
+        found = working_chains(states)
+        head = found.order[found.first]
+        rests, tried = mastered(states.wins[head], states.losses[head]), found.sums(states.tried[found.order]) > 0
+        classes = np.where(rests[found.run] & (found.place > 0), 2.0, np.where(tried[found.run], 4.0, 3.0))
+        retention[found.order] = classes + kept_longest(states, found, ~np.isneginf(priority))
+        return retention
 
 
 def success_curve(columns: StateColumns, found: Chains) -> Reals:
@@ -119,13 +152,14 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
     return np.repeat(rate, sizes)
 
 
-def frontiers(found: Chains, curve: Reals, known: Flags, target: float) -> Index:
-    """[C] index in `found.order` of each chain's frontier; `known` [K]: whether a state is mastered."""
+def frontiers(states: StateColumns, found: Chains, target: float) -> Frontiers:
+    """The frontiers of the chains, for a target success rate."""
+    curve, known = success_curve(states, found), mastered(states.wins, states.losses)[found.order]
     sizes = np.diff(np.append(found.first, len(curve)))
     below = found.sums(curve < target).astype(np.int64)  # p rises with depth, so these states come first
     at = found.first + np.minimum(below, sizes - 1)
-    up: Index = at - (known[at] & (at > found.first))
-    return up
+    at = at - (known[at] & (at > found.first))
+    return Frontiers(found.order[at], curve[at], known[found.first])
 
 
 def mastered(wins: FloatArray, losses: FloatArray) -> Flags:
@@ -137,11 +171,7 @@ def mastered(wins: FloatArray, losses: FloatArray) -> Flags:
     return np.asarray(success_rate(wins, losses) > MASTERED)
 
 
-def working_chains(columns: StateColumns) -> Chains:
+def working_chains(states: StateColumns) -> Chains:
     """The proven chains of problems that are not mastered from their root."""
-    return chains_of(
-        columns, (columns.provenance != Provenance.OWN_FAILED) & ~mastered(columns.root_wins, columns.root_losses)
-    )
-
-
-RANKING = Ranking(frontier, chain_retention, chains=True)
+    root = mastered(states.root_wins, states.root_losses)
+    return chains_of(states, (states.provenance != Provenance.OWN_FAILED) & ~root)

@@ -33,66 +33,53 @@ import numpy as np
 
 from core.records import FloatArray, Provenance
 from replay.keys import Reals
-from replay.rankings.base import HOPELESS, Flags, Ranking, RankSettings, StateColumns, success_rate
+from replay.rankings.base import HOPELESS, IS_SOLVED, Ranking, Rules, StateColumns, excluded, solved
 from replay.rankings.chains import chains_of, kept_longest
 from replay.success import chances, features_of
 
-SOLVED = 0.5
-"""Root success above which a problem is not replayed: 4 p (1 - p) of the root only falls from there on."""
+
+class Learnability(Ranking):
+    """The formula of this module."""
+
+    temperature = 1.0
+    values = "used"
+    pooled = True
+    one_per_problem = True
+
+    def why_not(self, states: StateColumns) -> Rules:
+        """States of solved problems, and hopeless ones."""
+        return rules(states, state_chances(states))
+
+    def priority(self, states: StateColumns) -> FloatArray:
+        """Priority [S]: log worth, less what the other states of the problem are worth."""
+        success = state_chances(states)
+        worth = np.where(excluded(rules(states, success), len(success)), 0.0, 4.0 * success * (1.0 - success))
+        whole = np.bincount(states.problem, worth)[states.problem]
+        best = np.zeros(int(states.problem[-1]) + 1)
+        np.maximum.at(best, states.problem, worth)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            priority = np.log(worth) - np.log(whole) + np.log(best[states.problem])
+        return np.where(worth > 0.0, priority, -np.inf).astype(np.float32)
+
+    def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
+        """Retention [S]: 1 + `kept_longest` of proven states, 1 / (1 + e^-priority) of failures.
+
+        So the shallow states of a chain stay until the start has moved back to them. A solved problem keeps nothing before others.
+        """
+        retention = np.zeros(len(priority), np.float32)
+        open_ = ~np.isneginf(priority)
+        retention[open_] = 1.0 / (1.0 + np.exp(-priority[open_]))
+        found = chains_of(states, (states.provenance != Provenance.OWN_FAILED) & ~solved(states))
+        retention[found.order] = 1.0 + kept_longest(states, found, open_)
+        return retention
 
 
-def learnability(columns: StateColumns, settings: RankSettings) -> FloatArray:
-    """Priority [S] by the formula of this module."""
-    if not len(columns.value):
-        return columns.value
-    success = state_chances(columns, settings)
-    worth = np.where(replayed(columns, success), 4.0 * success * (1.0 - success), 0.0)
-    whole = np.bincount(columns.problem, worth)[columns.problem]
-    best = np.zeros(int(columns.problem[-1]) + 1)
-    np.maximum.at(best, columns.problem, worth)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        priority = np.log(worth) - np.log(whole) + np.log(best[columns.problem])
-    return np.where(worth > 0.0, priority, -np.inf).astype(np.float32)
+def rules(states: StateColumns, success: Reals) -> Rules:
+    """The rules of this module, given each state's chance of success [S]."""
+    return (solved(states), IS_SOLVED), (success < HOPELESS, f"its chance of success is below {HOPELESS:.0%}")
 
 
-def replayed(columns: StateColumns, success: Reals) -> Flags:
-    """[S] whether a state may be replayed, given its chance of success: its problem is not solved, and it is not hopeless."""
-    return np.asarray(~solved(columns.root_wins, columns.root_losses) & (success >= HOPELESS))
-
-
-def state_chances(columns: StateColumns, settings: RankSettings) -> Reals:
+def state_chances(states: StateColumns) -> Reals:
     """[S] p: the chance of success of each state, its own outcomes included."""
-    model = settings.model
-    before = chances(columns, features_of(columns, model), model)
-    tried = (columns.wins + columns.losses).astype(np.float64)
-    return (model.strength * before + columns.wins) / (model.strength + tried)
-
-
-def solved(root_wins: FloatArray, root_losses: FloatArray) -> Flags:
-    """Whether a problem is solved from its root."""
-    return np.asarray(success_rate(root_wins, root_losses) > SOLVED)
-
-
-def proven_first(columns: StateColumns, priority: FloatArray) -> FloatArray:
-    """Retention [S]: 1 + `kept_longest` of proven states, 1 / (1 + e^-priority) of failures.
-
-    So the shallow states of a chain stay until the start has moved back to them. A solved problem keeps nothing before others.
-    """
-    retention = np.zeros(len(priority), np.float32)
-    open_ = ~np.isneginf(priority)
-    retention[open_] = 1.0 / (1.0 + np.exp(-priority[open_]))
-    proven = columns.provenance != Provenance.OWN_FAILED
-    found = chains_of(columns, proven & ~solved(columns.root_wins, columns.root_losses))
-    retention[found.order] = 1.0 + kept_longest(columns, found, open_)
-    return retention
-
-
-RANKING = Ranking(
-    learnability,
-    proven_first,
-    needs_values=True,
-    values_optional=True,
-    uses_model=True,
-    temperature=1.0,
-    one_per_problem=True,
-)
+    n, tried = states.model.strength, (states.wins + states.losses).astype(np.float64)
+    return (n * chances(states, features_of(states)) + states.wins) / (n + tried)

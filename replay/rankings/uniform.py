@@ -1,14 +1,7 @@
 """The ranking `uniform`: random boundaries, the mandatory baseline."""
 
-import numpy as np
-
-from core.records import FloatArray
-from replay.rankings.base import Ranking, RankSettings, StateColumns
+from replay.rankings.base import Ranking
 
 
-def uniform(columns: StateColumns, settings: RankSettings) -> FloatArray:  # noqa: ARG001  one signature for all rankings
-    """Priority [S]: 0."""
-    return np.zeros(len(columns.value), np.float32)
-
-
-RANKING = Ranking(uniform)
+class Uniform(Ranking):
+    """Every state has the priority 0."""

@@ -7,12 +7,16 @@ sharp for every scale of rewards. At temperature 1 a state one deviation above a
 import numpy as np
 
 from core.records import FloatArray
-from replay.rankings.base import Ranking, RankSettings, StateColumns
+from replay.rankings.base import Ranking, StateColumns
 
 
-def value(columns: StateColumns, settings: RankSettings) -> FloatArray:
-    """Priority [S]: V(s) in standard deviations of the critic's values."""
-    return columns.value / np.float32(settings.model.spread)
+class Value(Ranking):
+    """States of high value more often."""
 
+    temperature = 1.0
+    values = "needed"
+    pooled = True
 
-RANKING = Ranking(value, needs_values=True, uses_spread=True, temperature=1.0)
+    def priority(self, states: StateColumns) -> FloatArray:
+        """Priority [S]: V(s) in standard deviations of the critic's values."""
+        return states.value / np.float32(states.model.spread)

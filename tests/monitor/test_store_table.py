@@ -38,7 +38,7 @@ def decode(ids: object) -> str:
 
 def whole(directory: Path) -> pa.Table:
     shards = read_shards(directory / "live", directory / "checkpoint", CONFIG)
-    return with_prefixes(states_table(shards, CONFIG), shards, decode)
+    return with_prefixes(states_table(shards), shards, decode)
 
 
 LENGTHS, VALUES = np.array([1, 3], np.int32), np.array([0.25, 0.75], np.float32)
@@ -108,11 +108,10 @@ def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
     for token in range(20):  # 20 successes from the root: (20 + 1) / (20 + 2) > 0.9
         add("easy", Provenance.OWN_SUCCESSFUL, [token, 2, 3], [1])
     found = {
-        (row["problem"], row["depth"], row["provenance"]): row["rests"]
-        for row in states_table([shard], config).to_pylist()
+        (row["problem"], row["depth"], row["provenance"]): row["rests"] for row in states_table([shard]).to_pylist()
     }
     assert found["unsolved", 1, "own_failed"] == "an own failure: this ranking follows successes"
-    assert found["solved", 3, "own_failed"] == "an own failure of a problem that has a success"
+    assert found["solved", 3, "own_failed"] == "an own failure: this ranking follows successes"
     assert sorted(found["solved", depth, "own_successful"] for depth in (1, 3)) == [
         "",
         "another state of its chain is replayed",
@@ -128,7 +127,7 @@ def test_a_state_that_teaches_nothing_says_why() -> None:
         made = Candidate(problem, ids, *states, provenance, 0.0, 1)
         for _ in range(3):  # root: (3 + 1) / (3 + 2) and 1 / 5; the first is above 1/2
             shard.apply(pack_candidates([made], 26))
-    found = {row["problem"]: row["rests"] for row in states_table([shard], config).to_pylist()}
+    found = {row["problem"]: row["rests"] for row in states_table([shard]).to_pylist()}
     assert found == {"solved": "its problem is solved from the root", "hard": "its chance of success is below 5%"}
 
 

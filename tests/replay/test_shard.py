@@ -8,9 +8,9 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Candidate, Outcome, Provenance, ReplayedState
+from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
 from replay.keys import state_keys
-from replay.rankings.base import SuccessModel
+from replay.rankings.base import Ranking, StateColumns, SuccessModel
 from replay.shard import Shard
 from replay.writes import pack_candidates, pack_eviction, pack_outcomes, pack_values
 
@@ -194,13 +194,21 @@ def counts(shard: Shard, problem: str) -> list[float]:
     return [float(of_first(shard, problem, name)) for name in ("wins", "losses")] + root
 
 
+class Mixed(Ranking):
+    """A user's own ranking: E[4 p (1 - p)] of a state's Beta(1 + wins, 1 + losses)."""
+
+    def priority(self, states: StateColumns) -> FloatArray:
+        a, b = 1 + states.wins, 1 + states.losses
+        return np.asarray(4 * a * b / ((a + b) * (a + b + 1)), np.float32)
+
+
 def test_outcomes_decay_by_what_is_written_of_their_own_problem() -> None:
     """Decay 1/2; p and q begin at version 1 with one failure of the root each."""
     shard = shard_of(
         candidate("p", range(10), [1], [0.5]),
         candidate("q", range(10), [1], [0.5]),
         decay=0.5,
-        ranking="posterior",
+        ranking="tests.replay.test_shard:Mixed",
     )
     record(shard, "p", [(True, 1)] * 3 + [(False, 1)])
     record(shard, "q", [(False, 1)] * 2)
@@ -237,7 +245,7 @@ def revalue(shard: Shard, *given: tuple[str, int, float, int]) -> None:
         shard.apply(pack_values([(state, value)], version))
 
 
-@pytest.mark.parametrize("ranking", ["value", "posterior"])
+@pytest.mark.parametrize("ranking", ["value", "uniform"])
 def test_new_values_are_taken_unless_they_are_older(ranking: str) -> None:
     shard = shard_of(
         candidate("p", range(10), [1, 2], [0.5, 0.25], version=3),

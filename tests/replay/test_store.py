@@ -15,8 +15,8 @@ import ray
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
 from core.records import Candidate, Outcome, Provenance
+from core.sections.replay import RANKINGS
 from monitor.store_table import store_summary
-from replay.rankings.registry import RANKINGS
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.store import ReplayStore
@@ -131,8 +131,11 @@ def test_a_state_that_is_drawn_again_is_evidence_again(tmp_path: Path, monkeypat
     drawn = [store.sample(3, seed=turn) for turn in range(2)]
     for states in drawn:
         store.record([Outcome(s.key, s.problem_id, True, 1) for s in states])
-    assert len(store._evidence.rows) == 6
-    assert store._evidence.fresh_record == [0.0, 0.0]  # a canonical solution is no rollout
+    assert len(store._evidence.features) == 6
+    assert (store._evidence.fresh_before, store._evidence.unsolved_before) == (
+        0.0,
+        0.0,
+    )  # a canonical solution is no rollout
     monkeypatch.setattr("replay.evidence.REMEMBERED", 2)
     found = [store.sample(3, seed=turn) for turn in range(2, 4)]
     assert list(store._evidence.drawn) == [state.key for state in found[1][1:]]
@@ -182,7 +185,7 @@ def test_a_restored_store_samples_what_the_first_would_have(tmp_path: Path) -> N
 
 
 def test_a_cleared_store_is_as_a_new_one(tmp_path: Path) -> None:
-    cleared, new = (opened(tmp_path / name, 2, local=True, ranking="posterior") for name in ("a", "b"))
+    cleared, new = (opened(tmp_path / name, 2, local=True, ranking="learnability") for name in ("a", "b"))
     cleared.add(candidates(30))
     cleared.record([Outcome(s.key, s.problem_id, True, 1) for s in cleared.sample(10, seed=0)])
     cleared.clear()
@@ -346,19 +349,3 @@ def test_a_write_that_one_shard_refuses_counts_on_the_others(tmp_path: Path, mon
     store.add(candidates(20, seed=2))
     stored = {(s.problem_id, tuple(s.prefix_ids)) for s in store.top(1000, NEWEST)}
     assert {(c.problem_id, tuple(c.response_ids[:k])) for c in candidates(20, seed=2) for k in c.lengths} <= stored
-
-
-def test_thompson_takes_the_most_learnable_of_its_draws(tmp_path: Path) -> None:
-    """With a shortlist of all states: those with the largest 4 p (1 - p), which are those solved half the time."""
-    store = opened(tmp_path, 2, local=True, ranking="posterior", decay=1.0)
-    tokens, one, value = np.arange(8, dtype=np.int32), np.array([4], np.int32), np.array([0.5], np.float32)
-    store.add([Candidate(f"p{i}", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0) for i in range(8)])
-    states = {s.problem_id: s.key for s in store.top(8, NEWEST)}
-    for i in range(
-        4
-    ):  # half of the states of p0 to p3 are solved; p4 to p7 never are: beliefs Beta(21, 21), Beta(1, 41)
-        store.record([Outcome(states[f"p{i}"], f"p{i}", turn % 2 == 0, 0) for turn in range(40)])
-        store.record([Outcome(states[f"p{i + 4}"], f"p{i + 4}", False, 0) for _ in range(40)])
-    for seed in range(20):
-        assert {s.problem_id for s in store.sample(2, seed)} <= {"p0", "p1", "p2", "p3"}
-    store.close()

@@ -1,11 +1,13 @@
 """The pooled success model on hand-computed cases."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.evidence import Evidence
+from replay.evidence import Evidence, Known
 from replay.rankings.base import StateColumns, SuccessModel
 from replay.success import (
     PRECISION,
@@ -22,16 +24,13 @@ MODEL = SuccessModel()
 
 
 def known(given: StateColumns, model: SuccessModel = MODEL) -> list[float]:
-    found: list[float] = chances(given, features_of(given, model), model).tolist()
+    states = replace(given, model=model)
+    found: list[float] = chances(states, features_of(states)).tolist()
     return found
 
 
-def fitted(evidence: Evidence) -> SuccessModel:
-    return fit(evidence.rows, evidence.expected, evidence.differing, 0.0, 1.0)
-
-
 def test_without_outcomes_the_model_is_its_prior() -> None:
-    found = fitted(Evidence())
+    found = Evidence().model()
     assert found.weights == pytest.approx(MODEL.weights)
     assert found.strength == pytest.approx(4.0)  # (16 / 20) / (1 - 16 / 20)
 
@@ -44,7 +43,9 @@ def test_features_by_hand() -> None:
         [1, 0.5, 0, 0, 0, 0.8, -0.4],
         [1, 0.2, 0, 0, 1, 0.8, 1.6],
     ]
-    np.testing.assert_allclose(features_of(states, SuccessModel(centre=0.3, spread=0.25)), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        features_of(replace(states, model=SuccessModel(centre=0.3, spread=0.25))), expected, rtol=1e-6
+    )
 
 
 @given(
@@ -55,29 +56,37 @@ def test_features_by_hand() -> None:
 def test_the_fit_is_the_most_probable_one(rows: list[tuple[float, ...]]) -> None:
     """There the slope of log likelihood + log prior is 0: sum of (w - n p) f = precision (b - prior)."""
     evidence = np.array(rows).reshape(-1, 9)
-    weights = np.array(fitted(Evidence(evidence)).weights)
-    wins, tried = evidence[:, 7], evidence[:, 7] + evidence[:, 8]
-    slope = evidence[:, :7].T @ (wins - tried * sigmoid(evidence[:, :7] @ weights))
+    features, wins, losses = evidence[:, :7], evidence[:, 7], evidence[:, 8]
+    weights = np.array(fit(features, wins, losses))
+    slope = features.T @ (wins - (wins + losses) * sigmoid(features @ weights))
     np.testing.assert_allclose(slope, PRECISION * (weights - np.array(MODEL.weights)), atol=1e-6)
+
+
+HALF = [1.0, 0.5, 0, 0, 0, 0, 0]
+"""Features of an own success's state at half of its length."""
+
+
+def join(evidence: Evidence, state: Known, wins: float, losses: float, decay: float) -> None:
+    evidence.join([state], np.array([wins]), np.array([losses]), decay)
 
 
 def test_roots_say_how_a_chain_begins_and_continuations_how_it_ends() -> None:
     evidence = Evidence()
     evidence.join_roots(10, 990)
-    evidence.join(np.array([0.5]), np.array([[1.0, 0.25, 0, 0, 0, 0, 0, 300.0, 300.0]]), 1.0)
-    start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), fitted(evidence))
+    join(evidence, Known(0.5, [1.0, 0.25, 0, 0, 0, 0, 0]), 300, 300, 1.0)
+    start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), evidence.model())
     assert start == pytest.approx(0.01, abs=0.004)
     assert end == pytest.approx(0.5, abs=0.04)
 
 
 def test_old_outcomes_decay_and_what_a_states_continuations_share_is_counted() -> None:
     evidence = Evidence()
-    evidence.join(np.array([0.5]), np.array([[1.0, 0.5, 0, 0, 0, 0, 0, 2, 2]]), 0.5)
+    join(evidence, Known(0.5, HALF), 2, 2, 0.5)
     # 6 pairs of 4 continuations, 2 * 2 of them differ; 2 * 0.5 * 0.5 * 6 = 3 would
     assert (evidence.expected, evidence.differing) == (3.0, 4.0)
-    assert fitted(evidence).strength == pytest.approx((20 / 23) / (3 / 23))
-    evidence.join(np.array([0.2]), np.array([[1.0, 0.5, 0, 0, 0, 0, 0, 4, 0]]), 0.5)
-    assert evidence.rows[:, 7:].tolist() == [[1, 1], [4, 0]]
+    assert evidence.model().strength == pytest.approx((20 / 23) / (3 / 23))
+    join(evidence, Known(0.2, HALF), 4, 0, 0.5)
+    assert (evidence.wins.tolist(), evidence.losses.tolist()) == ([1, 4], [1, 0])
     # 1.5 + 2 * 0.2 * 0.8 * 6 = 3.42; 2 + 4 * 0
     assert evidence.expected == pytest.approx(3.42)
     assert evidence.differing == 2.0

@@ -157,9 +157,7 @@ def test_an_iteration_without_any_verdict_is_refused_while_the_learner_can_be_sa
         ("value", 64),
         ("learnability", 64),
         ("frontier", 0),
-        ("posterior", 0),
         ("uniform", 0),
-        ("uniform_filtered", 64),
         ("success_prefix", 0),
     ],
 )

@@ -13,12 +13,10 @@ import pytest
 
 from core.config import ReplayConfig
 from core.records import (
-    Candidate,
     Finish,
     FloatArray,
     IntArray,
     Judged,
-    Outcome,
     Problem,
     Provenance,
     Start,
@@ -27,7 +25,6 @@ from core.records import (
 )
 from replay.store import ReplayStore
 from replay.table import Table
-from tests.replay.test_store import opened
 from trainer.starts import candidates, canonical_rollouts, fresh_starts, outcomes, replayed_starts
 
 SAMPLES = 4
@@ -196,24 +193,3 @@ def test_a_chain_longer_than_the_quota_has_exactly_one_replayable_state(made: Ca
             loop.store.add(candidates(golden, halves(golden), every_token, 0, lambda _: Provenance.CANONICAL))
         found = [state.problem_id for state in loop.store.top(100, older_than=10**6)]
         assert sorted(found) == sorted(["p", *(f"p{seed}" for seed in range(20))])
-
-
-def test_posterior_remembers_what_it_has_retired(tmp_path: Path) -> None:
-    store = opened(tmp_path, 1, local=True, ranking="posterior", per_problem=4, decay=1.0)
-    tokens, other = np.arange(9, dtype=np.int32), np.arange(20, 29, dtype=np.int32)
-
-    def add(response: IntArray, version: int) -> None:
-        lengths, values = np.array([2, 4, 6, 8], np.int32), np.full(4, 0.5, np.float32)
-        store.add([Candidate("p", response, lengths, values, Provenance.OWN_SUCCESSFUL, 1.0, version)])
-
-    add(tokens, 0)
-    state = store.top(1, older_than=10**6)[0]
-    store.record([Outcome(state.key, "p", True, 0) for _ in range(200)])
-    for version in range(1, 4):  # others of the problem, and the same again
-        add(other + version, version)
-        add(tokens, version)
-        assert state.key not in {found.key for found in store.top(10, older_than=10**6)}
-    rows = store._actors[0]._shard.states
-    assert rows["tried"][rows["key"] == state.key].tolist() == [200]
-    assert len(store.top(10, older_than=10**6)) == 3
-    store.close()

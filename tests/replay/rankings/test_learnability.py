@@ -5,20 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from replay.rankings.base import RankSettings
-from replay.rankings.learnability import learnability, proven_first, state_chances
-from replay.rankings.registry import RANKINGS
+from replay.rankings.learnability import state_chances
 from tests.replay.rankings.test_closed_loop import Loop, made
-from tests.replay.rankings.test_rankings import CANONICAL, FAILED, INF, SUCCESS, columns
+from tests.replay.rankings.test_rankings import CANONICAL, FAILED, INF, SUCCESS, columns, ranking, told
 
 __all__ = ["made"]  # a fixture
-SETTINGS = RankSettings(target=0.3)
+OURS = ranking("learnability")
 CHAIN = [25, 50, 75], [CANONICAL] * 3
 
 
 def weights(lengths: list[int], provenance: list[int], **given: object) -> list[float]:
     """By which states are drawn at temperature 1, in millionths."""
-    found = np.exp(learnability(columns(lengths, provenance, **given), SETTINGS).astype(np.float64))
+    found = np.exp(OURS.priority(columns(lengths, provenance, **given)).astype(np.float64))
     return [round(1e6 * float(weight)) for weight in found]
 
 
@@ -33,27 +31,16 @@ def test_a_state_counts_its_own_outcomes_on_top_of_the_model() -> None:
     failed = columns([75, 50], [FAILED, FAILED], wins=[3, 0], losses=[1, 0])
     before = 1 / (1 + np.exp(3 + 1.25))  # 2 - 5 / 4 - 5 in log odds: 0.0141; a failure tells nothing of its problem
     # four outcomes of the model, four of its own
-    assert state_chances(failed, SETTINGS)[0] == pytest.approx((4 * before + 3) / 8)
+    assert state_chances(failed)[0] == pytest.approx((4 * before + 3) / 8)
 
 
 def test_states_of_failures_and_of_solved_problems_are_not_replayed() -> None:
     assert weights([75, 90], [FAILED] * 2) == [0, 0]  # 2 - 0.5 - 5 = -3.5 in log odds: 0.029
+    assert told("learnability", columns([75], [FAILED])) == ["its chance of success is below 5%"]
     assert weights(*CHAIN, root_wins=[2] * 3, root_losses=[1] * 3) == [0, 0, 0]  # 3 / 5 > 1/2
+    solved = columns(*CHAIN, root_wins=[2] * 3, root_losses=[1] * 3)
+    assert told("learnability", solved) == ["its problem is solved from the root"] * 3
     assert min(weights(*CHAIN, root_wins=[2] * 3, root_losses=[2] * 3)) > 0  # 3 / 6
-
-
-def test_uniform_filtered_replays_the_same_states_each_as_often() -> None:
-    ranking = RANKINGS["uniform_filtered"]
-    lengths, provenance = (
-        [5, 50, 75, 90],
-        [CANONICAL] * 3 + [FAILED],
-    )  # of 100 tokens, 5 are hopeless: 2 - 4.75 in log odds
-    lucky, kept = columns(lengths, provenance, losses=[8, 0, 0, 0]), columns(lengths, provenance)
-    assert ranking.priority(kept, SETTINGS).tolist() == [0, 0, 0, -INF]
-    for given in (kept, lucky, columns(lengths, provenance, root_wins=[2] * 4, root_losses=[1] * 4)):
-        same = np.isneginf(ranking.priority(given, SETTINGS)) == np.isneginf(learnability(given, SETTINGS))
-        assert same.all()
-    assert ranking.one_per_problem
 
 
 def test_a_problem_is_drawn_by_its_best_state_whatever_their_number() -> None:
@@ -74,9 +61,9 @@ def test_a_lucky_chain_is_left_after_a_few_failures() -> None:
 
 def test_what_is_needed_later_is_kept() -> None:
     states = columns([25, 50, 75, 60], [SUCCESS] * 3 + [FAILED], chain=[0, 0, 0, 1], root_losses=[60] * 4)
-    priority = learnability(states, SETTINGS)
+    priority = OURS.priority(states)
     assert (priority[0], priority[3]) == (-INF, -INF)  # hopeless from there, as yet
-    kept = proven_first(states, priority)
+    kept = OURS.retention(states, priority)
     assert kept[0] > 1
     assert kept[3] == 0
 

@@ -7,20 +7,28 @@ import numpy as np
 import pytest
 
 from core.config import ReplayConfig
-from core.records import Candidate, Outcome, Provenance
+from core.records import FloatArray
+from core.sections.replay import RANKINGS
 from replay.keys import eviction_order
-from replay.rankings.base import RankSettings, StateColumns, SuccessModel
-from replay.rankings.canonical import canonical
-from replay.rankings.frontier import frontier, isotonic
-from replay.rankings.posterior import posterior, quarantined_below, thompson
-from replay.rankings.registry import RANKINGS
-from replay.rankings.success_prefix import success_prefix
-from replay.shard import Shard
-from replay.writes import pack_candidates, pack_outcomes
+from replay.rankings.base import Ranking, StateColumns, SuccessModel, in_words
+from replay.rankings.find import find_ranking
+from replay.rankings.frontier import isotonic
 
 FAILED, SUCCESS, CANONICAL = 0, 1, 2
-SETTINGS = RankSettings(target=0.3)
 INF = np.inf
+
+
+def ranking(name: str) -> Ranking:
+    return find_ranking(ReplayConfig(ranking=name, target=0.3))
+
+
+def frontier(given: StateColumns) -> FloatArray:
+    return ranking("frontier").priority(given)
+
+
+def told(name: str, given: StateColumns) -> list[str]:
+    """Why states are not drawn."""
+    return list(in_words(ranking(name).why_not(given), len(given.value)))
 
 
 def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateColumns:
@@ -36,9 +44,9 @@ def columns(lengths: list[int], provenance: list[int], **given: Any) -> StateCol
 
 def test_value_is_the_value() -> None:
     given = columns([10, 20], [0, 0], value=[0.25, 0.5])
-    assert RANKINGS["value"].priority(given, SETTINGS).tolist() == [0.25, 0.5]
-    wide = replace(SETTINGS, model=replace(SETTINGS.model, spread=0.125))
-    assert RANKINGS["value"].priority(given, wide).tolist() == [2.0, 4.0]  # in standard deviations of all values
+    assert ranking("value").priority(given).tolist() == [0.25, 0.5]
+    wide = replace(given, model=SuccessModel(spread=0.125))
+    assert ranking("value").priority(wide).tolist() == [2.0, 4.0]  # in standard deviations of all values
 
 
 def test_eviction_goes_by_retention_then_version() -> None:
@@ -56,7 +64,7 @@ def test_isotonic_pools_weighted_violators_of_one_chain_only() -> None:
 
 
 def priorities(wins: list[float], losses: list[float], **given: Any) -> list[float]:
-    found = frontier(columns([25, 50, 75], [CANONICAL] * 3, wins=wins, losses=losses, **given), SETTINGS)
+    found = frontier(columns([25, 50, 75], [CANONICAL] * 3, wins=wins, losses=losses, **given))
     return [round(float(p), 3) for p in found]
 
 
@@ -102,14 +110,13 @@ def test_a_chain_rests_by_outcomes_of_its_beginning_alone_and_a_solved_problem_a
 
 
 def retention(name: str, given: StateColumns) -> list[float]:
-    ranking = RANKINGS[name]
-    assert ranking.retention is not None
-    return [round(float(w), 4) for w in ranking.retention(given, ranking.priority(given, SETTINGS))]
+    found = ranking(name)
+    return [round(float(w), 4) for w in found.retention(given, found.priority(given))]
 
 
 def test_tried_chains_are_kept_before_untried_ones_and_of_those_that_rest_the_beginning() -> None:
     two = columns([20, 60, 10, 70], [SUCCESS] * 4, chain=[5, 5, 4, 4], tried=[0, 4, 0, 0], wins=[0, 4, 0, 0])
-    assert np.isfinite(frontier(two, SETTINGS)).tolist() == [True, False, False, True]
+    assert np.isfinite(frontier(two)).tolist() == [True, False, False, True]
     # Chain 5 has been tried: class 4, order 0 for its frontier, 1 / (1 + 1024) for what was tried; chain 4: class 3, order 1 for
     # its frontier and 1 + 1 / (1 + 1024) for its beginning.
     expected = [4 + 1, 4 + 1 / (1 + 1 / 1025), 3 + 1 / (2 + 1 / 1025), 3 + 1 / 2]
@@ -128,80 +135,20 @@ def test_a_chain_that_is_too_long_keeps_states_from_its_beginning_to_its_end() -
 
 
 def test_frontier_waits_for_the_first_success_of_a_problem() -> None:
-    assert frontier(columns([20, 66, 67, 90], [FAILED] * 4), SETTINGS).tolist() == [-INF] * 4
+    assert frontier(columns([20, 66, 67, 90], [FAILED] * 4)).tolist() == [-INF] * 4
     mixed = columns([90, 50], [FAILED, SUCCESS], chain=[0, 1])
-    assert frontier(mixed, SETTINGS).tolist() == pytest.approx([-INF, 1 - (0.5 - np.exp(-1.25))])
+    assert frontier(mixed).tolist() == pytest.approx([-INF, 1 - (0.5 - np.exp(-1.25))])
     assert retention("frontier", mixed) == [0.0, 4.0]
-
-
-def test_posterior_prefers_the_learnable_retires_and_quarantines() -> None:
-    found = posterior(columns([1] * 4, [0] * 4, wins=[0, 5, 98, 0], losses=[0, 5, 0, 98]), SETTINGS)
-    # a = b = 1: 4 / (2 * 3) = 0.667; a = b = 6: 4 * 36 / (12 * 13) = 0.923
-    # a = 99, b = 1: mean 0.99, sd sqrt(0.0099 / 101) = 0.0099, lower 0.970 > 0.9: retired; the mirror image: quarantined
-    np.testing.assert_allclose(found, [2 / 3, 12 / 13, -INF, -1.0], rtol=1e-6)
-
-
-def test_the_bound_of_quarantine_is_within_reach_of_decayed_losses() -> None:
-    # decay 0.95: (1 - 0.95^20) / 0.05 = 12.830 losses, m = 1 / 14.830 = 0.06743, s = sqrt(m (1 - m) / 15.830) = 0.06303
-    assert quarantined_below(0.95) == pytest.approx(0.06743 + 2 * 0.06303, abs=1e-4)
-    # decay 0.98: (1 - 0.98^50) / 0.02 = 31.791 losses, m = 1 / 33.791 = 0.02959, s = sqrt(m (1 - m) / 34.791) = 0.02873
-    assert quarantined_below(0.98) == pytest.approx(0.02959 + 2 * 0.02873, abs=1e-4)
-    assert quarantined_below(0.5) == 0.2  # two versions, 1.5 losses: a bound of 0.71 would say nothing
-    assert (
-        quarantined_below(1.0) == quarantined_below(0.999) == 0.05
-    )  # the least; without decay every loss counts for good
-
-
-@pytest.mark.parametrize(("continuations", "survived", "dead"), [(1, 19, 21), (4, 3, 4)])
-def test_a_state_that_only_loses_is_quarantined_and_comes_back(continuations: int, survived: int, dead: int) -> None:
-    """Decay 0.95, one visit per version, all continuations wrong: 4 (1 + 0.95 + 0.95^2) = 11.4 < 12.83 < 14.84 losses."""
-    shard = Shard(ReplayConfig(ranking="posterior", decay=0.95), 10)
-    tokens, one, value = np.arange(8, dtype=np.int32), np.array([4], np.int32), np.array([0.5], np.float32)
-    shard.apply(pack_candidates([Candidate("p", tokens, one, value, Provenance.OWN_FAILED, 0.0, 0)], 10))
-    found = []
-    key = int(shard.states["key"][0])
-    for version in range(1, dead + 1):
-        shard.apply(pack_outcomes([Outcome(key, "p", False, version)] * continuations, SuccessModel()))
-        found.append(float(shard.states["priority"][0]))
-    assert min(found[:survived]) > 0
-    assert found[-1] == -1.0
-    for visit in range(20):  # 0.95^20 of the losses are left, 0.36
-        again = Candidate("p", tokens[::-1].copy(), one, value, Provenance.OWN_FAILED, 0.0, dead + 1 + visit)
-        shard.apply(pack_candidates([again], 10))
-    assert shard.states["priority"][shard.states["key"] == key] > 0
-
-
-def test_thompson_belongs_to_seed_and_state() -> None:
-    keys, ones = np.arange(1, 2001, dtype=np.uint64), np.ones(2000)
-    scores = thompson(keys, 2 * ones, 2 * ones, seed=1)
-    np.testing.assert_array_equal(thompson(keys[5:9], ones[:4] * 2, ones[:4] * 2, seed=1), scores[5:9])
-    # E[4 p (1 - p)] for Beta(2, 2): 4 * 2 * 2 / (4 * 5) = 0.8
-    assert scores.mean() == pytest.approx(0.8, abs=0.02)
-
-
-def settled(wins: list[float], losses: list[float]) -> list[float]:
-    tried = [int(won + lost) for won, lost in zip(wins, losses, strict=True)]
-    given = columns([1] * len(wins), [0] * len(wins), wins=wins, losses=losses, tried=tried)
-    return retention("posterior", given)
-
-
-def test_what_is_known_of_settled_states_is_kept_for_as_many_other_states() -> None:
-    # Two new states (2/3), one learnable (12/13), a retired and a quarantined one. In turn: learnable, the more tried settled
-    # one half a step above it; a new one at 2/3 - 1/10^4, the other settled one half a step above; a new one.
-    found = settled([0, 5, 200, 0, 0], [0, 5, 0, 98, 0])
-    assert found == [0.6666, 0.9231, 0.9231, 0.6666, 0.6665]
-    order = np.argsort(-np.array(settled([0, 5, 200, 0, 0], [0, 5, 0, 98, 0])), kind="stable")
-    assert set(order[:2].tolist()) == {1, 2}
-    # all settled: nothing to keep them for; one new state keeps the one that was tried most
-    assert settled([200, 100], [0, 0]) == [-1.0, -1.0]
-    assert settled([100, 200, 0], [0, 0, 0]) == [-1.0, 0.6667, 0.6667]
 
 
 def test_success_prefix_takes_own_successes_of_hard_problems() -> None:
     given = columns([10, 20, 30], [FAILED, SUCCESS, CANONICAL])
-    assert success_prefix(given, SETTINGS).tolist() == [-INF, 0.0, -INF]
+    assert ranking("success_prefix").priority(given).tolist() == [-INF, 0.0, -INF]
     solved = columns([20], [SUCCESS], root_wins=[3], root_losses=[1])  # 4 / 6 > 1/2
-    assert success_prefix(solved, SETTINGS).tolist() == [-INF]
+    assert ranking("success_prefix").priority(solved).tolist() == [-INF]
+    assert told("success_prefix", solved) == ["its problem is solved from the root"]
+    half = columns([20], [SUCCESS], root_wins=[1], root_losses=[1])  # 2 / 4
+    assert told("success_prefix", half) == [""]
 
 
 def test_canonical_goes_backwards_by_visits() -> None:
@@ -213,29 +160,68 @@ def test_canonical_goes_backwards_by_visits() -> None:
         ([0, 8, 8, 0], 0),
         ([8, 8, 8, 0], None),
     ):
-        found = np.isfinite(canonical(columns(lengths, provenance, tried=tried), SETTINGS))
+        found = np.isfinite(ranking("canonical").priority(columns(lengths, provenance, tried=tried)))
         assert found.tolist() == [i == expected for i in range(4)]
+
+
+def test_a_chain_says_why_its_states_are_not_drawn() -> None:
+    other = "another state of its chain is replayed"
+    over, none = "its curriculum is over", "no prefix of a canonical solution"
+    lengths, provenance = [10, 20, 40], [CANONICAL, CANONICAL, FAILED]
+    assert told("canonical", columns(lengths, provenance, tried=[0, 8, 0])) == ["", other, none]
+    assert told("canonical", columns(lengths, provenance, tried=[8, 8, 0])) == [over, over, none]
+    chain = {"chain": [0, 0, 1]}
+    # exp(-2.5 * 0.75) = 0.153, exp(-2.5 * 0.5) = 0.287: below the target, so the last state is the frontier
+    given = columns([25, 50, 60], [SUCCESS, SUCCESS, FAILED], **chain)
+    failure = "an own failure: this ranking follows successes"
+    assert told("frontier", given) == [other, "", failure]
+    rests = "its chain is mastered from its shallowest state"
+    assert told("frontier", replace(given, wins=np.array([9, 0, 0], np.float32))) == [rests, rests, failure]
+    lucky = "its chain succeeds in less than 5%"  # h = 21 / (0.4 + 8 * 0.5) = 4.77, (2 exp(-2.39)) / 22 = 0.008
+    assert told("frontier", replace(given, losses=np.array([0, 20, 0], np.float32))) == [lucky, lucky, failure]
+    solved = "its problem is solved from the root"
+    assert told("frontier", replace(given, root_wins=np.full(3, 10, np.float32))) == [solved, solved, failure]
+
+
+def problem(rng: np.random.Generator, number: int) -> StateColumns:
+    """12 states of a problem."""
+    given = {n: rng.random(12) * 5 for n in ("value", "wins", "losses")}
+    return columns(
+        rng.permutation(90)[:12].tolist(),
+        rng.integers(0, 3, 12).tolist(),
+        chain=rng.integers(0, 3, 12) + 10 * number,
+        problem=[number] * 12,
+        tried=rng.integers(0, 20, 12),
+        root_wins=np.full(12, rng.integers(0, 3)),
+        root_losses=np.full(12, rng.integers(0, 3)),
+        **given,
+    )
+
+
+def joined(parts: list[StateColumns], model: SuccessModel) -> StateColumns:
+    names = [name for name in StateColumns.__dataclass_fields__ if name != "model"]
+    return StateColumns(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}, model=model
+    )
+
+
+MODEL = SuccessModel((1.0, -3.0, -1.0, 0.3, 0.2, 0.7, 0.4), 2.0, 2.5, 1.5)
 
 
 @pytest.mark.parametrize("name", RANKINGS)
 def test_every_ranking_depends_on_the_problem_alone(name: str) -> None:
-    """Ranking two problems together is ranking each by itself, bit for bit."""
+    """Ranking three problems together is ranking each by itself, bit for bit."""
     rng = np.random.default_rng(3)
+    parts = [problem(rng, number) for number in range(3)]
+    apart = np.concatenate([ranking(name).priority(replace(part, model=MODEL)) for part in parts])
+    np.testing.assert_array_equal(ranking(name).priority(joined(parts, MODEL)), apart)
 
-    def problem(number: int) -> StateColumns:
-        given = {n: rng.random(12) * 5 for n in ("value", "wins", "losses")}
-        return columns(
-            rng.permutation(90)[:12].tolist(),
-            rng.integers(0, 3, 12).tolist(),
-            chain=rng.integers(0, 3, 12) + 10 * number,
-            problem=[number] * 12,
-            tried=rng.integers(0, 20, 12),
-            **given,
-        )
 
-    parts = [problem(i) for i in range(3)]
-    names = StateColumns.__dataclass_fields__
-    joined = StateColumns(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
-    settings = RankSettings(0.3, model=SuccessModel((1.0, -3.0, -1.0, 0.3, 0.2, 0.7, 0.4), 2.0, 2.5, 1.5))
-    apart = np.concatenate([RANKINGS[name].priority(p, settings) for p in parts])
-    np.testing.assert_array_equal(RANKINGS[name].priority(joined, settings), apart)
+@pytest.mark.parametrize("name", RANKINGS)
+def test_what_a_ranking_says_is_what_it_does(name: str) -> None:
+    """A state has a reason exactly if its priority is -inf."""
+    rng = np.random.default_rng(4)
+    states = joined([problem(rng, number) for number in range(200)], MODEL)
+    drawn = ~np.isneginf(ranking(name).priority(states))
+    assert [why == "" for why in told(name, states)] == drawn.tolist()
+    assert drawn.any()
