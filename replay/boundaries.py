@@ -1,6 +1,6 @@
 """Finds the boundaries of a response: the token positions where a step ends and a state may be cut.
 
-Called by the trainer on the token ids of every response. It works on bytes, so a token that contains ".\\n" or "\\n    "
+It works on bytes, so a token that contains ".\\n" or "\\n    "
 is handled exactly. Invariants: 0 < length < len(token_ids), strictly increasing; every boundary is between two
 characters, so the prefix decodes to a prefix of the text; something other than blanks follows it.
 """

@@ -31,18 +31,14 @@ class Known(NamedTuple):
     features: list[float]  # [F]
 
 
-def _nothing() -> Reals:
-    return np.zeros(0)
-
-
 @dataclass(slots=True)
 class Evidence:
     """Outcomes of replayed states and of rollouts from roots, and the scale of the critic's values. All are decayed per `record`."""
 
-    # one row per drawn state with outcomes, and per call for all roots
+    # one row per drawn state with outcomes, and one per call for all roots
     features: Reals = field(default_factory=lambda: np.zeros((0, len(Feature))))  # [N, F]
-    wins: Reals = field(default_factory=_nothing)  # [N]
-    losses: Reals = field(default_factory=_nothing)  # [N]
+    wins: Reals = field(default_factory=lambda: np.zeros(0))  # [N]
+    losses: Reals = field(default_factory=lambda: np.zeros(0))  # [N]
     expected: float = 0.0  # pairs of continuations of one state that would differ if states of equal chance were alike
     differing: float = 0.0  # pairs that differ
     value_count: float = 0.0  # of the critic's values
@@ -72,7 +68,7 @@ class Evidence:
         problems = {c.problem_id for c in roots}
         self.fresh += len(problems)
         self.unsolved += len(problems) - len(set(won))
-        values = np.concatenate([_nothing(), *(c.values for c in candidates)])
+        values = np.concatenate([np.zeros(0), *(c.values for c in candidates)])
         self.value_count += len(values)
         self.value_sum += float(values.sum())
         self.value_squares += float((values * values).sum())
@@ -137,13 +133,12 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """The evidence, for the manifest of a checkpoint."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
-        return plain | {"drawn": list(self.drawn.items())}
+        columns = {one.name: np.asarray(getattr(self, one.name)).tolist() for one in fields(self) if one.name != "drawn"}
+        return columns | {"drawn": list(self.drawn.items())}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Evidence":
         """What `to_json` returned."""
-        arrays = {name: np.array(saved[name], np.float64) for name in ("features", "wins", "losses")}
-        arrays["features"] = arrays["features"].reshape(-1, len(Feature))
-        return cls(**saved | arrays | {"drawn": {key: Known(*known) for key, known in saved["drawn"]}})
+        rows = {name: np.array(saved[name], np.float64) for name in ("features", "wins", "losses")}
+        rows["features"].shape = (-1, len(Feature))
+        return cls(**saved | rows | {"drawn": {key: Known(*known) for key, known in saved["drawn"]}})

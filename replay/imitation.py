@@ -1,6 +1,6 @@
 """The newest own success of each problem that the root does not solve yet, for the policy to imitate (`replay.imitated`).
 
-Used by `replay/store.py`. It is kept in the driver, because it needs whole responses, and shards keep tokens up to the last state only.
+It is kept in the driver, because it needs whole responses, and shards keep tokens up to the last state only.
 Invariant: it depends only on the rollouts from the root that were added, in their order.
 
 Worked example, 8 rollouts of a problem in each visit: 2 succeed, and the last of them is kept. None succeeds, and it stays. 5 succeed,

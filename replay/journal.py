@@ -1,6 +1,6 @@
 """The journal: a shard's writes since its last snapshot, on disk. A shard that died is recovered from both.
 
-Used by `replay/server.py`. A journal is a file of entries. An entry is a length and so many bytes. The first entry is a header that
+A journal is a file of entries. An entry is a length and so many bytes. The first entry is a header that
 names the snapshot; each other entry is one write. Invariants: when `append` returns, the entry outlives the process. A half-written
 last entry is an unacknowledged write and is dropped. `begin` replaces the file atomically.
 """

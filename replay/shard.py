@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from core.config import ReplayConfig
+from core.errors import StoreError
 from core.records import Flags, IntArray, Provenance
 from replay import writes
 from replay.keys import Keys, Reals, Rows, eviction_order, gumbels, problem_hash, state_keys
@@ -325,6 +326,8 @@ class Shard:
         if not len(rows):
             return
         priority = self.ranking.priority(columns)
+        if np.isnan(priority).any():  # a user's own ranking
+            raise StoreError("replay.ranking: the priority of a state is NaN; return a finite number, or -inf")
         self.states["priority"][rows] = priority
         self.states["retention"][rows] = self.ranking.retention(columns, priority)
 

@@ -1,7 +1,4 @@
-"""Named numpy columns of one length. A shard stores its states, trajectories and problems in them.
-
-Used by `replay/shard.py` and `replay/snapshot.py`.
-"""
+"""Named numpy columns of one length. A shard stores its states, trajectories and problems in them."""
 
 from collections.abc import Mapping
 from typing import Any

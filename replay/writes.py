@@ -45,11 +45,19 @@ def pack_candidates(candidates: Sequence[Candidate], vocabulary: int) -> bytes:
     lengths = _joined([c.lengths for c in candidates], np.int32)
     values = _joined([c.values for c in candidates], np.float32)
     sizes = np.array([len(c.response_ids) for c in candidates], np.int32)
-    _check_states(candidates, sizes, counts, lengths, values)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
+    for at in np.flatnonzero((lengths <= 0) | (lengths >= sizes[owner]) | falls | ~np.isfinite(values))[:1]:
+        raise StoreError(
+            f"problem '{candidates[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]}; lengths must"
+            f" increase inside the response ({sizes[owner[at]]} tokens), and values be finite"
+        )
     parts = [c.response_ids[: c.lengths[-1] if len(c.lengths) else 0] for c in candidates]
     tokens = _joined(parts, np.int32)
-    _check_tokens(candidates, parts, tokens, vocabulary)
     ends, states = np.cumsum([0, *map(len, parts)]), np.cumsum([0, *counts])
+    for at in np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[:1]:  # a smaller type would change it
+        name = candidates[int(np.searchsorted(ends, at, side="right")) - 1].problem_id
+        raise StoreError(f"problem '{name}': token {tokens[at]} is outside the vocabulary of {vocabulary}")
     columns = {
         "problem": pa.array([c.problem_id for c in candidates], pa.string()),
         "size": pa.array(sizes),
@@ -127,29 +135,3 @@ def _stream(batch: pa.RecordBatch, kind: str, **others: str) -> bytes:
 
 def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype, casting="unsafe")
-
-
-def _check_states(
-    candidates: Sequence[Candidate], sizes: IntArray, counts: Rows, lengths: IntArray, values: FloatArray
-) -> None:
-    """Raise StoreError unless lengths increase strictly inside their response and values are finite."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
-    wrong = (lengths <= 0) | (lengths >= sizes[owner]) | falls | ~np.isfinite(values)
-    for at in np.flatnonzero(wrong)[:1].tolist():
-        candidate = candidates[owner[at]]
-        raise StoreError(
-            f"candidate of problem '{candidate.problem_id}': its state of length {lengths[at]} has value {values[at]}; lengths"
-            f" must increase inside the response ({sizes[owner[at]]} tokens), and values be finite"
-        )
-
-
-def _check_tokens(
-    candidates: Sequence[Candidate], parts: Sequence[IntArray], tokens: IntArray, vocabulary: int
-) -> None:
-    """Raise StoreError for a token outside the vocabulary, which a smaller type would change."""
-    for at in np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[:1].tolist():
-        owner = int(np.searchsorted(np.cumsum([*map(len, parts)]), at, side="right"))
-        raise StoreError(
-            f"candidate of problem '{candidates[owner].problem_id}': token {tokens[at]} is outside the vocabulary of {vocabulary}"
-        )

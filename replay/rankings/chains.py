@@ -1,7 +1,7 @@
 """Chains: the states of each stored trajectory in order of depth, and which of them a problem keeps longest.
 
-Used by the rankings that follow chains (`frontier`, `canonical`). Invariant: every result for a chain depends only on the
-columns of its problem. The number of its trajectory serves only as a name, because it depends on placement.
+Invariant: every result for a chain depends only on the columns of its problem. The number of its trajectory serves only as a name,
+because it depends on placement.
 """
 
 from dataclasses import dataclass

@@ -137,17 +137,17 @@ def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"lengths": [0]}, "its state of length 0 has value 0.0; lengths must increase inside the response"),
-        ({"lengths": [10]}, "its state of length 10 has value 0.0; lengths must increase inside the response"),
-        ({"lengths": [4, 4], "values": [0.0, 0.5]}, "its state of length 4 has value 0.5; lengths must increase"),
-        ({"values": [np.nan]}, "its state of length 4 has value nan; .* and values be finite"),
+        ({"lengths": [0]}, "a state of length 0 has value 0.0; lengths must increase inside the response"),
+        ({"lengths": [10]}, "a state of length 10 has value 0.0; lengths must increase inside the response"),
+        ({"lengths": [4, 4], "values": [0.0, 0.5]}, "a state of length 4 has value 0.5; lengths must increase"),
+        ({"values": [np.nan]}, "a state of length 4 has value nan; .* and values be finite"),
         ({"tokens": [100] * 10}, "token 100 is outside the vocabulary of 100"),
         ({"tokens": [-1] * 10}, "token -1 is outside the vocabulary of 100"),
     ],
 )
 def test_bad_candidates_name_their_problem(fields: dict[str, object], message: str) -> None:
     columns = {"tokens": range(10), "lengths": [4], "values": [0.0]} | fields
-    with pytest.raises(StoreError, match=f"^candidate of problem 'p': {message}"):
+    with pytest.raises(StoreError, match=f"^problem 'p': {message}"):
         pack_candidates([candidate("q", range(3), [1], [0.0]), candidate("p", **columns)], 100)
 
 
