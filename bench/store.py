@@ -20,7 +20,7 @@ import numpy as np
 from bench.models import local_ray
 from bench.report import RESULTS, Check, check, command_line, write
 from core.config import ReplayConfig
-from core.records import Candidate, IntArray, Outcome, Provenance
+from core.records import CutTrajectory, IntArray, Outcome, Provenance
 from replay.boundaries import TokenTable, boundaries
 from replay.store import ReplayStore
 
@@ -57,13 +57,15 @@ def responses(size: Size, seed: int) -> list[IntArray]:
     return list(tokens)
 
 
-def candidates(size: Size, made: list[IntArray], lengths: list[IntArray], seed: int, version: int) -> list[Candidate]:
+def candidates(
+    size: Size, made: list[IntArray], lengths: list[IntArray], seed: int, version: int
+) -> list[CutTrajectory]:
     """The candidates of the trajectories, with values; a quarter of them succeed."""
     rng = np.random.default_rng(seed)
     problems = rng.integers(0, size.problems, len(made)).tolist()
     kinds = rng.random(len(made)) < 0.25
     return [
-        Candidate(f"problem-{p}", t, k, rng.random(len(k), np.float32), Provenance(int(won)), float(won), version)
+        CutTrajectory(f"problem-{p}", t, k, rng.random(len(k), np.float32), Provenance(int(won)), float(won), version)
         for p, t, k, won in zip(problems, made, lengths, kinds.tolist(), strict=True)
     ]
 

@@ -2,7 +2,7 @@
 
 A rollout passes through these records in the loop:
 
-    Start -> Trajectory (actors) -> Judged (tasks) -> Scored (learner) -> Candidate / Outcome (replay)
+    Start -> Trajectory (actors) -> Judged (tasks) -> Scored (learner) -> CutTrajectory / Outcome (replay)
 
 All records are immutable and cheap to pickle. Shapes: P prompt tokens, K prefix tokens, C continuation tokens,
 R = K + C response tokens, S states. Arrays are numpy, tokens int32, reals float32.
@@ -198,8 +198,8 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """The states of one trajectory, offered to the replay store.
+class CutTrajectory:
+    """A trajectory and where it is cut into states, as the replay store takes it.
 
     State i is the problem plus response_ids[:lengths[i]], with 0 < lengths[i] < R, increasing.
     """

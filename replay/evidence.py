@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.records import Candidate, Outcome, Provenance
+from core.records import CutTrajectory, Outcome, Provenance
 from replay.keys import Reals
 from replay.rankings.base import SuccessModel
 from replay.records import Drawn
@@ -59,16 +59,16 @@ class Evidence:
         """Share of fresh problems of which every rollout from the root failed; 1 before there are any."""
         return self.unsolved_before / self.fresh_before if self.fresh_before else 1.0
 
-    def add(self, candidates: Sequence[Candidate]) -> None:
+    def add(self, trajectories: Sequence[CutTrajectory]) -> None:
         """Count the values of new states, and the rollouts from the root: all of a problem come together."""
-        roots = [c for c in candidates if c.from_root]
-        won = [c.problem_id for c in roots if c.provenance == Provenance.OWN_SUCCESSFUL]
+        roots = [t for t in trajectories if t.from_root]
+        won = [t.problem_id for t in roots if t.provenance == Provenance.OWN_SUCCESSFUL]
         self.root_wins += len(won)
         self.root_losses += len(roots) - len(won)
-        problems = {c.problem_id for c in roots}
+        problems = {t.problem_id for t in roots}
         self.fresh += len(problems)
         self.unsolved += len(problems) - len(set(won))
-        values = np.concatenate([np.zeros(0), *(c.values for c in candidates)])
+        values = np.concatenate([np.zeros(0), *(t.values for t in trajectories)])
         self.value_count += len(values)
         self.value_sum += float(values.sum())
         self.value_squares += float((values * values).sum())
@@ -133,7 +133,9 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """The evidence, for the manifest of a checkpoint."""
-        columns = {one.name: np.asarray(getattr(self, one.name)).tolist() for one in fields(self) if one.name != "drawn"}
+        columns = {
+            one.name: np.asarray(getattr(self, one.name)).tolist() for one in fields(self) if one.name != "drawn"
+        }
         return columns | {"drawn": list(self.drawn.items())}
 
     @classmethod

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.records import Candidate, IntArray, Provenance
+from core.records import CutTrajectory, IntArray, Provenance
 from core.seeds import generator
 
 MOST = 1024
@@ -26,12 +26,12 @@ class Successes:
     def __init__(self, kept: Sequence[tuple[str, Sequence[int]]] = ()) -> None:
         self._kept: dict[str, IntArray] = {name: np.array(tokens, np.int32) for name, tokens in kept}
 
-    def add(self, candidates: Sequence[Candidate]) -> None:
+    def add(self, trajectories: Sequence[CutTrajectory]) -> None:
         """Keep the newest success of each problem, and drop those of solved problems. All rollouts of a visit come together."""
-        visits: dict[str, list[Candidate]] = {}
-        for candidate in candidates:
-            if candidate.from_root:
-                visits.setdefault(candidate.problem_id, []).append(candidate)
+        visits: dict[str, list[CutTrajectory]] = {}
+        for trajectory in trajectories:
+            if trajectory.from_root:
+                visits.setdefault(trajectory.problem_id, []).append(trajectory)
         for name, rollouts in visits.items():
             won = [rollout for rollout in rollouts if rollout.provenance == Provenance.OWN_SUCCESSFUL]
             whole = [rollout.response_ids for rollout in won if not rollout.truncated]

@@ -16,14 +16,14 @@ Objects = npt.NDArray[np.object_]
 class Counters:
     """Counts of events in a shard since its store was created."""
 
-    offered: int = 0  # states in accepted candidates
+    offered: int = 0  # states of the trajectories that were added
     merged: int = 0  # of these, states that were already stored
     rejected: int = 0  # of these, states that their problem's quota rejected for their low retention
     evicted: int = 0  # states removed later, for the quota of their problem or the bounds of the store
     outcomes: int = 0  # outcomes of replayed states
     solved: int = 0  # of these, correct
     lost_outcomes: int = 0  # outcomes that arrived after their state was evicted
-    root_outcomes: int = 0  # rollouts from a root among the candidates
+    root_outcomes: int = 0  # rollouts from a root among the trajectories
     root_solved: int = 0
 
 

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
 from core.errors import StoreError, first_line
-from core.records import Candidate, FloatArray, IntArray, Outcome, ReplayedState
+from core.records import CutTrajectory, FloatArray, IntArray, Outcome, ReplayedState
 from core.seeds import derive
 from replay import writes
 from replay.evidence import Evidence
@@ -80,13 +80,13 @@ class ReplayStore:
         """States in the store."""
         return sum(size.states for size in self._sizes)
 
-    def add(self, candidates: Sequence[Candidate]) -> None:
+    def add(self, trajectories: Sequence[CutTrajectory]) -> None:
         """Store the states of trajectories, then evict down to the bounds on count and bytes."""
-        parts = self._split(candidates, [c.problem_id for c in candidates])
-        self._write({shard: writes.pack_candidates(part, self._vocabulary) for shard, part in parts.items()})
-        self._evidence.add(candidates)
+        parts = self._split(trajectories, [t.problem_id for t in trajectories])
+        self._write({shard: writes.pack_trajectories(part, self._vocabulary) for shard, part in parts.items()})
+        self._evidence.add(trajectories)
         if self._imitated:
-            self._successes.add(candidates)
+            self._successes.add(trajectories)
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:

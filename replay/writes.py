@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from core.errors import StoreError
-from core.records import Candidate, FloatArray, IntArray, Outcome, ReplayedState
+from core.records import CutTrajectory, Outcome, ReplayedState
 from replay.keys import Rows
 from replay.rankings.base import SuccessModel
 from replay.success import from_text, to_text
@@ -36,38 +36,38 @@ def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(np.min_scalar_type(max(vocabulary - 1, 0)))
 
 
-def pack_candidates(candidates: Sequence[Candidate], vocabulary: int) -> bytes:
+def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) -> bytes:
     """The states of trajectories, one row per trajectory. Raises StoreError that names the problem and the bad state.
 
     Of each response only the tokens up to its last state are sent: the shard stores no others.
     """
-    counts = np.array([len(c.lengths) for c in candidates], np.int64)
-    lengths = _joined([c.lengths for c in candidates], np.int32)
-    values = _joined([c.values for c in candidates], np.float32)
-    sizes = np.array([len(c.response_ids) for c in candidates], np.int32)
+    counts = np.array([len(t.lengths) for t in trajectories], np.int64)
+    lengths = _joined([t.lengths for t in trajectories], np.int32)
+    values = _joined([t.values for t in trajectories], np.float32)
+    sizes = np.array([len(t.response_ids) for t in trajectories], np.int32)
     owner = np.repeat(np.arange(len(counts)), counts)
     falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
     for at in np.flatnonzero((lengths <= 0) | (lengths >= sizes[owner]) | falls | ~np.isfinite(values))[:1]:
         raise StoreError(
-            f"problem '{candidates[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]}; lengths must"
+            f"problem '{trajectories[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]}; lengths must"
             f" increase inside the response ({sizes[owner[at]]} tokens), and values be finite"
         )
-    parts = [c.response_ids[: c.lengths[-1] if len(c.lengths) else 0] for c in candidates]
+    parts = [t.response_ids[: t.lengths[-1] if len(t.lengths) else 0] for t in trajectories]
     tokens = _joined(parts, np.int32)
     ends, states = np.cumsum([0, *map(len, parts)]), np.cumsum([0, *counts])
     for at in np.flatnonzero((tokens < 0) | (tokens >= vocabulary))[:1]:  # a smaller type would change it
-        name = candidates[int(np.searchsorted(ends, at, side="right")) - 1].problem_id
+        name = trajectories[int(np.searchsorted(ends, at, side="right")) - 1].problem_id
         raise StoreError(f"problem '{name}': token {tokens[at]} is outside the vocabulary of {vocabulary}")
     columns = {
-        "problem": pa.array([c.problem_id for c in candidates], pa.string()),
+        "problem": pa.array([t.problem_id for t in trajectories], pa.string()),
         "size": pa.array(sizes),
         "tokens": pa.LargeListArray.from_arrays(ends, pa.array(tokens.astype(token_type(vocabulary)))),
         "lengths": pa.LargeListArray.from_arrays(states, pa.array(lengths)),
         "values": pa.LargeListArray.from_arrays(states, pa.array(values)),
-        "provenance": pa.array([int(c.provenance) for c in candidates], pa.uint8()),
-        "reward": pa.array([c.reward for c in candidates], pa.float32()),
-        "version": pa.array([c.version for c in candidates], pa.int32()),
-        "parent": pa.array([c.parent or 0 for c in candidates], pa.uint64()),
+        "provenance": pa.array([int(t.provenance) for t in trajectories], pa.uint8()),
+        "reward": pa.array([t.reward for t in trajectories], pa.float32()),
+        "version": pa.array([t.version for t in trajectories], pa.int32()),
+        "parent": pa.array([t.parent or 0 for t in trajectories], pa.uint64()),
     }
     return _stream(pa.RecordBatch.from_pydict(columns), ADD)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.errors import ActorError, WeightError
-from core.records import Candidate, Judged, Provenance, Start
+from core.records import CutTrajectory, Judged, Provenance, Start
 from core.seeds import derive
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings, ValueRefresh
@@ -123,7 +123,7 @@ def choose_starts(parts: Components, settings: IterationSettings, number: int, a
     return starts
 
 
-def candidates_of(parts: Components, settings: IterationSettings) -> Callable[..., list[Candidate]]:
+def candidates_of(parts: Components, settings: IterationSettings) -> Callable[..., list[CutTrajectory]]:
     """`candidates` with what is the same for all trajectories of an iteration."""
     version, budget = parts.learner.version, settings.sampling.max_response_tokens
     return partial(candidates, boundaries=parts.boundaries, version=version, chains=settings.chains, budget=budget)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from core.records import (
-    Candidate,
+    CutTrajectory,
     Finish,
     Flags,
     FloatArray,
@@ -118,7 +118,7 @@ def candidates(
     *,
     chains: bool = False,
     budget: int | None = None,
-) -> list[Candidate]:
+) -> list[CutTrajectory]:
     """The states that the trajectories pass through, with the critic's values.
 
     `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, where K
@@ -147,7 +147,7 @@ def candidates(
             lengths = lengths[lengths <= (1.0 - ROOM) * budget]
         lengths = lengths[np.isfinite(known[lengths - depth])]
         found.append(
-            Candidate(
+            CutTrajectory(
                 problem_id=start.problem_id,
                 response_ids=item.trajectory.response_ids,
                 lengths=lengths,

@@ -12,12 +12,12 @@ import pytest
 import launch
 from commands.options import DEFAULT
 from core.load import dump_config, load_config, override
-from core.records import Candidate, Outcome, Provenance
+from core.records import CutTrajectory, Outcome, Provenance
 from core.run_directory import RunDirectory, write_atomically
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
-from replay.writes import pack_candidates, pack_outcomes
+from replay.writes import pack_outcomes, pack_trajectories
 from tasks.corpus import character_tokenizer
 
 
@@ -35,8 +35,8 @@ def run(tmp_path: Path) -> Path:
     def add(number: int, text: str, length: int, provenance: Provenance, parent: int) -> None:
         ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
         states = np.array([length], np.int32), np.array([0.5], np.float32)
-        candidate = Candidate("1+1", ids, *states, provenance, 0.0, 1, parent=parent)
-        shard.write(number - 1, pack_candidates([candidate], len(tokenizer)))
+        candidate = CutTrajectory("1+1", ids, *states, provenance, 0.0, 1, parent=parent)
+        shard.write(number - 1, pack_trajectories([candidate], len(tokenizer)))
 
     add(1, "a=2\nb=4\n", 4, Provenance.OWN_FAILED, 0)
     first = int(shard.read(1, Shard.top, 1, 9).keys[0])

@@ -15,13 +15,13 @@ import pytest
 
 from core.config import ReplayConfig
 from core.load import dump_config, parse_config
-from core.records import Candidate, IntArray, Outcome, Provenance
+from core.records import CutTrajectory, IntArray, Outcome, Provenance
 from core.run_directory import RunDirectory
 from monitor.inspector import Inspector
 from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
-from replay.writes import pack_candidates, pack_outcomes
+from replay.writes import pack_outcomes, pack_trajectories
 from tasks.corpus import character_tokenizer
 from tests.browser import CHROMIUM, open_tab
 
@@ -52,8 +52,8 @@ class Made:
     def add(self, problem: str, text: str, lengths: list[int], provenance: Provenance, parent: int = 0) -> None:
         values = np.linspace(0.2, 0.8, len(lengths), dtype=np.float32)
         states = np.array(lengths, np.int32), values
-        made = Candidate(problem, self.ids(text), *states, provenance, 0.0, 1, parent=parent)
-        self.write(pack_candidates([made], len(self.tokenizer)))
+        made = CutTrajectory(problem, self.ids(text), *states, provenance, 0.0, 1, parent=parent)
+        self.write(pack_trajectories([made], len(self.tokenizer)))
 
     def prompts(self, rows: dict[str, str]) -> None:
         columns = {"problem": list(rows), "level": ["easy"] * len(rows), "prompt": list(rows.values())}
@@ -157,9 +157,9 @@ def test_a_hundred_thousand_states_answer_at_once(tmp_path: Path) -> None:
     chains = [made.ids(f"a={n}\nb=2\nc=3\nd=4\na=5\n9") for n in range(CHAINS)]
     for first in range(0, PROBLEMS, 500):
         made.write(
-            pack_candidates(
+            pack_trajectories(
                 [
-                    Candidate(f"problem-{n}", ids, lengths, values, Provenance.OWN_FAILED, 0.0, 1)
+                    CutTrajectory(f"problem-{n}", ids, lengths, values, Provenance.OWN_FAILED, 0.0, 1)
                     for n in range(first, first + 500)
                     for ids in chains
                 ],

@@ -10,7 +10,7 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Candidate, Outcome, Provenance
+from core.records import CutTrajectory, Outcome, Provenance
 from monitor.store_table import (
     export,
     first_states,
@@ -26,7 +26,7 @@ from replay.rankings.base import SuccessModel
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.store import ReplayStore
-from replay.writes import pack_candidates, pack_outcomes
+from replay.writes import pack_outcomes, pack_trajectories
 
 CONFIG = ReplayConfig(ranking="value")
 NEWEST = 2**31 - 1
@@ -47,12 +47,12 @@ LENGTHS, VALUES = np.array([1, 3], np.int32), np.array([0.25, 0.75], np.float32)
 @pytest.fixture
 def store(tmp_path: Path) -> ReplayStore:
     made = ReplayStore(CONFIG, vocabulary=26, directory=tmp_path / "live", fingerprint="f", local=True)
-    made.add([Candidate("p", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1)])
+    made.add([CutTrajectory("p", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1)])
     deep = made.top(1, NEWEST)[0]
     made.add(
         [
             child(deep.key, [5]),
-            Candidate("q", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.CANONICAL, 1.0, 3),
+            CutTrajectory("q", np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.CANONICAL, 1.0, 3),
         ]
     )
     made.record([Outcome(deep.key, "p", True, 3), Outcome(deep.key, "p", False, 3)])
@@ -60,11 +60,11 @@ def store(tmp_path: Path) -> ReplayStore:
     return made
 
 
-def child(parent: int, lengths: list[int]) -> Candidate:
+def child(parent: int, lengths: list[int]) -> CutTrajectory:
     """A success that was started from the state (0, 1, 2)."""
     tokens, values = np.array([0, 1, 2, 9, 9, 9], np.int32), np.full(len(lengths), 0.5, np.float32)
     states = np.array(lengths, np.int32), values
-    return Candidate("p", tokens, *states, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=parent)
+    return CutTrajectory("p", tokens, *states, Provenance.OWN_SUCCESSFUL, 1.0, 3, parent=parent)
 
 
 def test_the_table_says_what_the_store_holds(store: ReplayStore, tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_state_that_is_not_drawn_says_why(tmp_path: Path) -> None:
 
     def add(problem: str, provenance: Provenance, tokens: list[int], lengths: list[int], parent: int = 0) -> None:
         ids, values = np.array(tokens, np.int32), np.full(len(lengths), 0.5, np.float32)
-        candidate = Candidate(problem, ids, np.array(lengths, np.int32), values, provenance, 0.0, 1, parent=parent)
-        shard.apply(pack_candidates([candidate], 26))
+        candidate = CutTrajectory(problem, ids, np.array(lengths, np.int32), values, provenance, 0.0, 1, parent=parent)
+        shard.apply(pack_trajectories([candidate], 26))
 
     add("unsolved", Provenance.OWN_FAILED, [1, 2, 3, 4], [1, 3])
     add("solved", Provenance.OWN_SUCCESSFUL, [1, 2, 3, 4], [1, 3], parent=7)
@@ -124,9 +124,9 @@ def test_a_state_that_teaches_nothing_says_why() -> None:
     shard = Shard(config, 26)
     ids, states = np.arange(9, dtype=np.int32), (np.array([1], np.int32), np.array([0.5], np.float32))
     for problem, provenance in (("solved", Provenance.OWN_SUCCESSFUL), ("hard", Provenance.OWN_FAILED)):
-        made = Candidate(problem, ids, *states, provenance, 0.0, 1)
+        made = CutTrajectory(problem, ids, *states, provenance, 0.0, 1)
         for _ in range(3):  # root: (3 + 1) / (3 + 2) and 1 / 5; the first is above 1/2
-            shard.apply(pack_candidates([made], 26))
+            shard.apply(pack_trajectories([made], 26))
     found = {row["problem"]: row["rests"] for row in states_table([shard]).to_pylist()}
     assert found == {"solved": "its problem is solved from the root", "hard": "its chance of success is below 5%"}
 
@@ -166,10 +166,12 @@ def test_empty_journals_of_a_run_that_starts_again_do_not_hide_its_checkpoint(
 
 def test_the_live_journal_is_read_before_a_checkpoint(tmp_path: Path) -> None:
     server = ShardServer(0, CONFIG, 26, tmp_path / "live", "id")
-    made = [Candidate(p, np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1) for p in "pq"]
-    server.write(0, pack_candidates(made[:1], 26))
+    made = [
+        CutTrajectory(p, np.arange(5, dtype=np.int32), LENGTHS, VALUES, Provenance.OWN_FAILED, 0.0, 1) for p in "pq"
+    ]
+    server.write(0, pack_trajectories(made[:1], 26))
     server.save(1, tmp_path / "checkpoint" / "shard-0.parquet")
-    server.write(1, pack_candidates(made[1:], 26))
+    server.write(1, pack_trajectories(made[1:], 26))
     best = server.read(2, Shard.top, 1, NEWEST).states()[0]
     server.write(2, pack_outcomes([Outcome(best.key, best.problem_id, True, 2)], SuccessModel()))
     assert whole(tmp_path)["problem"].to_pylist() == ["p", "p", "q", "q"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.records import Candidate, Provenance
+from core.records import CutTrajectory, Provenance
 from replay.store import ReplayStore
 from tests.replay.test_store import opened
 
@@ -15,7 +15,7 @@ def forty(directory: Path) -> ReplayStore:
     store = opened(directory, 4, local=True, temperature=0.2)
     tokens, lengths = np.arange(8, dtype=np.int32), np.array([4], np.int32)
     made = [
-        Candidate(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)
+        CutTrajectory(f"p{i}", tokens, lengths, np.array([i / 100], np.float32), Provenance.CANONICAL, 1.0, 0)
         for i in range(40)
     ]
     store.add(made)

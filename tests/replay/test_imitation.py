@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.records import Candidate, Provenance
+from core.records import CutTrajectory, Provenance
 from replay import imitation
 from replay.imitation import Successes
 from tests.replay.test_store import opened
@@ -14,7 +14,7 @@ from tests.replay.test_store import opened
 EMPTY = np.zeros(0, np.int32)
 
 
-def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None) -> list[Candidate]:
+def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None) -> list[CutTrajectory]:
     """Rollouts of a visit with the responses [first], [first + 1], ...
 
     A character each: + a success, t a truncated one, - a failure, c a canonical solution.
@@ -22,7 +22,7 @@ def visit(problem: str, outcomes: str, first: int = 1, parent: int | None = None
     own, failed = Provenance.OWN_SUCCESSFUL, Provenance.OWN_FAILED
     kinds = {"+": own, "t": own, "-": failed, "c": Provenance.CANONICAL}
     return [
-        Candidate(
+        CutTrajectory(
             problem,
             np.array([token], np.int32),
             EMPTY,

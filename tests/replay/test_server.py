@@ -11,11 +11,11 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from core.records import Candidate, Provenance
+from core.records import CutTrajectory, Provenance
 from replay.server import ShardServer
 from replay.shard import Shard
 from replay.stats import shard_stats
-from replay.writes import pack_candidates
+from replay.writes import pack_trajectories
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ReplayConfig(ranking="value")
@@ -30,8 +30,8 @@ def fill(shard: ShardServer, first: int, last: int) -> None:
     for number in range(first, last + 1):
         tokens = np.random.default_rng(number).integers(0, 100, 60).astype(np.int32)
         states = np.array([2, 4], np.int32), np.array([0.25, 0.5], np.float32)
-        made = Candidate(f"p{number}", tokens, *states, Provenance.OWN_FAILED, 0.0, number)
-        shard.write(number - 1, pack_candidates([made], 100))
+        made = CutTrajectory(f"p{number}", tokens, *states, Provenance.OWN_FAILED, 0.0, number)
+        shard.write(number - 1, pack_trajectories([made], 100))
 
 
 def content(shard: ShardServer) -> set[tuple[str, tuple[int, ...]]]:

@@ -8,17 +8,17 @@ import pytest
 
 from core.config import ReplayConfig
 from core.errors import StoreError
-from core.records import Candidate, FloatArray, Outcome, Provenance, ReplayedState
+from core.records import CutTrajectory, FloatArray, Outcome, Provenance, ReplayedState
 from replay.keys import state_keys
 from replay.rankings.base import Ranking, StateColumns, SuccessModel
 from replay.shard import Shard
-from replay.writes import pack_candidates, pack_eviction, pack_outcomes, pack_values
+from replay.writes import pack_eviction, pack_outcomes, pack_trajectories, pack_values
 
 TOKENS = np.arange(10, dtype=np.int32)
 
 
-def candidate(problem: str, tokens: object, lengths: object, values: object, **fields: object) -> Candidate:
-    made = Candidate(
+def candidate(problem: str, tokens: object, lengths: object, values: object, **fields: object) -> CutTrajectory:
+    made = CutTrajectory(
         problem,
         np.array(tokens, np.int32),
         np.array(lengths, np.int32),
@@ -30,15 +30,15 @@ def candidate(problem: str, tokens: object, lengths: object, values: object, **f
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def shard_of(*candidates: Candidate, **fields: object) -> Shard:
+def shard_of(*candidates: CutTrajectory, **fields: object) -> Shard:
     shard = Shard(ReplayConfig.model_validate({"ranking": "value", **fields}), 100)
     add(shard, *candidates)
     return shard
 
 
-def add(shard: Shard, *candidates: Candidate) -> None:
+def add(shard: Shard, *candidates: CutTrajectory) -> None:
     if candidates:
-        shard.apply(pack_candidates(candidates, 100))
+        shard.apply(pack_trajectories(candidates, 100))
 
 
 def evict(shard: Shard, count: int) -> None:
@@ -148,7 +148,7 @@ def test_the_best_of_a_race_are_the_first_of_all_of_it(count: int) -> None:
 def test_bad_candidates_name_their_problem(fields: dict[str, object], message: str) -> None:
     columns = {"tokens": range(10), "lengths": [4], "values": [0.0]} | fields
     with pytest.raises(StoreError, match=f"^problem 'p': {message}"):
-        pack_candidates([candidate("q", range(3), [1], [0.0]), candidate("p", **columns)], 100)
+        pack_trajectories([candidate("q", range(3), [1], [0.0]), candidate("p", **columns)], 100)
 
 
 def test_keys_by_their_formula_in_plain_python() -> None:

@@ -10,7 +10,7 @@ from core.config import ReplayConfig
 from replay.keys import shard_of
 from replay.shard import Shard
 from replay.snapshot import load_snapshot, write_snapshot
-from replay.writes import pack_candidates
+from replay.writes import pack_trajectories
 from tests.replay.test_shard import add, candidate, evict, stored
 from tests.replay.test_shard import shard_of as shard_with
 from tests.replay.test_store import candidates
@@ -34,7 +34,7 @@ def test_a_snapshot_does_not_show_that_its_shard_was_restored(tmp_path: Path) ->
 def test_any_split_of_a_snapshot_has_all_of_it(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replay.snapshot.PART", part)
     whole = Shard(ReplayConfig(ranking="value"), 100)
-    whole.apply(pack_candidates(candidates(40), 100))
+    whole.apply(pack_trajectories(candidates(40), 100))
     write_snapshot(whole, tmp_path / "file")
     parts = []
     for index in range(3):

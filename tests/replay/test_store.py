@@ -14,7 +14,7 @@ import ray
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from core.records import Candidate, Outcome, Provenance
+from core.records import CutTrajectory, Outcome, Provenance
 from core.sections.replay import RANKINGS
 from monitor.store_table import store_summary
 from replay.server import ShardServer
@@ -25,7 +25,7 @@ VOCABULARY = 100
 NEWEST = 2**31 - 1
 
 
-def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 12) -> list[Candidate]:
+def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 12) -> list[CutTrajectory]:
     rng = np.random.default_rng(seed)
     made = []
     for problem in range(problems):
@@ -34,7 +34,7 @@ def candidates(problems: int, per_problem: int = 2, seed: int = 0, size: int = 1
             lengths = np.array([3, 6, 9], np.int32)
             values = rng.random(3).astype(np.float32)
             provenance = Provenance(int(rng.integers(0, 3)))
-            made.append(Candidate(f"p{problem}", tokens, lengths, values, provenance, 0.0, 1))
+            made.append(CutTrajectory(f"p{problem}", tokens, lengths, values, provenance, 0.0, 1))
     return made
 
 
@@ -221,7 +221,7 @@ def test_ages_and_solve_rates_by_hand(tmp_path: Path) -> None:
     tokens, one = np.arange(5, dtype=np.int32), np.array([2], np.int32)
     for problem, provenance, version in (("p", 0, 1), ("q", 1, 1), ("r", Provenance.CANONICAL, 4)):
         value = np.array([0.5], np.float32)
-        store.add([Candidate(problem, tokens, one, value, Provenance(provenance), 0.0, version)])
+        store.add([CutTrajectory(problem, tokens, one, value, Provenance(provenance), 0.0, version)])
     state = store.sample(1, seed=0)[0]
     store.record([Outcome(state.key, state.problem_id, i == 2, 4) for i in range(4)])
     stats = store.stats()

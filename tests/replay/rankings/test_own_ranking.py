@@ -8,7 +8,7 @@ import pytest
 import launch
 from core.config import ReplayConfig
 from core.errors import ConfigError
-from core.records import Candidate, Outcome, Provenance
+from core.records import CutTrajectory, Outcome, Provenance
 from core.sections.replay import RANKINGS
 from replay.rankings.find import check_ranking
 from replay.shard import Shard
@@ -83,7 +83,7 @@ def test_a_store_draws_by_a_users_own_ranking(tmp_path: Path) -> None:
     tokens, values = np.arange(10, dtype=np.int32), np.full(2, 0.5, np.float32)
     for provenance, last in ((Provenance.OWN_SUCCESSFUL, 8), (Provenance.OWN_FAILED, 9)):
         ids, lengths = tokens + 10 * provenance, np.array([2, last], np.int32)
-        store.add([Candidate(f"p{i}", ids, lengths, values, provenance, 0.0, 1) for i in range(4)])
+        store.add([CutTrajectory(f"p{i}", ids, lengths, values, provenance, 0.0, 1) for i in range(4)])
     # own successes at 2 and 8 of 10 tokens have the priorities 0.8 and 0.2: e^(0.6 / 0.05) = 163,000 to 1
     assert {len(state.prefix_ids) for state in store.sample(4, seed=1)} == {2}
     assert len(store.sample(99, seed=2)) == 8
@@ -102,7 +102,7 @@ def test_a_store_draws_by_a_users_own_ranking(tmp_path: Path) -> None:
 def test_a_ranking_without_words_still_tells_that_it_is_the_ranking(tmp_path: Path) -> None:
     store = opened(tmp_path, 1, local=True, ranking="own_ranking:Silent")
     one, value = np.array([3], np.int32), np.array([0.5], np.float32)
-    store.add([Candidate("p", np.arange(9, dtype=np.int32), one, value, Provenance.OWN_FAILED, 0.0, 1)])
+    store.add([CutTrajectory("p", np.arange(9, dtype=np.int32), one, value, Provenance.OWN_FAILED, 0.0, 1)])
     (state,) = store.sample(1, seed=0)
     store.record([Outcome(state.key, "p", False, 1)])
     assert store.sample(1, seed=0) == []
