@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.records import FloatArray, Provenance, ReplayedState
-from replay.keys import Keys, Reals, Rows
+from replay.keys import Keys, Reals
 
 Objects = npt.NDArray[np.object_]
 
@@ -37,15 +37,9 @@ class Drawn:
     values: FloatArray
     provenance: npt.NDArray[np.uint8]
     version: npt.NDArray[np.int32]
-    chances: (
-        Reals  # of success before the state's own outcomes count, by the success model; 0 if the ranking reads no model
-    )
+    chances: Reals  # by the success model, before the state's own outcomes count; 0 if the ranking reads no model
     features: Reals  # [m, F] of the success model
     scores: Reals | npt.NDArray[np.uint64]  # by which they were chosen
-
-    def take(self, index: Rows) -> "Drawn":
-        """Some of them, in the order of `index`."""
-        return Drawn(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def states(self) -> list[ReplayedState]:
         """A record of each."""
@@ -65,5 +59,6 @@ class Drawn:
 
 def joined(parts: Sequence[Drawn], count: int) -> Drawn:
     """The `count` highest-scoring states of all shards, best first. Of ties the larger key comes first."""
-    found = Drawn(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)))
-    return found.take(np.lexsort((found.keys, found.scores))[::-1][:count])
+    found = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Drawn)}
+    best = np.lexsort((found["keys"], found["scores"]))[::-1][:count]
+    return Drawn(**{name: column[best] for name, column in found.items()})

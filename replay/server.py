@@ -7,7 +7,6 @@ raises `LostShardError` when its files are missing.
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from core.config import ReplayConfig
 from core.errors import LostShardError, StoreError
-from replay.journal import Journal, read_journal, unreadable, unwritable
+from replay.journal import Journal, read_journal, unreadable
 from replay.keys import shard_of
 from replay.records import Counters
 from replay.shard import Shard
@@ -89,10 +88,9 @@ class ShardServer:
     def save(self, sequence: int, path: Path) -> None:
         """Write a snapshot to `path`, and start a new journal after it."""
         self._require(sequence)
-        if self._journal is None:
-            write_snapshot(self._shard, path)
-        else:
-            _link(self._begin_journal(self._journal), path)
+        write_snapshot(self._shard, path)
+        if self._journal is not None:
+            self._begin_journal(self._journal)
 
     def restore(self, sequence: int, paths: Sequence[Path], shards: int) -> ShardSize:
         """Replace the content, if any, by what this shard owns of snapshots of any number of shards."""
@@ -114,17 +112,16 @@ class ShardServer:
                 f"replay-shard-{self._index}: died, and its files are gone (it has {self._sequence} of {sequence} writes)"
             )
 
-    def _begin_journal(self, journal: Journal) -> Path:
-        """Write a snapshot beside the journal, start an empty journal after it, and remove older files. Returns the snapshot's path."""
+    def _begin_journal(self, journal: Journal) -> None:
+        """Write a snapshot beside the journal, start an empty journal after it, and remove older files."""
         path = journal.path.with_name(f"shard-{self._index}.{self._store_id}.{self._sequence}.parquet")
         write_snapshot(self._shard, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)  # a checkpoint may share the file of this name: it keeps its content
+        os.replace(path.with_suffix(".new"), path)  # the old journal may refer to a file of this name
         about = {"store": self._store_id, "sequence": self._sequence, "snapshot": path.name}
         journal.begin(about | {"vocabulary": self._vocabulary})
         for old in path.parent.glob(f"shard-{self._index}.*"):
             if old not in (path, journal.path):
                 old.unlink()
-        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +145,3 @@ def recover(journal: Path, config: ReplayConfig) -> Recovered:
     except pa.ArrowInvalid as error:
         raise unreadable(journal, error) from error
     return Recovered(shard, header["store"], header["sequence"] + len(writes), size)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it if the file system has no links."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copyfile(source, target)
-    except OSError as error:
-        raise unwritable(target, error) from error

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from core.config import ReplayConfig
-from core.errors import StoreError, first_line
+from core.errors import RetrospectError, StoreError, first_line
 from core.records import CutTrajectory, FloatArray, IntArray, Outcome, ReplayedState
 from core.seeds import derive
 from replay import writes
@@ -265,7 +265,7 @@ class ReplayStore:
                     " replay.deadline"
                 ) from error
             except RayTaskError as error:
-                if isinstance(error.cause, StoreError):
+                if isinstance(error.cause, RetrospectError):
                     raise type(error.cause)(str(error.cause)) from error
                 raise
             except RayActorError as error:

@@ -22,20 +22,8 @@ Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem is not repla
 failures of an unsolved problem hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A success from a proven chain is an outcome of that
 chain and starts no new one.
 
-Worked example, target 0.3, one canonical chain with states at depths 0.25, 0.5, 0.75 (x = 0.75, 0.5, 0.25):
-
-    start       h = 1 / 0.4 = 2.5: p = exp(-2.5 x) = 0.153 0.287 0.535. The shallowest with p >= 0.3 is 0.75. Replay it.
-    4 wins      at 0.75: h = 1 / (0.4 + 4 * 0.25) = 0.714, prior 0.585 0.700 0.836, and at 0.75 (4 + 2 * 0.836) / 6 = 0.945.
-                Success there raises the others: the frontier is 0.25.
-    4 losses    at 0.25: h = 5 / (1.4 + 4 * 0.4 * 0.75) = 1.923, prior 0.236 0.382 0.618, at 0.25 2 * 0.236 / 6 = 0.079.
-                Curve 0.079 0.382 0.873: back to 0.5, between what failed and what succeeded.
-    2 and 2     at 0.5: h = 7 / (2.6 + 2.8 * 0.5) = 1.75, at 0.5 (2 + 2 * 0.417) / 6 = 0.472. It stays, with priority 0.972.
-    later       8 wins, 1 loss at 0.5, the 4 losses at 0.25 decayed to 1, the 4 wins at 0.75 as well:
-                h = 3 / (0.4 + 8.4 * 0.5 + 0.4 * 0.75 + 0.25) = 0.583, at 0.25 2 * 0.646 / 3 = 0.431: tried again.
-    in the end  14 wins there, 0.4 losses left: (14 + 1) / (14.4 + 2) = 0.915 > 0.9. The chain rests.
+A worked example is in tests/replay/rankings/test_rankings.py.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -57,15 +45,6 @@ MASTERED = 0.9
 """Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frontiers:
-    """The frontier of each working chain."""
-
-    rows: Index  # [C] the state
-    curve: Reals  # [C] its success estimate p
-    mastered: Flags  # [C] whether the chain's shallowest state is mastered
-
-
 class Frontier(Ranking):
     """Only the frontier of each working chain is drawn."""
 
@@ -77,27 +56,25 @@ class Frontier(Ranking):
 
     def why_not(self, states: StateColumns) -> Rules:
         """Failures, states of problems and chains that rest, and all states but the frontier."""
-        found = working_chains(states)
-        fronts = frontiers(states, found, self.target)
-        rests, lucky, other = np.zeros((3, len(states.value)), np.bool_)
-        rests[found.order] = fronts.mastered[found.run]
-        lucky[found.order] = (fronts.curve < HOPELESS)[found.run]
-        other[:] = True
-        other[fronts.rows] = False
+        found, fronts, curve, known = frontiers(states, self.target)
+        rests, lucky, front = np.zeros((3, len(states.value)), np.bool_)
+        rests[found.order] = known[found.run]
+        lucky[found.order] = (curve < HOPELESS)[found.run]
+        front[fronts] = True
         return (
             (states.provenance == Provenance.OWN_FAILED, "an own failure: this ranking follows successes"),
             (mastered(states.root_wins, states.root_losses), IS_SOLVED),
             (rests, "its chain is mastered from its shallowest state"),
             (lucky, f"its chain succeeds in less than {HOPELESS:.0%}"),
-            (other, ANOTHER),
+            (~front, ANOTHER),
         )
 
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S]: 1 - |p - 1/2| at the frontier of each chain that works, -inf elsewhere."""
-        found = frontiers(states, working_chains(states), self.target)
-        drawn = ~found.mastered & (found.curve >= HOPELESS)
+        _, fronts, curve, known = frontiers(states, self.target)
+        drawn = ~known & (curve >= HOPELESS)
         priority = np.full(len(states.value), -np.inf, np.float32)
-        priority[found.rows[drawn]] = 1.0 - np.abs(found.curve[drawn] - 0.5)
+        priority[fronts[drawn]] = 1.0 - np.abs(curve[drawn] - 0.5)
         return priority
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
@@ -152,14 +129,15 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
     return np.repeat(rate, sizes)
 
 
-def frontiers(states: StateColumns, found: Chains, target: float) -> Frontiers:
-    """The frontiers of the chains, for a target success rate."""
+def frontiers(states: StateColumns, target: float) -> tuple[Chains, Index, Reals, Flags]:
+    """The C working chains, and of each the state that is its frontier, p there, and whether its shallowest state is mastered."""
+    found = working_chains(states)
     curve, known = success_curve(states, found), mastered(states.wins, states.losses)[found.order]
     sizes = np.diff(np.append(found.first, len(curve)))
     below = found.sums(curve < target).astype(np.int64)  # p rises with depth, so these states come first
     at = found.first + np.minimum(below, sizes - 1)
-    at = at - (known[at] & (at > found.first))
-    return Frontiers(found.order[at], curve[at], known[found.first])
+    at = at - (known[at] & (at > found.first))  # a mastered one moves up
+    return found, found.order[at], curve[at], known[found.first]
 
 
 def mastered(wins: FloatArray, losses: FloatArray) -> Flags:

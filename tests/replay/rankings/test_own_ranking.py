@@ -124,9 +124,9 @@ def test_the_rankings_pass_their_own_check(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("own_ranking:Whole", "priorities differ if a problem is ranked alone"),
+        ("own_ranking:Whole", "priorities change if a problem is ranked alone"),
         ("own_ranking:Raises", "ValueError: assignment destination is read-only"),
-        ("own_ranking:Short", r"priority is float32 of shape \(7,\); return an array of floats of shape \(8,\)"),
+        ("own_ranking:Short", r"priority is array\(.*; return an array of floats of shape \(8,\)"),
         ("own_ranking:Whys", "why_not excludes a state that has a priority; return -inf for it"),
         ("own_ranking:Logs", r"priority has a NaN or \+inf"),
         ("own_ranking:function", r"name a subclass of replay\.rankings\.base\.Ranking"),
