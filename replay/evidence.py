@@ -126,8 +126,10 @@ class Evidence:
         spread = max(self.value_squares / self.value_count - centre**2, 0.0) ** 0.5
         return centre, spread if spread > LEAST_SPREAD else 1.0
 
-    def model(self) -> SuccessModel:
-        """The most probable success model."""
+    def model(self, *, of_success: bool) -> SuccessModel:
+        """The most probable success model; without `of_success` only the scale of values in it is new."""
+        if not of_success:
+            return SuccessModel(centre=self.centre, spread=self.spread)
         weights = fit(self.features, self.wins, self.losses)
         return SuccessModel(weights, strength(self.expected, self.differing), self.centre, self.spread)
 

@@ -209,7 +209,7 @@ class Shard:
 
     def _known(self, rows: Rows) -> tuple[Reals, Reals]:
         """What the success model knows of states: chances [m] before their own outcomes, features [m, F]. 0 if it is not read."""
-        if not self.ranking.pooled:
+        if self.ranking.model != "success":
             return np.zeros(len(rows)), np.zeros((len(rows), len(Feature)))
         around, columns = self._columns(np.unique(self.states["problem"][rows]))
         features, at = features_of(columns), np.searchsorted(around, rows)

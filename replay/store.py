@@ -56,7 +56,7 @@ class ReplayStore:
         """
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
-        self._pooled = find_ranking(config).pooled
+        self._reads = find_ranking(config).model
         self._imitated = config.imitated
         self._max_bytes, self._decay = int(config.max_gib * 2**30), config.decay
         self._forget()
@@ -92,7 +92,9 @@ class ReplayStore:
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Record the outcomes of continuations of replayed states, and fit the success model anew if the ranking reads it."""
         self._evidence.record(outcomes, self._decay)
-        model = self._evidence.model() if self._pooled else self._model
+        model = self._model
+        if self._reads != "unused":
+            model = self._evidence.model(of_success=self._reads == "success")
         parts = self._split(outcomes, [o.problem_id for o in outcomes])
         if model != self._model:
             parts = {shard: parts.get(shard, []) for shard in range(self._shards)}
@@ -107,7 +109,7 @@ class ReplayStore:
         self._requested += n
         drawn = joined(self._all(Shard.draw, n, derive(seed, "replay")), n)
         self._sampled += len(drawn.keys)
-        if self._pooled:
+        if self._reads == "success":
             self._evidence.remember(drawn)
         return drawn.states()
 

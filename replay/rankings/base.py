@@ -66,8 +66,8 @@ class Ranking:
     chains: ClassVar[bool] = False
     """Whether a state's priority depends on which other states of its chain are stored. Then a success that continues a proven chain
     makes no new chain (`trainer/starts.py`)."""
-    pooled: ClassVar[bool] = False
-    """Whether it reads `StateColumns.model`. Then all states are ranked again when the model changes."""
+    model: ClassVar[Literal["unused", "scale", "success"]] = "unused"
+    """What it reads of `StateColumns.model`: the scale of values only, or all. All states are ranked again when that changes."""
     one_per_problem: ClassVar[bool] = False
     """Whether an iteration replays at most one state of each problem. So few known problems take few starts from the fresh ones."""
 

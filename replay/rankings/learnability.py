@@ -43,7 +43,7 @@ class Learnability(Ranking):
 
     temperature = 1.0
     values = "used"
-    pooled = True
+    model = "success"
     one_per_problem = True
 
     def why_not(self, states: StateColumns) -> Rules:

@@ -15,7 +15,7 @@ class Value(Ranking):
 
     temperature = 1.0
     values = "needed"
-    pooled = True
+    model = "scale"
 
     def priority(self, states: StateColumns) -> FloatArray:
         """Priority [S]: V(s) in standard deviations of the critic's values."""

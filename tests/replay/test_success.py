@@ -30,7 +30,7 @@ def known(given: StateColumns, model: SuccessModel = MODEL) -> list[float]:
 
 
 def test_without_outcomes_the_model_is_its_prior() -> None:
-    found = Evidence().model()
+    found = Evidence().model(of_success=True)
     assert found.weights == pytest.approx(MODEL.weights)
     assert found.strength == pytest.approx(4.0)  # (16 / 20) / (1 - 16 / 20)
 
@@ -74,7 +74,7 @@ def test_roots_say_how_a_chain_begins_and_continuations_how_it_ends() -> None:
     evidence = Evidence()
     evidence.join_roots(10, 990)
     join(evidence, Known(0.5, [1.0, 0.25, 0, 0, 0, 0, 0]), 300, 300, 1.0)
-    start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), evidence.model())
+    start, end = known(columns([1, 75], [SUCCESS, SUCCESS]), evidence.model(of_success=True))
     assert start == pytest.approx(0.01, abs=0.004)
     assert end == pytest.approx(0.5, abs=0.04)
 
@@ -84,7 +84,7 @@ def test_old_outcomes_decay_and_what_a_states_continuations_share_is_counted() -
     join(evidence, Known(0.5, HALF), 2, 2, 0.5)
     # 6 pairs of 4 continuations, 2 * 2 of them differ; 2 * 0.5 * 0.5 * 6 = 3 would
     assert (evidence.expected, evidence.differing) == (3.0, 4.0)
-    assert evidence.model().strength == pytest.approx((20 / 23) / (3 / 23))
+    assert evidence.model(of_success=True).strength == pytest.approx((20 / 23) / (3 / 23))
     join(evidence, Known(0.2, HALF), 4, 0, 0.5)
     assert (evidence.wins.tolist(), evidence.losses.tolist()) == ([1, 4], [1, 0])
     # 1.5 + 2 * 0.2 * 0.8 * 6 = 3.42; 2 + 4 * 0
