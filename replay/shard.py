@@ -165,10 +165,10 @@ class Shard:
 
     def why_not(self) -> Objects:
         """[S] why a state is not drawn now, in words; empty for those that may be drawn."""
-        rows, columns = self._columns(np.arange(len(self.problems)))
-        found = in_words(self.ranking.why_not(columns), len(rows))
-        found[(found == "") & np.isneginf(self.states["priority"])] = "its ranking gives it no priority"
-        return found
+        _, columns = self._columns(np.arange(len(self.problems)))
+        found = in_words(self.ranking.why_not(columns), len(self.states))
+        drawn = ~np.isneginf(self.states["priority"])
+        return np.where(drawn, "", np.where(found == "", "its ranking gives it no priority", found))
 
     def prefix(self, row: int) -> IntArray:
         """Tokens of the state in a row."""

@@ -135,7 +135,7 @@ class ReplayStore:
         return combine(self._all(shard_stats), self._requested, self._sampled)
 
     def save(self, folder: Path) -> None:
-        """Write a snapshot of every shard, and the driver's own state, into a folder."""
+        """Write a snapshot of every shard, and what the driver knows, into a folder."""
         names = [f"shard-{index}.parquet" for index in range(self._shards)]
         folder = Path(os.path.abspath(folder))
         folder.mkdir(parents=True, exist_ok=True)
