@@ -136,10 +136,9 @@ class Shard:
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
         scores = self.states["priority"][rows] / self.temperature + gumbels(keys, seed)
-        if self.ranking.one_per_problem:
-            problem = self.states["problem"][rows]
-            order = np.lexsort((keys, scores, problem))
-            best = order[np.diff(problem[order], append=-1) != 0]
+        if self.ranking.one_per_problem and len(rows):
+            begins = np.diff(self.states["problem"][rows], prepend=-1) != 0
+            best = scores == np.maximum.reduceat(scores, np.flatnonzero(begins))[np.cumsum(begins) - 1]
             rows, scores = rows[best], scores[best]
         return self._hand_out(rows, scores, count)
 
