@@ -1,7 +1,8 @@
-"""Inspects a store: shows its states as one table with text, posterior, age and lineage; filters, prints and exports it.
+"""Inspects a store: shows its states as one table with text, posterior, age and lineage; filters, prints and exports
+it.
 
-It reads the files of a running or finished run and never writes to them. Invariant: the table has plain columns (no nesting), so
-that pandas and DuckDB read the exported Parquet as it is.
+It reads the files of a running or finished run and never writes to them. Invariant: the table has plain columns (no
+nesting), so that pandas and DuckDB read the exported Parquet as it is.
 """
 
 import time
@@ -29,7 +30,8 @@ ATTEMPTS = 10
 
 
 def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> list[Shard]:
-    """The shards of a run: from their journals in `live`, or from a checkpoint where these are empty or missing (`--local`).
+    """The shards of a run: from their journals in `live`, or from a checkpoint where these are empty or missing
+    (`--local`).
 
     Raises StoreError when there is neither.
     """
@@ -163,7 +165,8 @@ def lineage(parents: Mapping[int, int], key: int) -> list[int]:
 
 
 def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) -> str:
-    """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage; `prompts`: problem id -> its text."""
+    """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage; `prompts`: problem id -> its
+    text."""
     lines: list[str] = []
     parents = parents_of(whole)
     current = None
@@ -176,7 +179,8 @@ def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) ->
         rests = f"rests: {row['rests']}" if row["rests"] else f"chance {row['chance']:.2%}"
         line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
         lines.append(
-            f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}  priority {row['priority']:.3f}"
+            f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}"
+            f"  priority {row['priority']:.3f}"
             f"  posterior {row['posterior']:.2f} [{row['posterior_low']:.2f}, {row['posterior_high']:.2f}]  {rate}"
             f"  {row['provenance']}  age {row['age']}  {rests}  {line}"
         )
@@ -194,7 +198,8 @@ def store_summary(stats: StoreStats) -> str:
     return "\n".join(
         (
             f"{stats.states:,} states of {stats.problems:,} problems in {stats.trajectories:,} trajectories,"
-            f" {stats.replayable:,} may be drawn; {stats.memory_bytes / 2**20:.1f} MiB, {stats.token_bytes / 2**20:.1f} of tokens",
+            f" {stats.replayable:,} may be drawn;"
+            f" {stats.memory_bytes / 2**20:.1f} MiB, {stats.token_bytes / 2**20:.1f} of tokens",
             f"offered {stats.offered:,}: {stats.merged:,} merged, {stats.rejected:,} rejected by their problem's quota;"
             f" evicted {stats.evicted:,}",
             f"solved: of continuations {_solved(stats.solved, stats.outcomes)}, of rollouts from the root"

@@ -58,8 +58,8 @@ class TokenTable:
 def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
     """Lengths [S] of the states of a response, increasing, each strictly inside it.
 
-    `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`: every
-    `stride` tokens, or where the character there ends. Blanks alone are not a step.
+    `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`:
+    every `stride` tokens, or where the character there ends. Blanks alone are not a step.
 
     >>> table = TokenTable((b"a", b".\\n", b"b", b"\\n"))
     >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()
@@ -74,7 +74,8 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
 
 
 def remembered(find: Boundaries) -> Boundaries:
-    """`find`, which remembers the responses of an iteration: the store and the critic's calibration ask for the same ones."""
+    """`find`, which remembers the responses of an iteration: the store and the critic's calibration ask for the same
+    ones."""
 
     @lru_cache(maxsize=2048)
     def _of(tokens: bytes) -> IntArray:
@@ -86,7 +87,8 @@ def remembered(find: Boundaries) -> Boundaries:
 
 
 def _cut_lengths(text: bytes, ends: Ends, cuts: Ends) -> list[int]:
-    """Number of tokens up to each byte offset in `cuts`. The last token may also contain blanks after the cut, nothing else."""
+    """Number of tokens up to each byte offset in `cuts`. The last token may also contain blanks after the cut, nothing
+    else."""
     places = [(cut, bisect_left(ends, cut)) for cut in cuts]
     return list(dict.fromkeys(k + 1 for cut, k in places if k < len(ends) and not text[cut : ends[k]].strip(_BLANKS)))
 
@@ -104,7 +106,8 @@ def line_ends(text: bytes) -> Ends:
 
 
 def sentence_ends(text: bytes) -> Ends:
-    """Byte offsets after sentence marks (with closing quotes and brackets) and line breaks; not after "e.g." or "B."."""
+    """Byte offsets after sentence marks (with closing quotes and brackets) and line breaks; not after "e.g." or
+    "B."."""
     ends, start = [], 0
     for match in _SENTENCE.finditer(text):
         step = text[start : match.end()]
@@ -119,9 +122,9 @@ def sentence_ends(text: bytes) -> Ends:
 def statement_ends(text: bytes) -> Ends:
     """Byte offsets after Python statements: after the logical line (with all its physical lines) or a `;`.
 
-    The head of a compound statement is a step, and so is a decorator. If the text has fenced blocks (```), only their insides are
-    code. The line rule applies outside, and from the first token that cannot be read. Python's tokenizer is used instead of `ast`,
-    which refuses the whole text for one error: a model's code is often broken.
+    The head of a compound statement is a step, and so is a decorator. If the text has fenced blocks (```), only their
+    insides are code. The line rule applies outside, and from the first token that cannot be read. Python's tokenizer is
+    used instead of `ast`, which refuses the whole text for one error: a model's code is often broken.
     """
     ends: Ends = []
     for start, stop, code in _fences(text):
@@ -184,7 +187,8 @@ def _sentencepiece(name: str) -> bytes:
 
 
 def _byte_level() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: printable Latin-1 maps to itself, other bytes are the characters from 256 on."""
+    """Character -> byte of byte-level BPE: printable Latin-1 maps to itself, other bytes are the characters from 256
+    on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}

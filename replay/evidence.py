@@ -33,7 +33,8 @@ class Known(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """Outcomes of replayed states and of rollouts from roots, and the scale of the critic's values. All are decayed per `record`."""
+    """Outcomes of replayed states and of rollouts from roots, and the scale of the critic's values. All are decayed per
+    `record`."""
 
     # one row per drawn state with outcomes, and one per call for all roots
     features: Reals = field(default_factory=lambda: np.zeros((0, len(Feature))))  # [N, F]
@@ -74,7 +75,8 @@ class Evidence:
         self.value_squares += float((values * values).sum())
 
     def remember(self, drawn: Drawn) -> None:
-        """Keep what the model knew of drawn states. It outlives the first outcome: a state may be drawn again before it arrives."""
+        """Keep what the model knew of drawn states. It outlives the first outcome: a state may be drawn again before it
+        arrives."""
         for key, *known in zip(drawn.keys.tolist(), drawn.chances.tolist(), drawn.features.tolist(), strict=True):
             self.drawn.pop(key, None)  # a state that is drawn again becomes the newest
             self.drawn[key] = Known(*known)

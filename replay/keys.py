@@ -36,9 +36,10 @@ def state_keys(
 ) -> Keys:
     """Keys [S] of the states of T trajectories: a hash of the problem and of the tokens of the prefix.
 
-    `hashes` [T] of the problems; concatenated `tokens` of all trajectories, `sizes` [T] of each; `counts` [T] of the states of
-    each trajectory, and their prefix `lengths` [S]. The key is finalise(hash + sum of finalise(token + 1 + (i + 1) * odd)) over
-    the tokens i = 0, 1, ... of the prefix. So one running sum gives all prefixes of a trajectory. Two collide with probability 2^-64.
+    `hashes` [T] of the problems; concatenated `tokens` of all trajectories, `sizes` [T] of each; `counts` [T] of the
+    states of each trajectory, and their prefix `lengths` [S]. The key is finalise(hash + sum of finalise(token + 1 + (i
+    + 1) * odd)) over the tokens i = 0, 1, ... of the prefix. So one running sum gives all prefixes of a trajectory. Two
+    collide with probability 2^-64.
 
     >>> two = np.array([2]), np.array([2]), np.array([1, 2])
     >>> state_keys(np.array([7], np.uint64), np.array([5, 6], np.uint8), *two).tolist()
@@ -61,7 +62,8 @@ def mix(keys: Keys, seed: int) -> Keys:
 
 
 def gumbels(keys: Keys, seed: int) -> Reals:
-    """Standard Gumbel noise [S] of (seed, key). The n largest log w + noise are n draws without replacement, weighted by w."""
+    """Standard Gumbel noise [S] of (seed, key). The n largest log w + noise are n draws without replacement, weighted
+    by w."""
     uniform = ((mix(keys, seed) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
     noise: Reals = -np.log(-np.log(uniform))
     return noise
@@ -70,7 +72,8 @@ def gumbels(keys: Keys, seed: int) -> Reals:
 def eviction_order(
     retention: npt.NDArray[np.float32], version: npt.NDArray[np.int32], keys: Keys
 ) -> npt.NDArray[np.uint64]:
-    """The order of eviction as one integer [S]. The smallest is evicted first: lowest retention, oldest version, 12 bits of the key.
+    """The order of eviction as one integer [S]. The smallest is evicted first: lowest retention, oldest version, 12
+    bits of the key.
 
     The bits of the key spread the eviction of ties over a trajectory instead of taking one end of it.
     """

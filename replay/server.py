@@ -1,8 +1,8 @@
 """A shard with its files: every write is in the journal before it is acknowledged, and a checkpoint is a snapshot.
 
-It runs in a Ray actor (`ShardActor` in `replay/store.py`); with `--local` it runs in the driver's process, without files.
-Invariants: a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged write, or
-raises `LostShardError` when its files are missing.
+It runs in a Ray actor (`ShardActor` in `replay/store.py`); with `--local` it runs in the driver's process, without
+files. Invariants: a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged
+write, or raises `LostShardError` when its files are missing.
 """
 
 import logging
@@ -46,8 +46,8 @@ class ShardServer:
     ) -> None:
         """Open an empty shard, or recover it if `directory` has a journal of the same `store_id`.
 
-        `directory`: of the live files; None: no files. `store_id`: names the `ReplayStore` object, so that the files of an earlier
-        one are never read. Raises StoreError when the directory cannot be written.
+        `directory`: of the live files; None: no files. `store_id`: names the `ReplayStore` object, so that the files of
+        an earlier one are never read. Raises StoreError when the directory cannot be written.
         """
         self._index, self._config, self._vocabulary, self._store_id = index, config, vocabulary, store_id
         self._shard, self._sequence = Shard(config, vocabulary), 0
@@ -56,7 +56,8 @@ class ShardServer:
             self._begin_journal(self._journal)
 
     def _recover(self, journal: Journal) -> bool:
-        """Continue with the files of this store's shard, if they are there. What cannot be read is lost, see `_require`."""
+        """Continue with the files of this store's shard, if they are there. What cannot be read is lost, see
+        `_require`."""
         if not journal.path.exists():
             return False
         try:
@@ -109,7 +110,8 @@ class ShardServer:
         """LostShardError when this shard does not have write number `sequence`."""
         if self._sequence < sequence:
             raise LostShardError(
-                f"replay-shard-{self._index}: died, and its files are gone (it has {self._sequence} of {sequence} writes)"
+                f"replay-shard-{self._index}: died, and its files are gone"
+                f" (it has {self._sequence} of {sequence} writes)"
             )
 
     def _begin_journal(self, journal: Journal) -> None:
@@ -135,7 +137,8 @@ class Recovered:
 
 
 def recover(journal: Path, config: ReplayConfig) -> Recovered:
-    """Recover a shard from its snapshot and the journal that follows it. StoreError names a file that cannot be read."""
+    """Recover a shard from its snapshot and the journal that follows it. StoreError names a file that cannot be
+    read."""
     header, writes, size = read_journal(journal)
     shard = Shard(config, header["vocabulary"])
     shard.counters = load_snapshot(shard, journal.with_name(header["snapshot"]))

@@ -1,9 +1,10 @@
 """One shard of the replay store: it stores states in numpy columns, applies writes to them, and draws from them.
 
-`replay/server.py` wraps it. It uses neither Ray nor files. Invariants: a write is a deterministic function of the current states
-and its arguments, and changes each problem independently. So replaying a journal gives the same states, and so does spreading the
-problems over more shards. A problem never has more than `quota` states. States are grouped by problem, in the order of the problems'
-numbers, and oldest first within each. A trajectory's tokens are stored once, up to its longest state.
+`replay/server.py` wraps it. It uses neither Ray nor files. Invariants: a write is a deterministic function of the
+current states and its arguments, and changes each problem independently. So replaying a journal gives the same states,
+and so does spreading the problems over more shards. A problem never has more than `quota` states. States are grouped by
+problem, in the order of the problems' numbers, and oldest first within each. A trajectory's tokens are stored once, up
+to its longest state.
 """
 
 from itertools import pairwise
@@ -130,16 +131,16 @@ class Shard:
     def draw(self, count: int, seed: int) -> Drawn:
         """Draw `count` states without replacement, weighted by exp(priority / temperature).
 
-        It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state).
-        With `one_per_problem` the winner of each problem races on. That draws problems by the sum of their states' weights.
+        It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of
+        (seed, state). With `one_per_problem` the winner of each problem races on. That draws problems by the sum of
+        their states' weights.
         """
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
         scores = self.states["priority"][rows] / self.temperature + gumbels(keys, seed)
-        if self.ranking.one_per_problem:
-            problem = self.states["problem"][rows]
-            order = np.lexsort((keys, scores, problem))
-            best = order[np.diff(problem[order], append=-1) != 0]
+        if self.ranking.one_per_problem and len(rows):
+            begins = np.diff(self.states["problem"][rows], prepend=-1) != 0
+            best = scores == np.maximum.reduceat(scores, np.flatnonzero(begins))[np.cumsum(begins) - 1]
             rows, scores = rows[best], scores[best]
         return self._hand_out(rows, scores, count)
 
@@ -208,7 +209,8 @@ class Shard:
         )
 
     def _known(self, rows: Rows) -> tuple[Reals, Reals]:
-        """What the success model knows of states: chances [m] before their own outcomes, features [m, F]. 0 if it is not read."""
+        """What the success model knows of states: chances [m] before their own outcomes, features [m, F]. 0 if it is
+        not read."""
         if self.ranking.model != "success":
             return np.zeros(len(rows)), np.zeros((len(rows), len(Feature)))
         around, columns = self._columns(np.unique(self.states["problem"][rows]))
@@ -239,10 +241,12 @@ class Shard:
         return np.where(self.states["key"][found] == keys, found, -1)
 
     def _age(self, problems: Rows, version: npt.NDArray[np.int32]) -> None:
-        """Decay the outcomes of a problem and of its states by one step if the versions [N] of a write are newer than its last visit.
+        """Decay the outcomes of a problem and of its states by one step if the versions [N] of a write are newer than
+        its last visit.
 
-        Decay counts visits, not versions: a problem that is visited every 40th version still collects the evidence to rest. Each
-        problem uses only the versions of its own entries: the shard's newest version would depend on placement.
+        Decay counts visits, not versions: a problem that is visited every 40th version still collects the evidence to
+        rest. Each problem uses only the versions of its own entries: the shard's newest version would depend on
+        placement.
         """
         self.version = max(self.version, int(version.max(initial=0)))
         newest = self.problems["version"].copy()
@@ -279,10 +283,11 @@ class Shard:
         return self.trajectories.append(len(stored), columns | {"stored": stored, "tokens": parts})
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
-        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state. Returns which rows are new.
+        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state. Returns which rows
+        are new.
 
-        A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from the highest
-        provenance (ties: the first), so a proven prefix stays proven.
+        A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from
+        the highest provenance (ties: the first), so a proven prefix stays proven.
         """
         lengths, counts = writes.ragged_column(write, "lengths")
         tokens, sizes = writes.ragged_column(write, "tokens")

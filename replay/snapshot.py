@@ -1,7 +1,8 @@
 """Snapshots: a shard as one Parquet file, for checkpoints and as the base of a journal.
 
-One row per problem with its root outcomes, its trajectories and its states as nested columns, so any split of the problems over
-other shards is a choice of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as the one that was written.
+One row per problem with its root outcomes, its trajectories and its states as nested columns, so any split of the
+problems over other shards is a choice of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as
+the one that was written.
 """
 
 import json

@@ -1,8 +1,9 @@
 """The replay store as the trainer sees it: it routes writes to shards, draws from all of them, saves and restores.
 
-`ReplayStore` lives in the driver. Each `replay.server.ShardServer` is a Ray actor, or with `local` a plain object. Invariants:
-the number of shards changes nothing but placement. An iteration makes at most one call per shard and kind of work. Every wait has
-a deadline, and an error names the shard. A call to a dead shard is repeated until the deadline, and applied once.
+`ReplayStore` lives in the driver. Each `replay.server.ShardServer` is a Ray actor, or with `local` a plain object.
+Invariants: the number of shards changes nothing but placement. An iteration makes at most one call per shard and kind
+of work. Every wait has a deadline, and an error names the shard. A call to a dead shard is repeated until the deadline,
+and applied once.
 """
 
 import json
@@ -50,9 +51,9 @@ class ReplayStore:
     ) -> None:
         """Start empty shards on the connected Ray cluster.
 
-        `vocabulary`: token ids are in [0, vocabulary). `directory`: for the shards' journals; files of an earlier store there are
-        replaced. `fingerprint`: of task and tokenizer; `restore` refuses a store with another one. `local`: keep the shards in this
-        process, without journals.
+        `vocabulary`: token ids are in [0, vocabulary). `directory`: for the shards' journals; files of an earlier store
+        there are replaced. `fingerprint`: of task and tokenizer; `restore` refuses a store with another one. `local`:
+        keep the shards in this process, without journals.
         """
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
@@ -68,12 +69,13 @@ class ReplayStore:
         else:
             start = partial(_start, config, vocabulary, Path(os.path.abspath(directory)), secrets.token_hex(8))
             self._actors = [start(index) for index in range(config.shards)]
-        # An empty write waits for the shards, finds a folder that cannot be written, and has pyarrow import pandas (0.3 s) now.
+        # An empty write waits for the shards, finds a folder that cannot be written, and imports pandas (0.3 s) now.
         self._write({shard: writes.pack_outcomes([], self._model) for shard in range(config.shards)})
 
     @property
     def unsolved_share(self) -> float:
-        """Share of fresh problems of which every rollout from the root failed, decayed per iteration; 1 before there are any."""
+        """Share of fresh problems of which every rollout from the root failed, decayed per iteration; 1 before there
+        are any."""
         return self._evidence.unsolved_share
 
     def __len__(self) -> int:
@@ -90,7 +92,8 @@ class ReplayStore:
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes of continuations of replayed states, and fit the success model anew if the ranking reads it."""
+        """Record the outcomes of continuations of replayed states, and fit the success model anew if the ranking reads
+        it."""
         self._evidence.record(outcomes, self._decay)
         model = self._model
         if self._reads != "unused":
@@ -104,7 +107,8 @@ class ReplayStore:
     def sample(self, n: int, seed: int) -> list[ReplayedState]:
         """Draw n distinct states without replacement, weighted by exp(priority / temperature).
 
-        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are replayable.
+        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are
+        replayable.
         """
         self._requested += n
         drawn = joined(self._all(Shard.draw, n, derive(seed, "replay")), n)
@@ -114,7 +118,8 @@ class ReplayStore:
         return drawn.states()
 
     def successes(self, seed: int) -> list[tuple[str, IntArray]]:
-        """Problem ids and responses [R] of at most `replay.imitated` own successes, of problems that the root does not solve yet."""
+        """Problem ids and responses [R] of at most `replay.imitated` own successes, of problems that the root does not
+        solve yet."""
         return self._successes.draw(self._imitated, seed)
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
@@ -154,13 +159,14 @@ class ReplayStore:
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Replace the content by what `save` wrote, from any number of shards. Raises StoreError for another task or tokenizer."""
+        """Replace the content by what `save` wrote, from any number of shards. Raises StoreError for another task or
+        tokenizer."""
         manifest = read_manifest(folder)
         for field, mine in (("fingerprint", self._fingerprint), ("vocabulary", self._vocabulary)):
             if manifest[field] != mine:
                 raise StoreError(
-                    f"{folder}: written for {field} {manifest[field]!r}, but this run has {mine!r}; states are only valid"
-                    " for the tokenizer and task that made them"
+                    f"{folder}: written for {field} {manifest[field]!r}, but this run has {mine!r}; states are only"
+                    " valid for the tokenizer and task that made them"
                 )
         self._requested, self._sampled = manifest["requested"], manifest["sampled"]
         self._model, self._evidence = from_text(manifest["model"]), Evidence.from_json(manifest["evidence"])
@@ -233,7 +239,8 @@ class ReplayStore:
         return list(dict(self._call(ShardServer.read, calls)).values())
 
     def _call(self, method: Callable[..., R], calls: Mapping[int, tuple[Any, ...]]) -> Iterator[tuple[int, R]]:
-        """Call a method of several shards concurrently. Yields (shard, answer); raises the first error when all have ended."""
+        """Call a method of several shards concurrently. Yields (shard, answer); raises the first error when all have
+        ended."""
         end = time.monotonic() + self._deadline
         waits = {shard: self._begin(shard, end, method, *given) for shard, given in calls.items()}
         failed: list[StoreError] = []
@@ -280,7 +287,8 @@ class ReplayStore:
 
 
 class ShardActor:
-    """A shard in its own Ray actor. It opens its files at the first call, because Ray hides what a constructor raises."""
+    """A shard in its own Ray actor. It opens its files at the first call, because Ray hides what a constructor
+    raises."""
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
@@ -298,7 +306,7 @@ def _start(config: ReplayConfig, vocabulary: int, directory: Path, store_id: str
     name = f"replay-shard-{index}"
     if _taken(name):
         raise StoreError(
-            f"an actor {name} is already running in this Ray namespace; wait for the other run to end or use another one"
+            f"an actor {name} is already running in this Ray namespace; wait for the other run to end or use another"
         )
     environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
     options = {"name": name, "num_cpus": 0, "max_restarts": -1, "runtime_env": environment}

@@ -1,7 +1,8 @@
 """The writes to a shard as bytes: they are sent to the shard and stored in its journal.
 
-A write is an Arrow IPC stream of one record batch. The driver makes it here and checks its states, so a shard never gets a bad one.
-Invariant: a write contains all that the shard needs to apply it again, so replaying the journal gives the same states.
+A write is an Arrow IPC stream of one record batch. The driver makes it here and checks its states, so a shard never
+gets a bad one. Invariant: a write contains all that the shard needs to apply it again, so replaying the journal gives
+the same states.
 """
 
 from collections.abc import Sequence
@@ -49,8 +50,8 @@ def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) ->
     falls = np.append(False, (lengths[1:] <= lengths[:-1]) & (owner[1:] == owner[:-1]))[: len(lengths)]
     for at in np.flatnonzero((lengths <= 0) | (lengths >= sizes[owner]) | falls | ~np.isfinite(values))[:1]:
         raise StoreError(
-            f"problem '{trajectories[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]}; lengths must"
-            f" increase inside the response ({sizes[owner[at]]} tokens), and values be finite"
+            f"problem '{trajectories[owner[at]].problem_id}': a state of length {lengths[at]} has value {values[at]};"
+            f" lengths must increase inside the response ({sizes[owner[at]]} tokens), and values be finite"
         )
     parts = [t.response_ids[: t.lengths[-1] if len(t.lengths) else 0] for t in trajectories]
     tokens = _joined(parts, np.int32)

@@ -111,8 +111,7 @@ def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:
 
 
 def check_methods(config: Config) -> None:
-    """Try the tool, the estimator, the policy loss and the ranking on a few examples; check that they get what they
-    need.
+    """Try tool, estimator, policy loss and ranking on examples; check that they get what they need.
 
     Raises ConfigError.
     """
@@ -148,8 +147,7 @@ def check_needs(config: Config) -> None:
     if (estimator.needs_groups or estimator.needs_continuations) and config.rollout.samples < 2:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples "
-            "is 1; "
-            f"raise rollout.samples to at least 2"
+            "is 1; raise rollout.samples to at least 2"
         )
     if ranking.needs_canonical and not config.replay.canonical:
         raise ConfigError(

@@ -110,7 +110,8 @@ def test_draws_are_proportional_to_exp_priority_over_temperature() -> None:
 def test_learnability_draws_one_state_of_each_problem() -> None:
     """Worked example of learnability.py and a second problem: worth 4 * 0.378 * 0.622 = 0.940 at its only state.
 
-    The first problem counts by its best state, so each comes first half of the time. Its states: 0.218, 0.406, 0.376 by worth.
+    The first problem counts by its best state, so each comes first half of the time. Its states: 0.218, 0.406, 0.376 by
+    worth.
     """
     proven = {"provenance": Provenance.CANONICAL, "reward": 1.0}
     shard = shard_of(

@@ -243,7 +243,8 @@ def test_ages_do_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int)
 
 
 def test_the_unsolved_share_is_decayed_and_continues_from_a_checkpoint(tmp_path: Path) -> None:
-    """Decay 1/2. Two problems that fail, then one that is solved in one of two rollouts and one that fails: (2 / 2 + 1) / (2 / 2 + 2)."""
+    """Decay 1/2. Two problems that fail, then one that is solved in one of two rollouts and one that fails: (2 / 2 + 1)
+    / (2 / 2 + 2)."""
     store, other = (opened(tmp_path / name, 2, local=True, decay=0.5) for name in ("a", "b"))
     first, second = candidates(2, 1)
     for kinds in (((first, 0), (second, 0)), ((first, 0), (first, 1), (second, 0))):

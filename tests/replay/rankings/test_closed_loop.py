@@ -1,7 +1,7 @@
 """The ranking `frontier` in closed loop: a store, and a made-up policy whose results come back as the trainer's do.
 
-A trajectory has `size` tokens with a boundary after each, and the policy finishes from a prefix of k tokens with a chance
-that each test states.
+A trajectory has `size` tokens with a boundary after each, and the policy finishes from a prefix of k tokens with a
+chance that each test states.
 """
 
 from collections.abc import Callable, Iterator
@@ -118,8 +118,8 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Loop]]:
 def test_a_perfect_policy_moves_to_the_first_boundary_and_the_chain_rests(made: Callable[..., Loop]) -> None:
     loop = made(size=21, canonical=True, first=None)
     seen = [loop.turn(lambda _k, _v: 1.0) for _ in range(6)]
-    # The middle first (x = 10/21); 4 wins there: h = 1 / (0.4 + 4 * 0.476) = 0.43, exp(-0.43 * 20/21) = 0.66. Nine wins master it:
-    # 4, 4 + 3.8 and 4 + 3.8 + 3.61 decayed ones.
+    # The middle first (x = 10/21); 4 wins there: h = 1 / (0.4 + 4 * 0.476) = 0.43, exp(-0.43 * 20/21) = 0.66.
+    # Nine wins master it: 4, 4 + 3.8 and 4 + 3.8 + 3.61 decayed ones.
     assert seen == [[11], [1], [1], [1], [], []]
     for _ in range(12):  # while rollouts from the root fail, outcomes decay, and it is tried again
         loop.offer([loop.rollout(loop.roots(1)[0], False)])

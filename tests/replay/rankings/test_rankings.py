@@ -83,9 +83,11 @@ def test_frontier_follows_the_worked_example() -> None:
 
 
 def test_a_mastered_frontier_moves_up_though_the_next_state_is_below_the_target() -> None:
-    # h = 5 / (0.4 + 10 * 0.5 + 1.6 * 0.75) = 0.758: 0.25 has 2 exp(-0.568) / 6 = 0.189, but (10 + 1) / (10 + 2) > 0.9 at 0.5
+    # h = 5 / (0.4 + 10 * 0.5 + 1.6 * 0.75) = 0.758: 0.25 has 2 exp(-0.568) / 6 = 0.189,
+    # but (10 + 1) / (10 + 2) > 0.9 at 0.5
     assert priorities([0, 10, 0], [4, 0, 0]) == [0.689, -INF, -INF]
-    # 9 / 10: not yet. h = 5 / 5.6, at 0.5 (8 + 2 exp(-0.446)) / 10 = 0.928, pooled with the prior exp(-0.223) = 0.8 at 0.75
+    # 9 / 10: not yet. h = 5 / 5.6, at 0.5 (8 + 2 exp(-0.446)) / 10 = 0.928, pooled with the prior
+    # exp(-0.223) = 0.8 at 0.75
     assert priorities([0, 8, 0], [4, 0, 0]) == [-INF, 0.574, -INF]
 
 
@@ -117,8 +119,8 @@ def retention(name: str, given: StateColumns) -> list[float]:
 def test_tried_chains_are_kept_before_untried_ones_and_of_those_that_rest_the_beginning() -> None:
     two = columns([20, 60, 10, 70], [SUCCESS] * 4, chain=[5, 5, 4, 4], tried=[0, 4, 0, 0], wins=[0, 4, 0, 0])
     assert np.isfinite(frontier(two)).tolist() == [True, False, False, True]
-    # Chain 5 has been tried: class 4, order 0 for its frontier, 1 / (1 + 1024) for what was tried; chain 4: class 3, order 1 for
-    # its frontier and 1 + 1 / (1 + 1024) for its beginning.
+    # Chain 5 has been tried: class 4, order 0 for its frontier, 1 / (1 + 1024) for what was tried; chain 4:
+    # class 3, order 1 for its frontier and 1 + 1 / (1 + 1024) for its beginning.
     expected = [4 + 1, 4 + 1 / (1 + 1 / 1025), 3 + 1 / (2 + 1 / 1025), 3 + 1 / 2]
     assert retention("frontier", two) == [round(w, 4) for w in expected]
     rests = columns([20, 60, 90], [SUCCESS, SUCCESS, FAILED], chain=[5, 5, 6], tried=[12, 0, 0], wins=[12, 0, 0])
@@ -127,7 +129,7 @@ def test_tried_chains_are_kept_before_untried_ones_and_of_those_that_rest_the_be
 
 def test_a_chain_that_is_too_long_keeps_states_from_its_beginning_to_its_end() -> None:
     given = columns(list(range(10, 90, 10)), [CANONICAL] * 8)
-    # The frontier (0.6: exp(-2.5 * 0.4) = 0.37) first, then the shallowest, then every fourth, every second, the others.
+    # The frontier (0.6: exp(-2.5 * 0.4) = 0.37) first, then the shallowest, then every fourth, second, the others.
     order = np.argsort([-w for w in retention("frontier", given)], kind="stable")
     assert (order + 1).tolist() == [6, 1, 5, 3, 7, 2, 4, 8]
     # of a curriculum its present state, the last
