@@ -67,7 +67,7 @@ def train(config: Config, recipe: str, local: bool = False, callback: Callback |
     """Start a new run. `local`: all in this process, without Ray."""
     batch_plan(config)
     run = RunDirectory.create(config.run.root, config.run.name, recipe)
-    with run.lock():
+    with checkpoint.one_line_if_full(run), run.lock():
         run.clear()
         write_atomically(run.config, dump_config(config))
         for line in plan_warnings(config):
@@ -82,7 +82,7 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
     `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change.
     """
     run = RunDirectory.open(download(place, override(Config(), options).run.root) if "://" in place else Path(place))
-    with run.lock():
+    with checkpoint.one_line_if_full(run), run.lock():
         before = load_config(run.config)
         config = override(before, options)
         check_changes(before, config)
@@ -108,7 +108,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
     """Train and report. A signal or `callback` ends the run in order: it saves and reports."""
     stop, done = Interruption(), False
     watchers = [] if callback is None else [_CallbackSink(callback, stop)]
-    with stop.handled(), open_log(run), checkpoint.one_line_if_full(run):
+    with stop.handled(), open_log(run):
         with suppress(KeyboardInterrupt), _open_session(config, run, local, watchers) as session:
             done = run_session(session, resumed, stop)
         if not done and not run.has_results():

@@ -184,8 +184,9 @@ _CONVERSIONS = {"json": "json.load(sys.stdin)", "csv": "csv.DictReader(sys.stdin
 def _conversion(file: Path, kind: str) -> str:
     """How to make lines of JSON of a file in another format."""
     code = f"import csv, json, sys; [print(json.dumps(row)) for row in {_CONVERSIONS[kind]}]"
-    new = file.with_name(f"{file.stem}-lines.jsonl")
-    return f'convert it: python -c "{code}" < {shlex.quote(str(file))} > {shlex.quote(str(new))}'
+    old, new = (shlex.quote(str(path)) for path in (file, file.with_name(f"{file.stem}-lines.jsonl")))
+    read = f"gunzip -c {old} |" if file.suffix == ".gz" else f"cat {old} |"
+    return f'convert it: {read} python -c "{code}" > {new}'
 
 
 def _check_lines(file: Path, data: bytes) -> None:

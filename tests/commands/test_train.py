@@ -12,14 +12,14 @@ import pytest
 import launch
 from commands import evaluate as evaluation
 from commands import train as commands
-from commands.options import DEFAULT
+from commands.options import COMMANDS, DEFAULT, overview
 from core.config import Config
 from core.errors import CheckpointError, ConfigError
 from core.interruption import INTERRUPTED
 from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
 from trainer.build import check_methods
-from trainer.checkpoint import RunProgress
+from trainer.checkpoint import RunProgress, write_digests
 from trainer.model_files import model_of, run_of
 
 
@@ -142,6 +142,33 @@ def test_starts_in_flight_are_not_resumed_in_one_process(run: RunDirectory) -> N
     (folder / "progress.json").write_text(json.dumps(asdict(progress)))
     with pytest.raises(ConfigError, match=r"--local: .*000010 has 2 starts .* in flight; resume without --local"):
         commands.resume(str(run.path), ["--run.iterations", "12"], local=True)
+
+
+def test_a_damaged_checkpoint_is_not_resumed(run: RunDirectory) -> None:
+    """One flipped bit in a file of the learner: found before anything is read from it or started."""
+    folder = run.checkpoints / "000010"
+    (folder / "learner").mkdir()
+    (folder / "learner" / "rank-0.pt").write_bytes(bytes(1000))
+    write_digests(folder)
+    (folder / "learner" / "rank-0.pt").write_bytes(bytes(499) + b"\x04" + bytes(500))
+    before = run.config.read_text()
+    with pytest.raises(
+        CheckpointError, match=r"000010/learner/rank-0\.pt: damaged, its content is not what was written"
+    ):
+        commands.resume(str(run.path), ["--run.iterations", "12"])
+    (folder / "progress.json").write_text('{"iteration": 10, "cur')
+    with pytest.raises(CheckpointError, match=r"000010/learner/rank-0\.pt: damaged"):
+        commands.resume(str(run.path), ["--run.iterations", "12"])
+    assert run.config.read_text() == before
+    run.config.write_text("")
+    with pytest.raises(CheckpointError, match=r"config\.yaml is empty"):
+        commands.resume(str(run.path), [])
+
+
+def test_every_command_of_the_table_can_be_loaded_and_is_in_the_overview() -> None:
+    for name, command in COMMANDS.items():
+        assert callable(command.load())
+        assert f"python launch.py {name} " in overview()
 
 
 def test_fewer_iterations_than_done_start_nothing(run: RunDirectory) -> None:

@@ -174,13 +174,14 @@ def test_damaged_parquet_and_unknown_types_are_refused(tmp_path: Path) -> None:
     assert "cannot read .csv; use .jsonl, .jsonl.gz or .parquet" in message(tmp_path / "rows.csv")
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "my rows.csv", "rows.json", "array.jsonl"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "my rows.csv", "rows.json", "array.jsonl", "rows.jsonl.gz"])
 def test_another_format_is_refused_with_a_command_that_converts_it(name: str, tmp_path: Path) -> None:
     file, table = tmp_path / name, 'question,answer\n"1, and 1?",#### 2\n2+2?,#### 4\n'
     rows = [{"question": "1, and 1?", "answer": "#### 2"}, ROWS[1]]
-    file.write_text(json.dumps(rows, indent=1) if name in ("rows.json", "array.jsonl") else table)
+    data = (json.dumps(rows, indent=1) if name in ("rows.json", "array.jsonl") else table).encode()
+    file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     told = message(file)
-    command = told.partition("convert it: ")[2].replace("python", sys.executable, 1)
+    command = told.partition("convert it: ")[2].replace("python -c", f"{sys.executable} -c", 1)
     subprocess.run(command, shell=True, check=True)
     assert load_rows(str(file.with_name(f"{file.stem}-lines.jsonl")), "train") == rows
 
