@@ -26,8 +26,9 @@ from learner.models.adapters import Lora, add_adapters
 from learner.models.attention import TREE, Line
 from learner.models.logprobs import token_logprobs
 
-CHUNK_LOGITS = 2**26
-"""Most logits computed at once (fp32: 256 MB). A single chunk is kept for the backward pass; several are recomputed there."""
+CHUNK_LOGITS = 2**27
+"""Most logits computed at once (fp32: 512 MB; 2,730 tokens of 49,152 words). A single chunk is kept for the backward pass; several
+are recomputed there."""
 
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
