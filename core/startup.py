@@ -27,9 +27,9 @@ KEEP_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**40),  # the heap never shrinks
     "MALLOC_TOP_PAD_": str(2**26),  # the heap grows in steps of 64 MB
 }
-"""Read by glibc when an engine's or a rank's process starts (mallopt(3)). By default every block of more than 32 MB is mapped anew and
-the system clears its pages, which took a third of the time to load weights into a layer, and a seventh of an update. Other C libraries
-ignore these."""
+"""Read by glibc when an engine's or a rank's process starts (mallopt(3)). By default every block of more than 32 MB is
+mapped anew and the system clears its pages, which took a third of the time to load weights into a layer, and a seventh
+of an update. Other C libraries ignore these."""
 
 
 ENVIRONMENT = {

@@ -162,7 +162,8 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
-    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and on CPU memory allocation unless the user has set it."""
+    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and on CPU memory allocation, where the
+    user has not set it."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
     if device != "cpu":
         return environment

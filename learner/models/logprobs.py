@@ -18,8 +18,8 @@ CPU_BLOCK = 2**18
 class TokenLogprobs(torch.autograd.Function):
     """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N] of softmax(logits / temperature).
 
-    With `training` the forward pass writes the probabilities over the logits, and the backward pass the gradient over these: neither has
-    memory of its own. torch refuses a second backward pass.
+    With `training` the forward pass writes the probabilities over the logits, and the backward pass the gradient over
+    these: neither has memory of its own. torch refuses a second backward pass.
     """
 
     @staticmethod
@@ -71,8 +71,8 @@ class TokenLogprobs(torch.autograd.Function):
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets and entropies [N] fp32 of softmax(logits / temperature), from logits [N, V].
 
-    Without gradients (scoring) the entropies are NaN. With them the logits are overwritten: whoever computed them must not read them
-    again (a linear layer does not).
+    Without gradients (scoring) the entropies are NaN. With them the logits are overwritten: whoever computed them must
+    not read them again (a linear layer does not).
     """
     training = torch.is_grad_enabled() and logits.requires_grad
     logprobs, entropies = TokenLogprobs.apply(logits, targets, temperature, training)
