@@ -9,18 +9,12 @@ from typing import Any
 from actors.options import STRUCTURED
 from core.config import RolloutConfig
 from core.errors import ConfigError, ModelError, first_line
+from core.startup import KEEP_FREED_MEMORY
 
 CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
 CPU_BLOCK = 32
 """Tokens per block of the KV cache on CPU. vLLM's default there, 128, would share no shorter prefix; its CPU kernels
 need a multiple of 32."""
-KEEP_FREED_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",  # large blocks come from the heap too
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),  # the heap never shrinks
-    "MALLOC_TOP_PAD_": str(2**26),  # the heap grows in steps of 64 MB
-}
-"""Read by glibc when a process starts (mallopt(3)). By default every block of more than 32 MB is mapped anew and the
-system clears its pages, which took a third of the time to load weights into a layer. Other C libraries ignore these."""
 
 
 def environment(device: str, threads: int) -> dict[str, str]:

@@ -6,11 +6,13 @@ starts, whose samples share a prefix. Both sides must produce the same tokens.
 
 Bare vLLM has our engine's settings. It runs in process and without compilation, which is faster on CPU; without chunked
 prefill, which crashes seeded requests there; with our block size, because prefixes shorter than the default of 128
-tokens would not be shared; with our environment variables (memory allocation, waiting threads) and flat
-log-probabilities. The remaining difference is the cost of pool, Ray and actor. Each round has new starts. The speed of
-a process depends on where its memory is, and the first of two equal processes is slower here (4 to 10 %, bare vLLM
+tokens would not be shared; with our environment variables (memory allocation, waiting threads) and flat log-
+probabilities. The remaining difference is the cost of pool, Ray and actor. Each round has new starts. The speed of a
+process depends on where its memory is, and the first of two equal processes is slower here (4 to 10 %, bare vLLM
 against bare vLLM). So the sides alternate in starting first, and figures are means, over several pairs of processes, of
 each process's median.
+
+With `--model FOLDER` a pretrained model generates instead, in its own type; the launch is then not measured.
 
 The launch is measured as a user sees it: from `python launch.py train` (demo recipe, starter model already built) to
 the file of the first responses, to one held-out problem. Its figure is the median of three launches.
@@ -37,8 +39,8 @@ import ray
 
 from actors.handle import EngineRecipe
 from actors.pool import RolloutPool
-from actors.vllm_setup import CPU_BLOCK, environment
-from bench.models import END, ROOT, Shape, build_model, local_ray
+from actors.vllm_setup import CPU_BLOCK, environment, stop_tokens
+from bench.models import ROOT, Shape, build_model, local_ray
 from bench.report import Check, check, command_line, write
 from core.config import RolloutConfig
 from core.records import Sampling, Start
@@ -46,7 +48,7 @@ from core.seeds import derive
 from core.weights import pack
 
 SHAPE = Shape(2048, hidden=128, intermediate=256, layers=4, heads=4, key_value_heads=2)
-"""0.8 M parameters."""
+"""0.8 M parameters; the model that is measured without `--model`."""
 GENERATED = 64  # tokens per sample
 PROMPT, PREFIX, SAMPLES = 32, 96, 4
 CONFIG = RolloutConfig(
@@ -54,7 +56,7 @@ CONFIG = RolloutConfig(
 )
 LOADS = {"roots": 0, "replayed": PREFIX}
 """Tokens of the prefix."""
-GOAL = 0.97
+GOAL = 0.98
 WORKER_NICENESS = 15
 """Ray's default for its workers. Bare vLLM gets the same, so that other load on the machine slows both sides alike."""
 
@@ -62,6 +64,14 @@ Answer = tuple[float, list[list[int]]]
 """Seconds of a round, and the tokens of each sample."""
 Bare = Callable[[Sequence[Start], Sampling], Answer]
 """One round through bare vLLM."""
+
+
+class Model(NamedTuple):
+    """What both sides generate with."""
+
+    path: str
+    dtype: str
+    vocabulary: int
 
 
 class Comparison(NamedTuple):
@@ -72,10 +82,10 @@ class Comparison(NamedTuple):
     same: float  # share of samples with the same tokens
 
 
-def starts_of(count: int, prefix: int, round_number: int = 0) -> list[Start]:
+def starts_of(vocabulary: int, count: int, prefix: int, round_number: int = 0) -> list[Start]:
     """The starts of a round, with random contexts."""
     random = np.random.default_rng((prefix, round_number))
-    contexts = random.integers(1, SHAPE.vocabulary, (count, PROMPT + prefix), dtype=np.int32)
+    contexts = random.integers(1, vocabulary, (count, PROMPT + prefix), dtype=np.int32)
     return [
         Start(f"{prefix}-{index}", f"problem-{index}", row[:PROMPT], row[PROMPT:], SAMPLES, seed=index)
         for index, row in enumerate(contexts)
@@ -83,14 +93,14 @@ def starts_of(count: int, prefix: int, round_number: int = 0) -> list[Start]:
 
 
 @cache
-def bare_engine(model: str) -> Any:
+def bare_engine(model: Model) -> Any:
     """vLLM, loaded once in the bare process."""
     from vllm import LLM
 
     os.nice(WORKER_NICENESS)
     return LLM(
-        model=model,
-        dtype="float32",
+        model=model.path,
+        dtype=model.dtype,
         max_model_len=CONFIG.max_prompt_tokens + CONFIG.max_response_tokens,
         max_num_seqs=CONFIG.max_running,
         enforce_eager=True,
@@ -103,11 +113,12 @@ def bare_engine(model: str) -> Any:
     )
 
 
-def answer_bare(model: str, starts: Sequence[Start], sampling: Sampling) -> Answer:
+def answer_bare(model: Model, starts: Sequence[Start], sampling: Sampling) -> Answer:
     """One round in the bare process, with the seeds and budgets of our engine."""
     from vllm import SamplingParams, TokensPrompt
 
-    common: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True, "detokenize": False, "stop_token_ids": [END]}
+    common: dict[str, Any] = {"logprobs": 0, "flat_logprobs": True, "detokenize": False}
+    common["stop_token_ids"] = stop_tokens(model.path)
     samples = [(start, derive(start.seed, sample)) for start in starts for sample in range(start.samples)]
     contexts = [start.context_ids.tolist() for start, _ in samples]
     engine, begun = bare_engine(model), time.perf_counter()
@@ -128,14 +139,14 @@ def ask_pool(pool: RolloutPool, starts: Sequence[Start], sampling: Sampling) -> 
     return time.perf_counter() - begun, [one.tokens.tolist() for one in trajectories]
 
 
-def compare(pool: RolloutPool, bare: Bare, prefix: int, count: int, rounds: int) -> Comparison:
+def compare(pool: RolloutPool, bare: Bare, vocabulary: int, prefix: int, count: int, rounds: int) -> Comparison:
     """Run one load alternately on both sides. The first round only warms up and compares the tokens."""
     sampling = Sampling(1.0, 1.0, prefix + GENERATED)
     sides = (partial(ask_pool, pool), bare)
     rates: tuple[list[float], list[float]] = ([], [])
     same = 0.0
     for number in range(rounds + 1):
-        starts, tokens = starts_of(count, prefix, number), {}
+        starts, tokens = starts_of(vocabulary, count, prefix, number), {}
         for side in (0, 1) if number % 2 else (1, 0):
             seconds, tokens[side] = sides[side](starts, sampling)
             if number:
@@ -156,15 +167,16 @@ def compared(name: str, samples: int, found: Sequence[Comparison]) -> list[Check
     ]
 
 
-def restart(pool: RolloutPool, model: str) -> float:
+def restart(pool: RolloutPool, model: Model) -> float:
     """Seconds from the death of the one engine to the first token of its successor, which must load the current
     weights."""
-    from transformers import Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    pool.load_weights(pack(Qwen2ForCausalLM.from_pretrained(model).named_parameters(), 1, ray.put))
+    loaded = AutoModelForCausalLM.from_pretrained(model.path, dtype=model.dtype)
+    pool.load_weights(pack(loaded.named_parameters(), 1, ray.put))
     begun = time.perf_counter()
     os.kill(pool.pids()[0], signal.SIGKILL)
-    pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
+    pool.generate(starts_of(model.vocabulary, 1, 0), Sampling(1.0, 1.0, 1))
     return time.perf_counter() - begun
 
 
@@ -193,7 +205,7 @@ def launch() -> float:
 
 
 @contextmanager
-def bare_process(model: str) -> Iterator[Bare]:
+def bare_process(model: Model) -> Iterator[Bare]:
     """Start bare vLLM in its own process, and wait until it is ready."""
     with ProcessPoolExecutor(1, get_context("spawn"), bare_engine, (model,)) as process:
         with patch.dict(os.environ, environment("cpu", CONFIG.threads)):  # as our engine's process has it
@@ -202,16 +214,16 @@ def bare_process(model: str) -> Iterator[Bare]:
 
 
 @contextmanager
-def rollout_pool(model: str) -> Iterator[tuple[RolloutPool, float]]:
+def rollout_pool(model: Model) -> Iterator[tuple[RolloutPool, float]]:
     """A pool with one engine, and the seconds that it took to its first token."""
     begun = time.perf_counter()
-    with closing(RolloutPool(EngineRecipe(model, CONFIG, "float32", "cpu", seed=0, cpus=1.0))) as pool:
-        pool.generate(starts_of(1, 0), Sampling(1.0, 1.0, 1))
+    with closing(RolloutPool(EngineRecipe(model.path, CONFIG, model.dtype, "cpu", seed=0, cpus=1.0))) as pool:
+        pool.generate(starts_of(model.vocabulary, 1, 0), Sampling(1.0, 1.0, 1))
         yield pool, time.perf_counter() - begun
 
 
 @contextmanager
-def both_sides(model: str, bare_first: bool) -> Iterator[tuple[RolloutPool, Bare, float]]:
+def both_sides(model: Model, bare_first: bool) -> Iterator[tuple[RolloutPool, Bare, float]]:
     """Pool, bare process, and the seconds that the pool took to its first token."""
     with ExitStack() as stack:
         if bare_first:
@@ -222,30 +234,47 @@ def both_sides(model: str, bare_first: bool) -> Iterator[tuple[RolloutPool, Bare
         yield pool, bare, first
 
 
-def main(quick: bool) -> None:
-    """Measure and write bench/results/rollout.json."""
-    pairs, rounds, count = (2, 3, 32) if quick else (6, 3, 64)
+def generation(model: Model, pairs: int, rounds: int, count: int) -> list[Check]:
+    """Both loads with a model, and how soon its engine generates."""
     found: dict[str, list[Comparison]] = {name: [] for name in LOADS}
     firsts, restarts = [], []
-    launched = [launch() for _ in range(1 if quick else 3)]
-    with local_ray(), tempfile.TemporaryDirectory() as model:
-        build_model(Path(model), SHAPE)
-        for number in range(pairs):
-            with both_sides(model, bare_first=number % 2 == 1) as (pool, bare, first):
-                firsts.append(first)
-                for name, prefix in LOADS.items():
-                    found[name].append(compare(pool, bare, prefix, count, rounds))
-                restarts.append(restart(pool, model))
-    checks = [
+    for number in range(pairs):
+        with both_sides(model, bare_first=number % 2 == 1) as (pool, bare, first):
+            firsts.append(first)
+            for name, prefix in LOADS.items():
+                found[name].append(compare(pool, bare, model.vocabulary, prefix, count, rounds))
+            restarts.append(restart(pool, model))
+    return [
         *(item for name in LOADS for item in compared(name, count * SAMPLES, found[name])),
-        check("launch.py train: first responses after", median(launched), "s", "<=", 30.0),
         check("launch of an engine to its first token", median(firsts), "s", "<=", 30.0),
         check("death of an engine to its successor's first token", median(restarts), "s", "<=", 30.0),
     ]
-    threads = CONFIG.threads
-    settings = {"model": "Qwen2, 0.8 M", "threads": threads, "processes of each side": pairs, "rounds": rounds}
-    write("rollout", checks, settings, quick=quick)
+
+
+def main(quick: bool, folder: str | None) -> None:
+    """Measure and write bench/results/rollout.json, or rollout-pretrained.json with the model in `folder`."""
+    pairs, rounds = (2, 3) if quick else (6, 3)
+    settings = {"threads": CONFIG.threads, "processes of each side": pairs, "rounds": rounds}
+    if folder is not None:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder)
+        dtype = str(config.dtype or "float32").removeprefix("torch.")
+        model = Model(folder, dtype, config.vocab_size)
+        with local_ray():
+            checks = generation(model, pairs, rounds, 8 if quick else 16)
+        write("rollout-pretrained", checks, {"model": f"{Path(folder).name}, {dtype}", **settings}, quick=quick)
+        return
+    launched = [launch() for _ in range(1 if quick else 3)]
+    with local_ray(), tempfile.TemporaryDirectory() as path:
+        build_model(Path(path), SHAPE)
+        checks = generation(Model(path, "float32", SHAPE.vocabulary), pairs, rounds, 32 if quick else 64)
+    checks.append(check("launch.py train: first responses after", median(launched), "s", "<=", 30.0))
+    write("rollout", checks, {"model": "Qwen2, 0.8 M", **settings}, quick=quick)
 
 
 if __name__ == "__main__":
-    main(command_line(__doc__).parse_args().quick)
+    parser = command_line(__doc__)
+    parser.add_argument("--model", help="the folder of a pretrained model, which is measured instead")
+    given = parser.parse_args()
+    main(given.quick, given.model)

@@ -1,24 +1,29 @@
 """How fast is the learner, and how much memory does it need? `python -m bench.learner [--quick] [--device cuda]`.
 
-PPO iterations of the learner (score and update, driver and Ray included) alternate with those of a bare DeepSpeed loop
-over the plain rows: rows with GSM8K's lengths that share nothing, the demo's rows, and 8 continuations of 128 tokens of
+PPO iterations of the learner (score and update, driver and Ray included) alternate with those of a bare torch loop over
+the plain rows: rows with GSM8K's lengths that share nothing, the demo's rows, and 8 continuations of 128 tokens of
 every prefix of 512. Then the peak memory of both sides is measured for the same rows in one pass. On CPU this is done
-for small models, also for one with Qwen2's vocabulary, whose logits take nearly all of the memory. On CPU the weights
-are also broadcast to two vLLM engines. On a GPU speed and memory are measured for a random Qwen2 of 0.5 B parameters in
-bf16 under ZeRO 2 and 3.
+for small models, also for one with Qwen2's vocabulary, whose logits take nearly all of the memory. With `--model
+FOLDER` a pretrained model is measured instead, in fp32 and bf16, with the critic on its trunk: rows of 150 to 210
+tokens that share nothing, and 8 continuations of 80 tokens of every prompt of 100. The bare loop then has no critic. On
+CPU the weights are also broadcast to two vLLM engines. On a GPU speed and memory are measured for a random Qwen2 of 0.5
+B parameters in bf16 under ZeRO 2 and 3.
 """
 
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from transformers import AutoConfig
 
 from bench.learner.broadcast import broadcast_checks
 from bench.learner.memory import EXACT, memory_now, peak_memory
-from bench.learner.rows import demo_rows, forked_rows, gsm8k_rows
+from bench.learner.rows import demo_rows, forked_rows, gsm8k_rows, plain_rows
 from bench.learner.sides import Side, Work, started
 from bench.models import Shape, local_ray
 from bench.report import Check, check, command_line, write
@@ -92,22 +97,45 @@ def measure_on_cpu(quick: bool) -> list[Check]:
         ]
 
 
+def measure_pretrained(model: Path, quick: bool) -> list[Check]:
+    """Speed of a pretrained model on CPU in both types."""
+    words = int(AutoConfig.from_pretrained(model).vocab_size)
+    common: dict[str, Any] = {"threads": os.cpu_count() or 1, "budget": 2048, "value_model": "shared"}
+    common["minibatches"] = 1 if quick else 3
+    plain = Work(model, plain_rows(6 if quick else 24, words), **common)
+    forked = Work(model, forked_rows(1 if quick else 3, 8, 100, 80, words), **common)
+    checks = []
+    with local_ray():
+        # a CPU without instructions for bf16 computes it 20 times slower than fp32
+        for dtype in ("float32", "bfloat16") if torch.cpu._is_avx512_bf16_supported() else ("float32",):
+            checks += speed_checks(f"{dtype}, nothing shared", replace(plain, dtype=dtype), 3, 0.95)
+            checks += speed_checks(f"{dtype}, 100 shared, 8 x 80", replace(forked, dtype=dtype), 3, 1.6)
+    return checks
+
+
 def measure_on_gpu(quick: bool) -> list[Check]:
     """Speed and memory under ZeRO 2 and 3."""
     checks = []
     rows = forked_rows(4 if quick else 32, 8, 512, 128, HALF_B.vocabulary)
     with local_ray():
         for stage in (2, 3):
-            name, work = f"0.5 B, ZeRO {stage}, {FORKED}", Work(HALF_B, rows, 1, 16_384, 16_384, "cuda", stage)
+            name = f"0.5 B, ZeRO {stage}, {FORKED}"
+            work = Work(HALF_B, rows, 1, 16_384, 16_384, "cuda", stage, dtype="bfloat16")
             checks += [*speed_checks(name, work, 3, 3.0), *memory_checks(name, work, 0.6)]
     return checks
 
 
-def main(quick: bool, device: str) -> None:
-    """Measure and write bench/results/learner.json (learner-cuda.json on a GPU). Raises ClusterError without that
-    GPU."""
+def main(quick: bool, device: str, model: Path | None) -> None:
+    """Measure and write bench/results/learner.json (learner-cuda.json on a GPU, learner-pretrained.json with a model).
+
+    Raises ClusterError without that GPU.
+    """
+    if model is not None:
+        settings: dict[str, object] = {"device": "cpu", "model": model.name, "threads": os.cpu_count() or 1}
+        write("learner-pretrained", measure_pretrained(model, quick), settings, quick=quick)
+        return
     if device == "cpu":
-        settings: dict[str, object] = {
+        settings = {
             "device": "cpu",
             "models": "Qwen2 128 x 4 (nothing shared), 128 x 3 (demo), 512 x 2 (512 shared)",
             "threads": os.cpu_count() or 1,
@@ -124,8 +152,9 @@ def main(quick: bool, device: str) -> None:
 if __name__ == "__main__":
     parser = command_line(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on")
+    parser.add_argument("--model", type=Path, help="the folder of a pretrained model, which is measured instead")
     given = parser.parse_args()
     try:
-        main(given.quick, given.device)
+        main(given.quick, given.device, given.model)
     except RetrospectError as error:
         sys.exit(f"error: {error}")

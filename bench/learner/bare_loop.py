@@ -1,10 +1,10 @@
-"""The loop that `bench.learner` compares with: torch and DeepSpeed without PPO, as one would write it by hand.
+"""The loop that `bench.learner` compares with: plain torch without PPO and DeepSpeed, as one would write it by hand.
 
-It has the learner's models and passes (forward, backward and step of policy and critic) over the plain rows, padded,
-rows of like length together. Its losses are a log-likelihood and a squared error. It runs as a Ray actor.
+It has the learner's passes (forward, backward and step of the policy, and of a separate critic if there is one) over
+the plain rows, padded, rows of like length together. Its losses are a log-likelihood and a squared error. It runs as a
+Ray actor.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -62,55 +62,59 @@ class Critic(nn.Module):
         return values[:, 0]
 
 
-class BareLoop:
-    """Two DeepSpeed engines and the shortest loop over them."""
+class Optimizer:
+    """AdamW with clipped gradients; a bf16 model has fp32 weights here, as in DeepSpeed."""
 
-    def __init__(self, path: str, device: str, dtype: str, recompute: bool = False, zero_stage: int = 0) -> None:
-        import deepspeed
+    def __init__(self, model: nn.Module) -> None:
+        self._own = list(model.parameters())
+        self._masters = [p if p.dtype is torch.float32 else p.detach().float() for p in self._own]
+        self._adam = torch.optim.AdamW(self._masters, lr=1e-6, fused=True)
+
+    def step(self) -> None:
+        """Apply the accumulated gradients and forget them."""
+        for own, master in zip(self._own, self._masters, strict=True):
+            if own is not master and own.grad is not None:
+                master.grad, own.grad = own.grad.float(), None
+        nn.utils.clip_grad_norm_(self._masters, 1.0)
+        self._adam.step()
+        self._adam.zero_grad()
+        with torch.no_grad():
+            for own, master in zip(self._own, self._masters, strict=True):
+                if own is not master:
+                    own.copy_(master)
+
+
+class BareLoop:
+    """The models with an optimizer each, and the shortest loop over them."""
+
+    def __init__(self, path: str, device: str, dtype: str, recompute: bool = False, critic: bool = True) -> None:
         from transformers import AutoModel, AutoModelForCausalLM
 
-        os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-        os.environ.setdefault("MASTER_PORT", "29477")
-        kind = getattr(torch, dtype)
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as `learner.distributed.engine.join_ranks`
-        deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
-        bf16 = kind is torch.bfloat16
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "managed_gradient_accumulation": False,
-            "zero_optimization": {"stage": zero_stage},
-            "zero_allow_untested_optimizer": True,
-            "gradient_clipping": 1.0,
-            "bf16": {"enabled": bf16},
-            "steps_per_print": 10**9,
-        }
         self._device = torch.device(device)
-        language = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
-        trunk = AutoModel.from_pretrained(path, dtype=kind)
+        kinds = (AutoModelForCausalLM, AutoModel) if critic else (AutoModelForCausalLM,)
+        models = [kind.from_pretrained(path, dtype=getattr(torch, dtype)).to(self._device) for kind in kinds]
         if recompute:
-            for model in (language, trunk):
+            for model in models:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
                 model.train()
-        self._policy, self._value = (
-            deepspeed.initialize(
-                model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True), config=config
-            )[0]
-            for model in (Policy(language), Critic(trunk))
-        )
+        self._policy = Policy(models[0])
+        self._value = Critic(models[1]).to(device=self._device, dtype=models[1].dtype) if critic else None
+        self._optimizers = [Optimizer(model) for model in (self._policy, self._value) if model is not None]
 
     def update(self, steps: Sequence[Sequence[Batch]]) -> float:
-        """Take an optimizer step of policy and critic over each list of micro-batches. Returns the seconds."""
+        """Take an optimizer step of all models over each list of micro-batches. Returns the seconds."""
         begun = time.perf_counter()
         for batches in steps:
             for batch in batches:
                 tokens, positions, targets = self._on_device(batch)
                 logits = self._policy(tokens, positions)
-                self._policy.backward(nn.functional.cross_entropy(logits.float(), targets))
-            self._policy.step()
+                nn.functional.cross_entropy(logits.float(), targets).backward()
             for batch in batches:
-                tokens, positions, _ = self._on_device(batch)
-                self._value.backward(self._value(tokens, positions).float().square().mean())
-            self._value.step()
+                if self._value is not None:
+                    tokens, positions, _ = self._on_device(batch)
+                    self._value(tokens, positions).float().square().mean().backward()
+            for optimizer in self._optimizers:
+                optimizer.step()
         return self._since(begun)
 
     @torch.no_grad()
@@ -121,7 +125,8 @@ class BareLoop:
             tokens, positions, targets = self._on_device(batch)
             logits = self._policy(tokens, positions)
             torch.log_softmax(logits.float(), -1).gather(1, targets[:, None]).cpu()
-            self._value(tokens, positions).cpu()
+            if self._value is not None:
+                self._value(tokens, positions).cpu()
         return self._since(begun)
 
     def _on_device(self, batch: Batch) -> list[Tensor]:

@@ -9,7 +9,13 @@ import ray
 import torch
 
 MIB = 2**20
-EXACT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB)}
+EXACT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "65536",
+    "MALLOC_MMAP_THRESHOLD_": str(MIB),
+    "MALLOC_TRIM_THRESHOLD_": str(MIB),
+    "MALLOC_TOP_PAD_": "0",
+}
 """Environment of a process in which glibc returns each block of 1 MiB or more to the system as soon as it is free.
 
 Then resident memory is that of the tensors, without freed blocks that the allocator keeps. It makes the process slower.

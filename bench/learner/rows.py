@@ -28,6 +28,13 @@ def gsm8k_rows(count: int, vocabulary: int) -> list[Judged]:
     return rows
 
 
+def plain_rows(count: int, vocabulary: int) -> list[Judged]:
+    """Rows of 150 to 210 tokens that share nothing, somewhat more than half of them prompt."""
+    rng = np.random.default_rng(0)
+    lengths = [150 + 60 * i // max(1, count - 1) for i in range(count)]
+    return [_judged(i, i, n * 5 // 9, rng.integers(0, vocabulary, n), n * 5 // 9) for i, n in enumerate(lengths)]
+
+
 def forked_rows(starts: int, samples: int, prefix: int, continuation: int, vocabulary: int) -> list[Judged]:
     """`samples` continuations of every start, from a prompt of half the prefix and a replayed state of the other
     half."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 import torch
@@ -20,20 +20,21 @@ from learner.distributed.ranks import rank_environment
 from learner.group import LearnerGroup
 from learner.packing.batch import row_of
 
-MINIBATCHES = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """A model, its training data and settings."""
 
-    shape: Shape
+    model: Shape | Path  # a random model of this shape, or the folder of a pretrained one
     judged: list[Judged]
     threads: int
     budget: int = 8192  # tokens of a micro-batch
     bare_budget: int = 2048  # of the bare loop, padding included
     device: Device = "cpu"
     zero_stage: int = 0
+    dtype: str = "float32"
+    minibatches: int = 2
+    value_model: Literal["separate", "shared"] = "separate"  # with a shared trunk the bare loop has no critic
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +83,27 @@ def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: 
 def started(work: Work) -> Iterator[tuple[Side, Side]]:
     """Start and warm up the learner and the bare loop. Ray must be connected. Each side takes half of a GPU."""
     cuda = work.device == "cuda"
-    dtype = "bfloat16" if cuda else "float32"
     config = LearnerConfig(
         micro_batch_tokens=work.budget,
-        minibatches=MINIBATCHES,
+        minibatches=work.minibatches,
         threads=work.threads,
         policy_lr=1e-6,
         zero_stage=work.zero_stage,
+        value_model=work.value_model,
         gradient_checkpointing=cuda,
     )
     rows = [row_of(item.trajectory) for item in work.judged]
-    size = -(-len(rows) // MINIBATCHES)
+    size = -(-len(rows) // work.minibatches)
     batches = padded_batches(rows, work.bare_budget)
     steps = [padded_batches(rows[i : i + size], work.bare_budget) for i in range(0, len(rows), size)]
     environment = {"env_vars": rank_environment(work.device, work.threads)}
     actor = ray.remote(BareLoop).options(runtime_env=environment, num_cpus=0, num_gpus=0.5 * cuda)
     with tempfile.TemporaryDirectory() as folder:
-        build_model(Path(folder), work.shape, getattr(torch, dtype))
-        with closing(one_rank(folder, config, dtype, work.device)) as group:
-            loop = actor.remote(folder, work.device, dtype, recompute=cuda, zero_stage=work.zero_stage)
+        path = folder if isinstance(work.model, Shape) else str(work.model)
+        if isinstance(work.model, Shape):
+            build_model(Path(folder), work.model, getattr(torch, work.dtype))
+        with closing(one_rank(path, config, work.dtype, work.device)) as group:
+            loop = actor.remote(path, work.device, work.dtype, recompute=cuda, critic=work.value_model == "separate")
             scored = group.score(work.judged)
             try:
                 yield (

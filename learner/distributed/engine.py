@@ -21,6 +21,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from core.config import LearnerConfig
 from core.weights import NamedTensor
 
+BUCKET = 2**25
+"""Weights whose gradients ZeRO reduces at once. Its default, 5e8, copies all gradients of a small model into one buffer
+first: 5 bytes per weight more memory, and a backward pass of 71 M weights in bf16 spends 0.17 s there, not 0.12 s."""
+
 
 def join_ranks(store: TCPStore, rank: int, ranks: int, device: str, timeout: float) -> None:
     """Enter DeepSpeed's process group (gloo or nccl), which meets at `store`.
@@ -88,7 +92,7 @@ def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
     """
     bf16 = dtype is torch.bfloat16
     stage = max(2, options.zero_stage) if bf16 else options.zero_stage
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "reduce_bucket_size": BUCKET}
     if options.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {

@@ -5,6 +5,7 @@ Invariant: a call to Ray actors either returns a result from every rank within t
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import ray
 
 from core.config import Device, LearnerConfig
 from core.errors import CheckpointError, LearnerError, RetrospectError
-from core.startup import in_group
+from core.startup import KEEP_FREED_MEMORY, in_group
 from core.weights import copied
 from learner.distributed.worker import RankWorker
 
@@ -161,6 +162,10 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
-    """Environment of a rank's process: thread counts and DeepSpeed's accelerator."""
+    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and on CPU memory allocation, where the
+    user has not set it."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
-    return environment | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
+    if device != "cpu":
+        return environment
+    kept = {name: os.environ.get(name, value) for name, value in KEEP_FREED_MEMORY.items()}
+    return environment | kept | {"CUDA_VISIBLE_DEVICES": ""}

@@ -18,7 +18,8 @@ CPU_BLOCK = 2**18
 class TokenLogprobs(torch.autograd.Function):
     """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N] of softmax(logits / temperature).
 
-    The backward pass overwrites the probabilities that the forward pass saved; torch refuses a second backward pass.
+    With `training` the forward pass writes the probabilities over the logits, and the backward pass the gradient over
+    these: neither has memory of its own. torch refuses a second backward pass.
     """
 
     @staticmethod
@@ -28,26 +29,32 @@ class TokenLogprobs(torch.autograd.Function):
         """Save the probabilities only, and nothing without `training`."""
         logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         entropies = torch.full_like(logprobs, torch.nan)
-        probabilities = torch.empty(logits.shape if training else (0,), dtype=torch.float32, device=logits.device)
+        saved = logits.detach() if training else logits.new_empty(0)
         for rows in _blocks(logits):
             scaled = logits[rows].float() if temperature == 1.0 else logits[rows].float() / temperature
             logs = torch.log_softmax(scaled, dim=-1)
             logprobs[rows] = logs.gather(1, targets[rows, None])[:, 0]
             if training:
-                entropies[rows] = -torch.linalg.vecdot(torch.exp(logs, out=probabilities[rows]), logs)
-        ctx.save_for_backward(probabilities, targets, entropies)
+                probabilities = logs.exp()
+                entropies[rows] = -torch.linalg.vecdot(probabilities, logs)
+                saved[rows] = probabilities
+        ctx.save_for_backward(saved, targets, logprobs, entropies)
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.temperature = temperature
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        """With p = softmax(z / T): d log p_t / dz_j = (1[j = t] - p_j) / T, and d H / dz_j = -p_j (log p_j + H) / T."""
-        probabilities, targets, entropies = ctx.saved_tensors
+        """With p = softmax(z / T): d log p_t / dz_j = (1[j = t] - p_j) / T, and d H / dz_j = -p_j (log p_j + H) / T.
+
+        The target's own p_t comes from its log-probability: in bf16 1 - p_t of a likely token would be 0.
+        """
+        probabilities, targets, logprobs, entropies = ctx.saved_tensors
         outer = torch.zeros_like(entropies) if of_logprobs is None else of_logprobs / ctx.temperature
         for rows in _blocks(probabilities):
-            p, weight = probabilities[rows], outer[rows, None]
+            p, weight = probabilities[rows].float(), outer[rows, None]
+            p.scatter_(1, targets[rows, None], logprobs[rows, None].exp())
             bonus = None
             if of_entropies is not None:
                 bonus = (torch.special.entr(p) - p * entropies[rows, None]) * (
@@ -56,13 +63,16 @@ class TokenLogprobs(torch.autograd.Function):
             p.mul_(-weight).scatter_add_(1, targets[rows, None], weight)
             if bonus is not None:
                 p.add_(bonus)
-        return probabilities.to(ctx.dtype), None, None, None
+            if p.dtype is not probabilities.dtype:  # else p is a part of them
+                probabilities[rows] = p
+        return probabilities, None, None, None
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets and entropies [N] fp32 of softmax(logits / temperature), from logits [N, V].
 
-    Without gradients (scoring) the entropies are NaN.
+    Without gradients (scoring) the entropies are NaN. With them the logits are overwritten: whoever computed them must
+    not read them again (a linear layer does not).
     """
     training = torch.is_grad_enabled() and logits.requires_grad
     logprobs, entropies = TokenLogprobs.apply(logits, targets, temperature, training)

@@ -26,8 +26,9 @@ from learner.models.adapters import Lora, add_adapters
 from learner.models.attention import TREE, Line
 from learner.models.logprobs import token_logprobs
 
-CHUNK_LOGITS = 2**26
-"""Most logits computed at once (fp32: 256 MB). A single chunk is kept for the backward pass; several are recomputed there."""
+CHUNK_LOGITS = 2**27
+"""Most logits computed at once (fp32: 512 MB; 2,730 tokens of 49,152 words). A single chunk is kept for the backward
+pass; several are recomputed there."""
 
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -112,8 +113,8 @@ class SharedModel(PolicyModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values [N] fp32.
 
-        Without `temperature` only values: the other two are empty, the language-model head is not read, and gradients stop at the
-        value head (the policy must not change).
+        Without `temperature` only values: the other two are empty, the language-model head is not read, and gradients
+        stop at the value head (the policy must not change).
         """
         with torch.set_grad_enabled(temperature is not None and torch.is_grad_enabled()):
             states = _states(self.model.get_decoder(), line)

@@ -51,9 +51,9 @@ def test_values_and_gradients_are_those_of_torch(
 
 def test_a_row_gives_the_same_bits_in_any_company() -> None:
     logits, targets = drawn(600, 1000)  # blocks of 262 rows
-    whole = token_logprobs(logits, targets, 0.9)
+    whole = token_logprobs(logits.clone(), targets, 0.9)  # overwrites its logits
     for part in (slice(0, 1), slice(100, 500)):
-        for numbers, own in zip(whole, token_logprobs(logits[part], targets[part], 0.9), strict=True):
+        for numbers, own in zip(whole, token_logprobs(logits[part].clone(), targets[part], 0.9), strict=True):
             torch.testing.assert_close(own, numbers[part], atol=0, rtol=0)
     with torch.no_grad():
         scored, unread = token_logprobs(logits, targets, 0.9)
@@ -62,13 +62,22 @@ def test_a_row_gives_the_same_bits_in_any_company() -> None:
 
 
 def test_logits_in_bf16_are_read_in_fp32_and_get_their_gradient_in_bf16() -> None:
+    """A row has a token of probability 1 - 2e-4, which is 1 in bf16: its gradient must not be 0."""
     logits, targets = drawn(5, 40, torch.bfloat16)
-    logprobs, entropies = token_logprobs(logits, targets, 1.0)
+    with torch.no_grad():
+        logits[0] = 0.0
+        logits[0, 0], targets[0] = 12.25, 0  # 39 e^-12.25 = 1.9e-4
+    own = logits.detach().clone().requires_grad_()
+    logprobs, entropies = token_logprobs(own, targets, 1.0)
     expected = reference(logits, targets, 1.0)
     torch.testing.assert_close((logprobs, entropies), expected, atol=1e-6, rtol=1e-5)
     logprobs.sum().backward()
+    expected[0].sum().backward()
+    assert own.grad is not None
     assert logits.grad is not None
-    assert logits.grad.dtype is torch.bfloat16
+    assert own.grad.dtype is torch.bfloat16
+    torch.testing.assert_close(own.grad, logits.grad, atol=0, rtol=2**-7)  # p and its product are rounded to 8 bits
+    assert float(own.grad[0, 0]) == pytest.approx(1.9e-4, rel=0.05)
 
 
 def test_a_second_backward_pass_is_refused() -> None:
