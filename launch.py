@@ -12,7 +12,8 @@ from core.startup import set_environment, without_gc
 
 HELP = """{commands}
 
-Every field of the configuration is an option: `python launch.py COMMAND --help`. `--version` prints what is installed."""
+Every field of the configuration is an option: `python launch.py COMMAND --help`.
+`--version` prints what is installed."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -69,15 +69,18 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
     """The derived batch arithmetic as text."""
     rollout, learner, ratio = config.rollout, config.learner, config.replay.ratio
     rows = {
-        "starts per iteration": f"{plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), {'the rest fresh' if config.replay.fill else 'the rest fresh or left out'}",
+        "starts per iteration": f"{plan.starts}: up to {plan.replayed_starts} replayed (replay.ratio {ratio:g}), "
+        f"the rest fresh{'' if config.replay.fill else ' or left out'}",
         "trajectories": f"{plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
         "minibatch": f"{plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
-        "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = {plan.steps_per_iteration} per iteration, "
+        "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = "
+        f"{plan.steps_per_iteration} per iteration, "
         f"{plan.total_steps} in {config.run.iterations} iterations",
     }
     if rollout.max_prompt_tokens and rollout.max_response_tokens:  # else they follow from the data
         rows["context"] = (
-            f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = {plan.context_tokens} tokens"
+            f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = {plan.context_tokens} "
+            "tokens"
         )
         rows["generated tokens"] = f"at most {plan.max_tokens:,} per iteration"
     if config.replay.imitated:
@@ -110,7 +113,8 @@ def check_model_and_data(config: Config) -> str:
         )
     items = task_items(config.task, derive(config.run.seed, "task"))
     left_out = task.left_out if task else items.left_out
-    data = f"data: {len(items.train)} training problems, {len(items.evaluation)} evaluation problems (before the length filter)"
+    counts = f"{len(items.train)} training problems, {len(items.evaluation)} evaluation problems"
+    data = f"data: {counts} (before the length filter)"
     lines = [f"model: {model}", *(told or [data])]
     lines += [list_bad_rows(left_out.bad_rows)] if left_out.bad_rows else []
     for label, _, source in task_sources(config.task):
@@ -125,7 +129,8 @@ def check_model_and_data(config: Config) -> str:
 
 
 def _first_prompt(item: Item, tokenizer: Tokenizer | None) -> str:
-    """The first prompt as the model reads it, with the chat template; without a tokenizer, or if that refuses it, its text."""
+    """The first prompt as the model reads it, with the chat template; without a tokenizer, or if that refuses it, its
+    text."""
     if tokenizer is not None:
         with contextlib.suppress(DataError):  # listed with the bad rows
             return f"first prompt, as the model reads it: {tokenizer.decode(render_item(tokenizer, item))!r}"
@@ -135,7 +140,8 @@ def _first_prompt(item: Item, tokenizer: Tokenizer | None) -> str:
 
 
 def check_supervised(config: Config) -> list[str]:
-    """Read the rows of `launch.py sft` and `launch.py reward-model`, if configured. Returns a line for each. Raises DataError."""
+    """Read the rows of `launch.py sft` and `launch.py reward-model`, if configured. Returns a line for each. Raises
+    DataError."""
     lines = []
     if config.sft.path:
         lines.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")

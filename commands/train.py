@@ -1,6 +1,6 @@
 """`launch.py train`: starts a new run or resumes an earlier one.
 
-Called by `launch.py`. Invariant: no actor starts before configuration, model and data have been checked.
+Invariant: no actor starts before configuration, model and data have been checked.
 """
 
 import sys
@@ -77,7 +77,8 @@ def train(config: Config, recipe: str, local: bool = False, callback: Callback |
 
 
 def resume(place: str, options: Sequence[str], local: bool = False, callback: Callback | None = None) -> RunDirectory:
-    """Continue a run from its last checkpoint, with single fields changed by `options`. `place`: its directory, or its URI.
+    """Continue a run from its last checkpoint, with single fields changed by `options`. `place`: its directory, or its
+    URI.
 
     `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change.
     """
@@ -92,7 +93,8 @@ def resume(place: str, options: Sequence[str], local: bool = False, callback: Ca
         progress = checkpoint.progress_of(resumed)
         if progress.iteration > config.run.iterations:
             raise ConfigError(
-                f"--resume: {run.path} has done {progress.iteration} iterations, more than run.iterations = {config.run.iterations}; raise it"
+                f"--resume: {run.path} has done {progress.iteration} iterations, more than run.iterations = "
+                f"{config.run.iterations}; raise it"
             )
         count = checkpoint.in_flight(progress)
         if local and count:

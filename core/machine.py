@@ -40,7 +40,8 @@ def _has_bfloat16() -> bool:
 
 
 def cpu_speed(dtype: str, threads: int) -> float:
-    """Floating-point operations per second of a matrix product of `dtype` on so many threads: the best of 30, however busy the machine is."""
+    """Floating-point operations per second of a matrix product of `dtype` on so many threads: the best of 30, however
+    busy the machine is."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,7 +1,8 @@
 """Progress of a run on the console: a live table with a progress bar, or one plain line per iteration.
 
-Opened by `commands/train.py`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI,
-`ray job submit` logs, a file) every iteration is exactly one line without control codes, followed by its warnings if there are any.
+Opened by `commands/train.py`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI, `ray
+job submit` logs, a file) every iteration is exactly one line without control codes, followed by its warnings if there
+are any.
 """
 
 import logging
@@ -128,8 +129,8 @@ def _failures(metrics: IterationMetrics) -> str:
 
 
 class RunConsole:
-    """Shows a run on `stream` (by default stdout): a live table on a terminal, whose rows are metrics and whose columns are the first
-    iteration and the newest ones; else one flushed line per iteration.
+    """Shows a run on `stream` (by default stdout): a live table on a terminal, whose rows are metrics and whose columns
+    are the first iteration and the newest ones; else one flushed line per iteration.
 
     `earlier`: iterations of the run before it was resumed; `hints`: header lines, such as the dashboard's address.
     """
@@ -150,7 +151,8 @@ class RunConsole:
         if self._stream.isatty():
             self._header = [Text(f"Retrospect · {run}", style="bold")]
             self._header += [Text(hint, style="dim", overflow="fold") for hint in hints]
-            # Rich moves everything else that is printed above the table; what libraries write to stderr goes to the log.
+            # Rich moves everything else that is printed above the table; what libraries write to stderr goes to the
+            # log.
             self.live = Live(
                 console=self._screen, refresh_per_second=2, get_renderable=self.render, redirect_stderr=False
             )

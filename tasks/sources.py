@@ -162,7 +162,10 @@ def _read_jsonl(file: Path) -> list[Row | BadRow]:
         else:
             found = f"{where}: expected an object with columns, found {type(row).__name__}"
             if isinstance(row, dict) and b"\\u" in line and _is_cut_character(row):
-                found = f"{where}: has half a character (a lone surrogate such as \\ud800), which is no text; fix or delete the row"
+                found = (
+                    f"{where}: has half a character (a lone surrogate such as \\ud800), which is no text; fix or "
+                    "delete the row"
+                )
                 row = None
             rows.append(row if isinstance(row, dict) else BadRow(where, found))
     return rows

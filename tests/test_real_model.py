@@ -1,4 +1,4 @@
-"""A pretrained model as its user trains it: `make model`, then the recipe of GSM8K on its file, in float32 and in bfloat16."""
+"""A pretrained model as its user trains it: the README's own recipe with 20 rows in float32, that of GSM8K in bfloat16."""
 
 import json
 from pathlib import Path
@@ -6,18 +6,23 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.test_docs import readme_blocks
 from tests.whole_runs import metrics, run
 from trainer.model.gguf import model_folder
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMALL = [
-    *("--config", "configs/gsm8k_smollm2.yaml", "--model.path", MODEL, "--run.iterations", "1"),
-    *("--task.path", "tests/data/gsm8k/train.jsonl", "--task.eval_path", "tests/data/gsm8k/test.jsonl"),
-    *("--task.eval_problems", "2", "--task.judge_timeout", "60", "--task.reward", "tests.tasks.verifiers:share_of_e"),
+    *("--run.iterations", "1", "--task.eval_problems", "2"),
+    *("--task.judge_timeout", "60", "--task.reward", "tests.tasks.verifiers:share_of_e"),
     *("--rollout.starts", "4", "--rollout.samples", "2", "--rollout.max_response_tokens", "24"),
     *("--replay.canonical", "false", "--replay.boundary", "stride", "--replay.stride", "8"),
     *("--rollout.kv_cache_gib", "0.2", "--rollout.threads", "1"),
     *("--learner.minibatches", "1", "--learner.policy_lr", "1e-4", "--learner.threads", "1"),
+]
+"""As little work as shows that all parts work."""
+GSM8K = [
+    *("--config", "configs/gsm8k_smollm2.yaml", "--model.path", MODEL),
+    *("--task.path", "tests/data/gsm8k/train.jsonl", "--task.eval_path", "tests/data/gsm8k/test.jsonl"),
 ]
 
 
@@ -44,9 +49,18 @@ def evaluated(run_folder: Path) -> list[tuple[int, int]]:
     return [(line["iteration"], line["problems"]) for line in lines]
 
 
-def test_an_iteration_in_float32(shared: tuple[Path, list[str]]) -> None:
+def test_the_recipe_of_the_readme_trains_in_float32(shared: tuple[Path, list[str]]) -> None:
     root, options = shared
-    run("train", *options, "--run.name", "fp32", "--model.dtype", "float32")
+    (recipe,), (row,) = readme_blocks("yaml"), readme_blocks("json")
+    (root / "my.yaml").write_text(recipe, encoding="utf-8")
+    rows = root / "train.jsonl"
+    rows.write_text("".join(row.replace("3 apples", f"{count} apples") for count in range(20)), encoding="utf-8")
+    said = run(
+        *("train", "--config", str(root / "my.yaml"), "--task.path", str(rows)),
+        *(*options, "--run.name", "fp32", "--model.dtype", "float32"),
+    )
+    assert "0 prompts over rollout.max_prompt_tokens left out" in said
+    assert "learner.micro_batch_tokens: " in said
     (line,) = metrics(root / "fp32")
     assert line["logprob_gap"] < 1e-3
     assert line["weight_version"] == 1
@@ -58,7 +72,7 @@ def test_bfloat16_with_replay_a_resumed_run_and_an_evaluation(shared: tuple[Path
     root, options = shared
     folder = root / "bf16"
     replay = ("--replay.start_states", "1", "--replay.ranking", "value", "--replay.share", "constant")
-    run("train", *options, *replay, "--run.name", "bf16", "--model.dtype", "bfloat16")
+    run("train", *GSM8K, *options, *replay, "--run.name", "bf16", "--model.dtype", "bfloat16")
     run("train", "--resume", str(folder), "--run.iterations", "2")
     lines = metrics(folder)
     assert [line["replay_share"] for line in lines] == [0.0, 0.5]  # the states are those of the checkpoint

@@ -127,7 +127,8 @@ def write_digests(folder: Path) -> None:
 
 
 def check_digests(folder: Path) -> None:
-    """Raises CheckpointError that names the first file whose content is not what was written. An older checkpoint has no digests."""
+    """Raises CheckpointError that names the first file whose content is not what was written. An older checkpoint has
+    no digests."""
     for name, digest in (_read_json(folder / DIGESTS) if (folder / DIGESTS).exists() else {}).items():
         try:
             found = _digest(folder / name)
@@ -158,7 +159,8 @@ def _another(folder: Path) -> str:
 
 
 def full_disk(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, is that of a full disk. Libraries in Rust and C++ only say so in their text."""
+    """Whether an error, or one that caused it, is that of a full disk. Libraries in Rust and C++ only say so in their
+    text."""
     while error is not None:
         if (isinstance(error, OSError) and error.errno in FULL) or any(text in str(error) for text in SAID_FULL):
             return True

@@ -15,24 +15,28 @@ class AlgorithmConfig(Section):
 
     estimator: Annotated[str, AfterValidator(one_of(ESTIMATORS))] = Field(
         "gae",
-        description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function (docs/learner.md says when to use which).",
+        description=f"The policy's advantages: {', '.join(ESTIMATORS)}, or your own function as module:function "
+        "(docs/learner.md says when to use which).",
     )
     continuations: Count = 4
     """Continuations of every boundary of every response when estimator is 'vineppo'."""
     policy_loss: Annotated[str, AfterValidator(one_of(POLICY_LOSSES))] = Field(
         "ppo",
-        description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function (docs/learner.md).",
+        description=f"The policy's loss: {', '.join(POLICY_LOSSES)}, or your own function as module:function "
+        "(docs/learner.md).",
     )
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount."""
     policy_lambda: Share = 0.95
     """GAE lambda of the policy's advantages."""
     adaptive_lambda: Annotated[float | None, Field(gt=0)] = None
-    """Length-adaptive policy lambda 1 - 1 / (x l) for a continuation of l tokens (VAPO uses x = 0.05); none: policy_lambda."""
+    """Length-adaptive policy lambda 1 - 1 / (x l) for a continuation of l tokens (VAPO uses x = 0.05); none:
+    policy_lambda."""
     value_lambda: Share = 1.0
     """GAE lambda of the critic's targets."""
     normalise: Literal["global", "per_source", "none"] = "per_source"
-    """Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and replayed rows separately, or none."""
+    """Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and
+    replayed rows separately, or none."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """PPO clip below: ratio >= 1 - clip_low."""
     clip_high: Positive = 0.2
@@ -44,29 +48,39 @@ class AlgorithmConfig(Section):
     entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus."""
     kl_coefficient: NonNegative = 0.01
-    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states are learnt; 0: there is no reference policy. 0.01 is OpenRLHF's and NeMo-RL's; models trained from scratch need more (docs/method.md, Defaults)."""
+    """Weight of the KL to the reference policy, which keeps rollouts from the root as they are while replayed states
+    are learnt; 0: there is no reference policy. 0.01 is OpenRLHF's and NeMo-RL's; models trained from scratch need more
+    (docs/method.md, Defaults)."""
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
-    """Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the reward."""
+    """Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the
+    reward."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where that KL is added: to the loss, or (negative) to the reward of every token."""
     kl_target: Annotated[float | None, Field(gt=0)] = None
     """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: as kl_schedule says."""
     kl_schedule: Literal["constant", "unsolved"] = "constant"
-    """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the iteration's fresh problems of which every sample fails, but never less than a tenth of it. Measured: docs/method.md, Defaults."""
+    """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the
+    iteration's fresh problems of which every sample fails, but never less than a tenth of it. Measured: docs/method.md,
+    Defaults."""
     kl_horizon: Count = 10_000
     """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
-    """Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x rollout.max_response_tokens (constant, Dr. GRPO)."""
+    """Mean of the policy's loss over the global batch: over tokens, over sequences, or its sum over sequences x
+    rollout.max_response_tokens (constant, Dr. GRPO)."""
     importance: Literal["truncate", "mask", "sequence_truncate", "sequence_mask"] = "truncate"
-    """Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [importance_floor, importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens)."""
+    """Off-policy weight pi_prox / pi_behaviour: cut at importance_cap (truncate), or 0 outside [importance_floor,
+    importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens)."""
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
     """Largest pi_prox / pi_behaviour."""
     importance_floor: Share = 0.5
     """Smallest pi_prox / pi_behaviour that is not masked."""
     positive_coefficient: NonNegative = 1.0
-    """Weight of the language-model loss (VAPO: 0.1). It takes correct responses where rewards differ, and those that replay.imitated adds. 0: none. Measured: docs/method.md, Defaults."""
+    """Weight of the language-model loss (VAPO: 0.1). It takes correct responses where rewards differ, and those that
+    replay.imitated adds. 0: none. Measured: docs/method.md, Defaults."""
     overlong: Literal["mask", "penalise", "soft", "bootstrap", "keep"] = "keep"
-    """Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or unchanged (keep)."""
+    """Truncated responses: no loss (mask), reward less overlong_penalty (penalise), the same growing over the last
+    overlong_buffer tokens of the budget (soft), reward plus the critic's value of where they stop (bootstrap), or
+    unchanged (keep)."""
     overlong_penalty: NonNegative = 0.5
     """Subtracted from the reward of a truncated response when overlong is 'penalise' or 'soft'."""
     overlong_buffer: Count = 16

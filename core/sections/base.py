@@ -15,7 +15,8 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 AUTO: Any = "auto"
-"""What a recipe writes for a number that follows from model, data and machine. In a `Config` it is 0 until `trainer.model.automatic` has chosen."""
+"""What a recipe writes for a number that follows from model, data and machine. In a `Config` it is 0 until
+`trainer.model.automatic` has chosen."""
 
 
 def _chosen_later(given: Any) -> Any:
@@ -35,7 +36,8 @@ AutoPositive = Annotated[float, Field(ge=0), *_Automatic]
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, unknown keys forbidden, all numbers finite. The text below a field is its description."""
+    """Base of all sections: immutable, unknown keys forbidden, all numbers finite. The text below a field is its
+    description."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True

@@ -19,13 +19,16 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     value_model: Literal["separate", "shared", "none"] = "separate"
-    """The critic: a separate model, a value head on the policy's trunk (one pass, one loss, half the memory), or none. Without an estimator or a ranking that reads values there is none either."""
+    """The critic: a separate model, a value head on the policy's trunk (one pass, one loss, half the memory), or none.
+    Without an estimator or a ranking that reads values there is none either."""
     value_path: str = ""
-    """Hugging Face model that a separate critic starts from, for example a reward model, with the policy's architecture and vocabulary; empty: the policy's."""
+    """Hugging Face model that a separate critic starts from, for example a reward model, with the policy's architecture
+    and vocabulary; empty: the policy's."""
     value_coefficient: Positive = 0.1
     """Weight of the value loss against the policy's when value_model is 'shared'."""
     lora_rank: Whole = 0
-    """Rank of LoRA adapters on all linear layers of policy and critic; only the adapters are trained. 0: all weights are trained."""
+    """Rank of LoRA adapters on all linear layers of policy and critic; only the adapters are trained. 0: all weights
+    are trained."""
     lora_alpha: Count = 16
     """LoRA adapters are multiplied by lora_alpha / lora_rank."""
     epochs: Count = 1
@@ -33,15 +36,19 @@ class LearnerConfig(Section):
     value_epochs: Annotated[int | None, Field(ge=1)] = None
     """Passes of a separate critic over these trajectories; none: epochs."""
     kl_stop: Annotated[float | None, Field(gt=0)] = None
-    """The policy takes no more steps on a batch after a pass in which it was further than this from where it began (mean KL, nats per token); needs epochs above 1; none: never."""
+    """The policy takes no more steps on a batch after a pass in which it was further than this from where it began
+    (mean KL, nats per token); needs epochs above 1; none: never."""
     minibatches: Count = 4
     """Optimizer steps per pass; must divide rollout.starts x rollout.samples."""
     micro_batch_tokens: AutoCount = Field(AUTO)
-    """Tokens of one forward and backward pass on a rank; what rows of the pass share counts once. auto: as many as an eighth of the memory holds activations for (GPU: 8 GiB), at least a whole sequence, at most 16,384."""
+    """Tokens of one forward and backward pass on a rank; what rows of the pass share counts once. auto: as many as an
+    eighth of the memory holds activations for (GPU: 8 GiB), at least a whole sequence, at most 16,384."""
     policy_lr: AutoPositive = Field(AUTO)
-    """Learning rate of the policy. auto: 1e-6 for a model of 8 B parameters, growing with 1 / sqrt(parameters) to at most 1e-5; ten times that for LoRA. Sources: docs/learner.md, Learning rates."""
+    """Learning rate of the policy. auto: 1e-6 for a model of 8 B parameters, growing with 1 / sqrt(parameters) to at
+    most 1e-5; ten times that for LoRA. Sources: docs/learner.md, Learning rates."""
     value_lr: AutoPositive = Field(AUTO)
-    """Learning rate of the critic. auto: 1e-5 for a model of its own (verl; ten times that for LoRA), 3e-4 for a head on the policy's trunk."""
+    """Learning rate of the critic. auto: 1e-5 for a model of its own (verl; ten times that for LoRA), 3e-4 for a head
+    on the policy's trunk."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear learning-rate warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -49,9 +56,11 @@ class LearnerConfig(Section):
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW's decay of the mean gradient."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """AdamW's decay of the mean squared gradient. After steps without a gradient, one gradient moves every weight by up to lr / sqrt(1 - adam_beta2). Measured: docs/method.md, Defaults."""
+    """AdamW's decay of the mean squared gradient. After steps without a gradient, one gradient moves every weight by up
+    to lr / sqrt(1 - adam_beta2). Measured: docs/method.md, Defaults."""
     adam_epsilon: Positive = 1e-8
-    """Added to the root of AdamW's mean squared gradient. Near the size of a usual gradient's entries, steps shrink with what a batch says. Measured: docs/method.md, Defaults."""
+    """Added to the root of AdamW's mean squared gradient. Near the size of a usual gradient's entries, steps shrink
+    with what a batch says. Measured: docs/method.md, Defaults."""
     weight_decay: NonNegative = 0.0
     """AdamW weight decay."""
     max_grad_norm: Positive = 1.0
@@ -61,19 +70,24 @@ class LearnerConfig(Section):
     critic_warmup: Whole = 0
     """First iterations in which only the critic learns, on Monte-Carlo returns (VC-PPO)."""
     max_restarts: Whole = 3
-    """Restarts of the ranks after one of them died, from the last checkpoint (before the first: from the beginning); then the run stops."""
+    """Restarts of the ranks after one of them died, from the last checkpoint (before the first: from the beginning);
+    then the run stops."""
     max_skipped_steps: Count = 8
     """The run stops after so many optimizer steps in a row were skipped for a NaN or Inf."""
     transport: Literal["auto", "object_store", "collective", "ipc"] = "auto"
-    """How weights reach the engines. object_store: through Ray; collective: one broadcast (NCCL, on CPU Gloo); ipc: engines on the learner's GPU (on CPU: its machine) read its memory. auto: object_store on CPU; on GPUs ipc if all share one GPU, collective if engines have their own."""
+    """How weights reach the engines. object_store: through Ray; collective: one broadcast (NCCL, on CPU Gloo); ipc:
+    engines on the learner's GPU (on CPU: its machine) read its memory. auto: object_store on CPU; on GPUs ipc if all
+    share one GPU, collective if engines have their own."""
     threads: Count = 2
     """CPU threads per rank (OMP_NUM_THREADS)."""
     deadline: Positive = 1800.0
     """Seconds that one call of the learner may take; then its ranks count as hung."""
     gap_tolerance: Annotated[float, Field(ge=1)] = 4.0
-    """The run stops when engines and learner differ in the log-probabilities of the probe by more than this many times what they differ with the same weights before training (mean, or 99 % quantile)."""
+    """The run stops when engines and learner differ in the log-probabilities of the probe by more than this many times
+    what they differ with the same weights before training (mean, or 99 % quantile)."""
     probe_every: Count = 10
-    """Broadcasts between two probes; the first is always probed. A digest proves at every broadcast that the weights arrived; the probe shows that both compute the same model."""
+    """Broadcasts between two probes; the first is always probed. A digest proves at every broadcast that the weights
+    arrived; the probe shows that both compute the same model."""
     probe_sequences: Count = 8
     """Training problems whose prompts (and canonical solutions, if there are any) are the probe."""
 

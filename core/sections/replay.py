@@ -21,14 +21,18 @@ class ReplayConfig(Section):
     """Replayed starts and the store behind them."""
 
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Largest share of an iteration's starts that are replayed states, in [0, 1). Measured: docs/method.md, Choosing a ranking and a share."""
+    """Largest share of an iteration's starts that are replayed states, in [0, 1). Measured: docs/method.md, Choosing a
+    ranking and a share."""
     share: Literal["constant", "annealed", "unsolved"] = "unsolved"
-    """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
+    """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times
+    the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
     fill: bool = True
-    """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the iteration is smaller. Measured: docs/method.md, Defaults."""
+    """Whether fresh problems take the places of states that are missing, because few are worth replaying. False: the
+    iteration is smaller. Measured: docs/method.md, Defaults."""
     ranking: Annotated[str, AfterValidator(one_of(tuple(RANKINGS), "class"))] = Field(
         "learnability",
-        description=f"How the store ranks states: {', '.join(RANKINGS)} (formulas in replay/rankings/), or your own class as module:class. Measured: docs/method.md, Defaults.",
+        description=f"How the store ranks states: {', '.join(RANKINGS)} (formulas in replay/rankings/), or your own "
+        "class as module:class. Measured: docs/method.md, Defaults.",
     )
     start_states: Count = 512
     """States in the store before replay begins."""
@@ -53,7 +57,9 @@ class ReplayConfig(Section):
     canonical: bool = False
     """Also keep prefixes of canonical solutions of the iteration's problems, where the task has them."""
     imitated: Whole = 32
-    """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the newest of each problem of which at most half of the rollouts from the root succeed. Their weight is algorithm.positive_coefficient. Measured: docs/method.md, Defaults."""
+    """Most own earlier successes that an update adds to the language-model loss (self-imitation, 1806.05635): the
+    newest of each problem of which at most half of the rollouts from the root succeed. Their weight is
+    algorithm.positive_coefficient. Measured: docs/method.md, Defaults."""
     refresh: Whole = 256
     """Stale values that the critic recomputes per iteration, highest priority first."""
     deadline: Positive = 120.0

@@ -19,23 +19,29 @@ class RolloutConfig(Section):
     actors: Count = 1
     """Rollout actors, one engine each."""
     max_staleness: Whole = 0
-    """Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from 1: generation continues during the update."""
+    """Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from
+    1: generation continues during the update."""
     starts: Count = 64
-    """Starts per iteration (fresh and replayed). With 8 samples these are 512 responses, as in verl's and OpenRLHF's smaller recipes."""
+    """Starts per iteration (fresh and replayed). With 8 samples these are 512 responses, as in verl's and OpenRLHF's
+    smaller recipes."""
     samples: Count = 8
     """Continuations per start. TRL's and OpenRLHF's default for groups is 8, too."""
     resample: Whole = 0
-    """Dynamic sampling (DAPO): most extra rounds of an iteration in which starts whose continuations all have the same reward are replaced by new ones; 0: never."""
+    """Dynamic sampling (DAPO): most extra rounds of an iteration in which starts whose continuations all have the same
+    reward are replaced by new ones; 0: never."""
     max_prompt_tokens: AutoCount = Field(AUTO)
-    """Longest prompt, in tokens; longer problems are left out. auto: the longest of the data's prompts that have at most 2,048 tokens and fill at most half of the model's context."""
+    """Longest prompt, in tokens; longer problems are left out. auto: the longest of the data's prompts that have at
+    most 2,048 tokens and fill at most half of the model's context."""
     max_response_tokens: Annotated[AutoCount, AfterValidator(_more_than_one)] = Field(AUTO)
-    """Budget of a whole response, in tokens; a replayed prefix uses part of it. auto: a quarter more than 99 % of the canonical solutions need; 1,024 without canonical solutions."""
+    """Budget of a whole response, in tokens; a replayed prefix uses part of it. auto: a quarter more than 99 % of the
+    canonical solutions need; 1,024 without canonical solutions."""
     temperature: Positive = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling: probability mass to keep."""
     max_running: AutoCount = Field(AUTO)
-    """Sequences that one engine decodes at once. auto: 256 (vLLM's default), on CPU as many as the KV cache holds if they use half of their budget."""
+    """Sequences that one engine decodes at once. auto: 256 (vLLM's default), on CPU as many as the KV cache holds if
+    they use half of their budget."""
     repetition_tokens: Whole = 0
     """Cut a response (it counts as truncated) whose end repeats a pattern of at most this many tokens; 0: never."""
     repetition_times: Annotated[int, Field(ge=2)] = 8
@@ -47,7 +53,8 @@ class RolloutConfig(Section):
     tensor_parallel: Count = 1
     """GPUs per engine."""
     gpus: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """GPU: share that an engine reserves of each of its GPUs; 0.5 leaves room for a learner rank (cluster.learner_gpus 0.5)."""
+    """GPU: share that an engine reserves of each of its GPUs; 0.5 leaves room for a learner rank (cluster.learner_gpus
+    0.5)."""
     sleep: bool = False
     """GPU: move an engine's weights to the host and free its cache while it is idle, for a learner on the same GPU."""
     engine_options: Options = Field({})
@@ -55,12 +62,15 @@ class RolloutConfig(Section):
     sampling_options: Options = Field({})
     """More of vLLM's SamplingParams by name, e.g. {top_k: 50}; JSON on the command line."""
     tool: str = ""
-    """Tool that answers calls inside responses, 'module:name' of a core.tools.Tool (importable from the working directory); empty: the task's own, or none."""
+    """Tool that answers calls inside responses, 'module:name' of a core.tools.Tool (importable from the working
+    directory); empty: the task's own, or none."""
     threads: Count = 2
     """CPU threads per engine (OMP_NUM_THREADS)."""
     deadline: Positive = 600.0
-    """Seconds without an answer after which an actor counts as hung (answers come several times a second); after a quarter of them a warning names it as slow."""
+    """Seconds without an answer after which an actor counts as hung (answers come several times a second); after a
+    quarter of them a warning names it as slow."""
     max_restarts: Whole = 3
-    """Most losses of rollout actors within restart_window; after one more the run stops with a checkpoint. Several actors lost within a minute count once, and so does a start that makes engines raise."""
+    """Most losses of rollout actors within restart_window; after one more the run stops with a checkpoint. Several
+    actors lost within a minute count once, and so does a start that makes engines raise."""
     restart_window: Positive = 3600.0
     """Seconds that max_restarts is counted over."""

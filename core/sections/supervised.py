@@ -1,4 +1,5 @@
-"""Supervised training: warm start (`launch.py sft`) and reward model (`launch.py reward-model`); a language model as judge."""
+"""Supervised training: warm start (`launch.py sft`) and reward model (`launch.py reward-model`); a language model as
+judge."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,7 +36,8 @@ class SftConfig(SupervisedConfig):
     """Supervised fine-tuning of model.path (`launch.py sft`)."""
 
     path: str = ""
-    """Dialogues to learn from: .jsonl, .parquet, a directory or a hub name, with a column of messages; empty: the canonical solutions of the task."""
+    """Dialogues to learn from: .jsonl, .parquet, a directory or a hub name, with a column of messages; empty: the
+    canonical solutions of the task."""
     split: str = "train"
     """Split of a Hugging Face data set."""
     column: str = "messages"
@@ -43,11 +45,13 @@ class SftConfig(SupervisedConfig):
 
 
 class LanguageJudgeConfig(Section):
-    """A language model as judge, behind an OpenAI-compatible endpoint: a provider's, or one of your own (`vllm serve MODEL`)."""
+    """A language model as judge, behind an OpenAI-compatible endpoint: a provider's, or one of your own (`vllm serve
+    MODEL`)."""
 
     # no user and password: the configuration is written into reports
     url: Annotated[str, Field(pattern=r"^[^@\s]*$")] = ""
-    """Base URL of the endpoint, such as http://localhost:8000/v1. If set, this model judges the task dialogue instead of reward_model.path, and compares the responses of `launch.py evaluate --against`."""
+    """Base URL of the endpoint, such as http://localhost:8000/v1. If set, this model judges the task dialogue instead
+    of reward_model.path, and compares the responses of `launch.py evaluate --against`."""
     model: str = ""
     """The model's name at the endpoint."""
     key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "OPENAI_API_KEY"  # not the key itself
@@ -72,9 +76,11 @@ class RewardModelConfig(SupervisedConfig):
     """The reward model of the task dialogue: its training (`launch.py reward-model`) and its service."""
 
     path: str = ""
-    """Reward model that judges the task dialogue: a run of `launch.py reward-model`, or any sequence classifier with one label."""
+    """Reward model that judges the task dialogue: a run of `launch.py reward-model`, or any sequence classifier with
+    one label."""
     threshold: float = 0.0
-    """Normalised reward above which a response counts as a success (success rates, replay's outcomes, algorithm.kl_schedule unsolved). 0 is the average of the responses that the model was measured on."""
+    """Normalised reward above which a response counts as a success (success rates, replay's outcomes,
+    algorithm.kl_schedule unsolved). 0 is the average of the responses that the model was measured on."""
     pairs: str = ""
     """Preference pairs to train on: .jsonl, .parquet, a directory or a hub name."""
     split: str = "train"

@@ -1,9 +1,9 @@
 """Programs judged by assert statements.
 
-Called by `tasks/code/programs.py`. To judge a test, `tasks/code/unit_tests.py` splits it, a sandbox evaluates the program's side, and
-the resulting values are compared here, or in a sandbox in which the program has never run.
-Invariants: the process that runs the program never has an expected value. Its results are compared with Python's == as plain data of
-builtin types. The only tolerance is what the test itself writes.
+To judge a test, `tasks/code/unit_tests.py` splits it, a sandbox evaluates the program's side, and the resulting values
+are compared here, or in a sandbox in which the program has never run. Invariants: the process that runs the program
+never has an expected value. Its results are compared with Python's == as plain data of builtin types. The only
+tolerance is what the test itself writes.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,8 @@ class AssertTests:
 def ask(asked: list[Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool]:
     """Evaluate questions over plain values in a new sandbox, in which the program has never run.
 
-    Raises SandboxError when that sandbox ends early. Answers can cause this only by being slow to compare, and earn the least.
+    Raises SandboxError when that sandbox ends early. Answers can cause this only by being slow to compare, and earn the
+    least.
     """
     if not asked:
         return {}

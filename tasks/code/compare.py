@@ -1,7 +1,7 @@
 """Compares what a program gives with what is expected: values, as == does, and printed text, as the benchmarks do.
 
-Called by the formats in the judging processes. Invariants: no code of the program or of the data set runs here. An object of a class
-of the program equals nothing. Whatever a sandbox says is compared without raising, in time bounded by its length.
+Invariants: no code of the program or of the data set runs here. An object of a class of the program equals nothing.
+Whatever a sandbox says is compared without raising, in time bounded by its length.
 """
 
 import math
@@ -24,7 +24,8 @@ _NUMBER = re.compile(r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})([eE][+-]?\d{1,3}
 
 
 def same_output(expected: str, found: str, tolerance: float = 0.0) -> bool:
-    """Whether two printed texts are the same: line by line and word by word, without empty lines and white space at the ends.
+    """Whether two printed texts are the same: line by line and word by word, without empty lines and white space at the
+    ends.
 
     Numbers are equal as numbers (`1.0` and `1.00`), or within a tolerance, absolute or relative.
     """
@@ -59,7 +60,8 @@ def _same_number(left: str, right: str, tolerance: float) -> bool:
 
 
 def same_value(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
-    """Whether an encoded value equals one from JSON. A tuple equals a list, and the key 1 the key "1", as JSON has them."""
+    """Whether an encoded value equals one from JSON. A tuple equals a list, and the key 1 the key "1", as JSON has
+    them."""
     match found:
         case ["l" | "t", *items]:
             return (
@@ -119,7 +121,8 @@ def equal(expected: object, found: Any) -> bool:
 
 
 def _is_ratio(expected: float, above: int, below: int) -> bool:
-    """Whether `expected` is exactly above / below. Fraction's == says the same, but computes a common divisor first, slowly."""
+    """Whether `expected` is exactly above / below. Fraction's == says the same, but computes a common divisor first,
+    slowly."""
     if below <= 0 or (isinstance(expected, float) and not math.isfinite(expected)):
         return False
     mine, whole = expected.as_integer_ratio()
@@ -144,7 +147,8 @@ def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
 
 
 def is_plain(found: Any, depth: int = 0) -> bool:
-    """Whether an encoding has only values of builtin types, at every level, and is nested no deeper than the driver writes."""
+    """Whether an encoding has only values of builtin types, at every level, and is nested no deeper than the driver
+    writes."""
     if not isinstance(found, list):
         return True
     if depth > DEEPEST:

@@ -1,9 +1,9 @@
 """What confines a sandbox from outside: the bubblewrap command, an unprivileged user, a control group.
 
-Called by `tasks/code/sandbox.py`. The kernel does not limit the processes of root, also not of root inside a user namespace that root
-made. So a judge that runs as root lets bubblewrap make the namespaces as root, and the driver becomes a user without any rights
-before it reads a program. Where that is not allowed, a control group bounds the number of tasks.
-`tasks/code/sandbox.py` tries out which of them works, and refuses programs if neither does.
+The kernel does not limit the processes of root, also not of root inside a user namespace that root made. So a judge
+that runs as root lets bubblewrap make the namespaces as root, and the driver becomes a user without any rights before
+it reads a program. Where that is not allowed, a control group bounds the number of tasks. `tasks/code/sandbox.py` tries
+out which of them works, and refuses programs if neither does.
 """
 
 import importlib.util
@@ -69,7 +69,8 @@ def _as_root() -> list[str]:
 def bubblewrap_command(seccomp: int, files: Sequence[Path], packages: Sequence[str]) -> list[str]:
     """`bwrap ... python driver`, to be followed by the driver's argument. Raises SandboxError without bubblewrap.
 
-    `seccomp`: descriptor of the filter. `files`: the driver and what it imports. `packages`: installed ones that programs may import.
+    `seccomp`: descriptor of the filter. `files`: the driver and what it imports. `packages`: installed ones that
+    programs may import.
     """
     options = _as_root() if program_user() else [
         *_NAMESPACES, "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"
@@ -107,7 +108,8 @@ def bubblewrap_command(seccomp: int, files: Sequence[Path], packages: Sequence[s
 
 @cache
 def compiled(file: Path) -> Path:
-    """The byte code of a file, compiled once per process, which starts 5 ms earlier; the source where none can be written."""
+    """The byte code of a file, compiled once per process, which starts 5 ms earlier; the source where none can be
+    written."""
     try:
         return Path(py_compile.compile(str(file), doraise=True) or file)
     except OSError:
@@ -115,7 +117,8 @@ def compiled(file: Path) -> Path:
 
 
 def package_paths(packages: Sequence[str]) -> list[Path]:
-    """The files and folders of installed packages, with the libraries that wheels keep beside them. Raises ConfigError."""
+    """The files and folders of installed packages, with the libraries that wheels keep beside them. Raises
+    ConfigError."""
     found = []
     for name in packages:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -140,7 +143,8 @@ def filter_file() -> IO[bytes]:
 
 
 def bounded(command: Sequence[str]) -> list[str]:
-    """The command, started in this judge's control group, if root cannot become a user whose tasks the kernel counts."""
+    """The command, started in this judge's control group, if root cannot become a user whose tasks the kernel
+    counts."""
     group = None if os.geteuid() or program_user() else _task_group(os.getpid())
     enter = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(group / "cgroup.procs")] if group else []
     return [*enter, *command]
@@ -148,7 +152,8 @@ def bounded(command: Sequence[str]) -> list[str]:
 
 @cache
 def _task_group(process: int) -> Path | None:
-    """The control group of this judging process; None where none can be made. Groups of judges that have ended are removed."""
+    """The control group of this judging process; None where none can be made. Groups of judges that have ended are
+    removed."""
     for parent in _GROUPS:
         with suppress(OSError):
             for old in parent.glob("retrospect-*"):

@@ -1,7 +1,7 @@
 """From the rows of a data set of programs to items: one function per format.
 
-Called by `tasks/kinds.py`. An item's reference is the record that `tasks/code/programs.py` judges by. Invariant: what cannot be judged
-is refused here, with an error of one line that names row, column and remedy.
+An item's reference is the record that `tasks/code/programs.py` judges by. Invariant: what cannot be judged is refused
+here, with an error of one line that names row, column and remedy.
 """
 
 import ast
@@ -23,7 +23,8 @@ from tasks.sources import Row
 
 
 def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
-    """The item of a row with a list of asserts (MBPP). The prompt shows only the first one, because it names the function.
+    """The item of a row with a list of asserts (MBPP). The prompt shows only the first one, because it names the
+    function.
 
     Raises DataError, and ConfigError when task.columns.tests is empty.
     """
@@ -45,7 +46,8 @@ def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
     entry = text_of(row, _needed(columns.entry_point, "entry_point", "entry_point"), "entry_point", where)
     if not entry.isidentifier():
         raise DataError(
-            f"{where}: column {columns.entry_point!r} (task.columns.entry_point): {entry!r} is no name of a function; fix or "
+            f"{where}: column {columns.entry_point!r} (task.columns.entry_point): {entry!r} is no name of a function; "
+            "fix or "
             f"delete the row"
         )
     prompt = _lines(text_of(row, columns.prompt, "prompt", where))
@@ -68,8 +70,8 @@ def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
 def read_apps(row: Row, columns: Columns, where: str) -> Item:
     """The item of a row with inputs and outputs (APPS, APPS+, TACO, LiveCodeBench). Raises as `read_mbpp`.
 
-    The column has an object, or its JSON text, with `inputs`, `outputs` and perhaps `fn_name`; or a list of objects with `input`,
-    `output` and `testtype`.
+    The column has an object, or its JSON text, with `inputs`, `outputs` and perhaps `fn_name`; or a list of objects
+    with `input`, `output` and `testtype`.
     """
     column = _needed(columns.tests, "tests", "input_output")
     place = f"{where}: column {column!r} (task.columns.tests)"
@@ -186,7 +188,8 @@ def _unpacked(text: str, where: str) -> Any:
 
 
 def _function_name(row: Row, columns: Columns, where: str) -> str:
-    """The name of the function in a column of its own: as text, or as `func_name` of an object (LiveCodeBench's metadata)."""
+    """The name of the function in a column of its own: as text, or as `func_name` of an object (LiveCodeBench's
+    metadata)."""
     value = row[columns.entry_point] if columns.entry_point else None
     if isinstance(value, str) and value.lstrip().startswith("{"):
         with _refused(f"{where}: column {columns.entry_point!r} (task.columns.entry_point)", "JSON"):

@@ -1,8 +1,8 @@
 """Judges programs: the program in a response, its tests, the verdict.
 
-Called in the judging processes by `tasks/judge_worker.py` (`verifier`), and by `tasks/judging.py`. The formats of tests are in
-`asserts`, `checks` and `scripts`; a sandbox runs the programs. Invariants: the process that runs a program never has an expected
-value. No code of the program or of the data set runs in this process.
+Called in the judging processes by `tasks/judge_worker.py` (`verifier`), and by `tasks/judging.py`. The formats of tests
+are in `asserts`, `checks` and `scripts`; a sandbox runs the programs. Invariants: the process that runs a program never
+has an expected value. No code of the program or of the data set runs in this process.
 """
 
 import json
@@ -54,7 +54,8 @@ def parse_reference(text: str) -> tuple[Judge, frozenset[int]]:
 def program_of(response: str) -> str:
     """The program in a response: its last fenced block (closed or not) that defines something, or else its last block.
 
-    So an example after the program is left out. A response without a block is taken whole. Blocks may be indented, as in a list.
+    So an example after the program is left out. A response without a block is taken whole. Blocks may be indented, as
+    in a list.
     """
     blocks = [textwrap.dedent(block) if indent else block for indent, block in _FENCED.findall(response)]
     return next((block for block in reversed(blocks) if _DEFINES.search(block)), blocks[-1] if blocks else response)

@@ -1,6 +1,6 @@
 """A sandbox for programs that a model wrote: bubblewrap, limits, seccomp filters and clocks around one program.
 
-Called by `tasks/code/programs.py` and the formats, in the judging processes. Invariants:
+Invariants:
 
 - Each program gets a new sandbox (docs/programs.md says what is in it), and each of its tests a new process. A spare sandbox, with
   its interpreter started, waits while another works.
@@ -45,11 +45,13 @@ MOST_REASON = 300
 START_LIMIT = 120.0
 """Seconds in which the interpreter of a sandbox must start, and in which it must react."""
 UNSAFE_WARNING = (
-    "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory limits: they "
+    "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory "
+    "limits: they "
     "can read and change your files, use the network, start processes and signal them"
 )
 _REMEDY = (
-    "install it (Debian, Ubuntu: apt-get install bubblewrap; 0.8 or newer) and let it create namespaces, or set task.sandbox "
+    "install it (Debian, Ubuntu: apt-get install bubblewrap; 0.8 or newer) and let it create namespaces, or set "
+    "task.sandbox "
     "unsafe-subprocess, which protects neither your files nor your network"
 )
 _COUNT_TASKS = """
@@ -119,8 +121,8 @@ class Report:
     def take(self, line: bytes) -> bool:
         """Read a line of output; the first answer to an expression counts. False: not worth reading on.
 
-        A line that the driver would not write is ignored, and so is everything after MOST_STRAY of them: only a program that
-        tampers with its process writes them, and each takes time to parse.
+        A line that the driver would not write is ignored, and so is everything after MOST_STRAY of them: only a program
+        that tampers with its process writes them, and each takes time to parse.
         """
         try:
             match json.loads(line) if len(line) <= MOST_ANSWER + 1 else None:
@@ -145,7 +147,8 @@ class Report:
 
 
 class Session(ChildProcess):
-    """One program in its sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot be started.
+    """One program in its sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot
+    be started.
 
     The tests run one after the other, each in a new process.
     """
@@ -198,7 +201,8 @@ class Session(ChildProcess):
         return ending
 
     def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
-        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name first."""
+        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name
+        first."""
         ending = self.run({"expressions": list(expressions), "values": values or {}})
         report = Report(len(expressions))
         for line in io.BytesIO(ending.output):  # one by one: there may be millions
@@ -207,7 +211,8 @@ class Session(ChildProcess):
         return report, ending
 
     def tell(self, message: Any) -> None:
-        """Send a message to the process of a test, or start one with it. If the sandbox has ended, the next answer says so."""
+        """Send a message to the process of a test, or start one with it. If the sandbox has ended, the next answer says
+        so."""
         data = marshal.dumps(message)
         with suppress(EOFError, TimeoutError):
             self.send(len(data).to_bytes(4, "big") + data, time.monotonic() + START_LIMIT)
@@ -220,7 +225,8 @@ class Session(ChildProcess):
             yield from lines
 
     def _pieces(self, ending: Ending) -> Iterator[bytes]:
-        """What a process writes, piece by piece, until it ends. The driver's frames are a letter, a length, and data."""
+        """What a process writes, piece by piece, until it ends. The driver's frames are a letter, a length, and
+        data."""
         deadline = time.monotonic() + self._patience
         try:
             while True:
@@ -304,6 +310,7 @@ def check_sandbox(mode: SandboxMode, limits: Limits, setting: Setting = Setting(
         raise ConfigError(f"task.sandbox = {mode}: a program cannot run in it ({ending}); raise task.code.memory_mib")
     if not bounded:
         raise ConfigError(
-            f"task.sandbox = {mode}: neither a user nor a control group bounds the threads of a program here; start the run as an "
+            f"task.sandbox = {mode}: neither a user nor a control group bounds the threads of a program here; start "
+            "the run as an "
             f"ordinary user"
         )

@@ -1,13 +1,15 @@
-"""The script inside a sandbox: it runs one program once per test, each time in a process of its own, and reports what comes out.
+"""The script inside a sandbox: it runs one program once per test, each time in a process of its own, and reports what
+comes out.
 
-`tasks/code/sandbox.py` starts it with its settings. It imports only what is in the sandbox and starts fast. It writes `ready`, reads
-the program, and then starts one process per test. That process reads its test, gives up what a program may not do
-(`tasks/code/seccomp.py`), and runs the program. The driver never runs code of the program: it measures time and output, ends what
-exceeds them, and passes on what is written. Messages are frames: a length of 4 bytes, then what the judge marshalled (in); a letter,
-a length of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x` JSON: how the process ended).
+`tasks/code/sandbox.py` starts it with its settings. It imports only what is in the sandbox and starts fast. It writes
+`ready`, reads the program, and then starts one process per test. That process reads its test, gives up what a program
+may not do (`tasks/code/seccomp.py`), and runs the program. The driver never runs code of the program: it measures time
+and output, ends what exceeds them, and passes on what is written. Messages are frames: a length of 4 bytes, then what
+the judge marshalled (in); a letter, a length of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x`
+JSON: how the process ended).
 
-Invariant: a program that tampers with its process can change only what comes out of its own test. No process here knows an expected
-value, and a test is not in memory while another one runs.
+Invariant: a program that tampers with its process can change only what comes out of its own test. No process here knows
+an expected value, and a test is not in memory while another one runs.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def drop_user(user: int) -> None:
 
 
 def confine(filtered: str) -> None:
-    """Install the seccomp filter of a program. `filtered`: its bytes in hexadecimal; the placeholder becomes this process."""
+    """Install the seccomp filter of a program. `filtered`: its bytes in hexadecimal; the placeholder becomes this
+    process."""
     code = bytes.fromhex(filtered).replace(
         (0x7EC0FFEE).to_bytes(4, sys.byteorder), os.getpid().to_bytes(4, sys.byteorder)
     )
@@ -125,7 +128,8 @@ def confine(filtered: str) -> None:
 
 
 def stand_in(job: int, output: int) -> Callable[..., Any]:
-    """A function of the program, for the process that checks it: calls go through the judge to the program's process."""
+    """A function of the program, for the process that checks it: calls go through the judge to the program's
+    process."""
 
     def _call(*arguments: Any, **named: Any) -> Any:
         write_all(output, to_json(["call", encode_value(arguments), encode_value(named)]) + b"\n")
@@ -183,7 +187,8 @@ def evaluate(
 
 
 def run_script(program: dict[str, Any], names: dict[str, Any]) -> int:
-    """Run the program as a script, up to the end of its threads. Returns its exit status, and prints an error as Python does."""
+    """Run the program as a script, up to the end of its threads. Returns its exit status, and prints an error as Python
+    does."""
     try:
         parts = compiled(program)
     except BaseException as error:
@@ -246,7 +251,8 @@ class Watch:
         self._patience = config["seconds"]  # seconds that all tests together may idle
 
     def follow(self, pid: int, output: int, errors: int, *, idles: bool) -> None:
-        """Pass on what it writes, until it ends or is ended; close its pipes. `idles`: whether it waits for others in between."""
+        """Pass on what it writes, until it ends or is ended; close its pipes. `idles`: whether it waits for others in
+        between."""
         allowed = 3 * self._seconds if idles else max(self._patience, self._seconds / 20)
         process = os.pidfd_open(pid)
         poller = select.poll()

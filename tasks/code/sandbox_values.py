@@ -1,6 +1,7 @@
 """Values as plain data, on their way out of a sandbox and into it.
 
-Imported by `tasks/code/sandbox_driver.py` in the sandbox, where nothing else of the project is, and by the judging process.
+Imported by `tasks/code/sandbox_driver.py` in the sandbox, where nothing else of the project is, and by the judging
+process.
 """
 
 from __future__ import annotations

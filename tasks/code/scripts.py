@@ -1,7 +1,7 @@
 """Programs judged by inputs and outputs: read from standard input and printed, or passed to a function and returned.
 
-Called by `tasks/code/programs.py` for APPS, APPS+, TACO and LiveCodeBench. Invariant: a program's sandbox sees the inputs; outputs are
-compared here, or by the problem's checker in a sandbox of its own, after the program has ended.
+Invariant: a program's sandbox sees the inputs; outputs are compared here, or by the problem's checker in a sandbox of
+its own, after the program has ended.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,8 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
 
 
 def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
-    """The outcome of every call of a function: `name(...)`, or `Solution().name(...)` where there is such a class. Raises SandboxError."""
+    """The outcome of every call of a function: `name(...)`, or `Solution().name(...)` where there is such a class.
+    Raises SandboxError."""
     name, tolerance = record["fn_name"], record.get("tolerance", boxes.config.tolerance)
     call = f"(Solution().{name} if 'Solution' in globals() else {name})(*_arguments)"
 
@@ -76,7 +77,8 @@ def _problem(ending: Ending) -> str:
 
 
 def _checked(checker: Session, number: int, test: Test, found: str) -> tuple[Outcome, float]:
-    """Run a checker on the files input, expected, output: it accepts by printing 1 or `ok` first, or by exiting with 0 in silence."""
+    """Run a checker on the files input, expected, output: it accepts by printing 1 or `ok` first, or by exiting with 0
+    in silence."""
     files = {"input": test[0], "expected": test[1], "output": found}
     ending = checker.run({"input": "", "files": files, "arguments": list(files)})
     said = ending.output.decode(errors="replace").split(None, 20)

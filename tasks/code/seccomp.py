@@ -1,10 +1,11 @@
-"""The system calls that a sandbox may not make, as seccomp filters: one for the sandbox (`bwrap --seccomp`), one for each program in it.
+"""The system calls that a sandbox may not make, as seccomp filters: one for the sandbox (`bwrap --seccomp`), one for
+each program in it.
 
-Called by `tasks/code/confinement.py`. Namespaces and limits already confine the program. The filters deny what they still allow:
-child processes (one process per test, so that one limit bounds all memory), new files, locks on files of the host, signals to other
-processes, memory that outlives its mapping (memfd, System V), sockets of families without namespaces (vsock, netlink), the kernel's
-keyring, tracing, new namespaces and mounts. The driver in the sandbox starts the programs' processes, so only they have the
-second filter.
+Namespaces and limits already confine the program. The filters deny what they still allow: child processes (one process
+per test, so that one limit bounds all memory), new files, locks on files of the host, signals to other processes,
+memory that outlives its mapping (memfd, System V), sockets of families without namespaces (vsock, netlink), the
+kernel's keyring, tracing, new namespaces and mounts. The driver in the sandbox starts the programs' processes, so only
+they have the second filter.
 
 Invariant: for a machine whose system calls are not listed here there is no filter, and the sandbox refuses to start.
 """
@@ -26,8 +27,8 @@ _CLONE3, _OPENAT2, _PIDFD_SEND_SIGNAL = 435, 437, 424
 OWN_PROCESS = 0x7EC0FFEE
 """Stands in the programs' filter for the id of the process that installs it."""
 _COMMON = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 447)
-"""Denied calls with the same number on every machine: io_uring_*, open_tree, move_mount, fsopen, fsconfig, fsmount, fspick,
-pidfd_getfd, process_madvise, mount_setattr, memfd_secret."""
+"""Denied calls with the same number on every machine: io_uring_*, open_tree, move_mount, fsopen, fsconfig, fsmount,
+fspick, pidfd_getfd, process_madvise, mount_setattr, memfd_secret."""
 
 # per machine: name of the architecture for seccomp, number of clone, and the denied calls
 _X86_64 = {
@@ -79,7 +80,8 @@ _MACHINES = {
 
 
 def sandbox_filter() -> bytes:
-    """The filter of everything in a sandbox, as an array of `struct sock_filter`. Raises KeyError on a machine that is not listed."""
+    """The filter of everything in a sandbox, as an array of `struct sock_filter`. Raises KeyError on a machine that is
+    not listed."""
     machine = _MACHINES[platform.machine()]
     return _start(machine) + b"".join(map(_deny, sorted({*machine.denied.values(), *_COMMON}))) + _ALLOWED
 
@@ -87,8 +89,8 @@ def sandbox_filter() -> bytes:
 def program_filter() -> bytes:
     """The filter of a program's process, with `OWN_PROCESS` for its id. Raises as `sandbox_filter`.
 
-    A denied call fails with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses clone and
-    openat, whose flags a filter can read: clone may start threads, but no processes.
+    A denied call fails with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses
+    clone and openat, whose flags a filter can read: clone may start threads, but no processes.
     """
     machine = _MACHINES[platform.machine()]
     rules = [_deny(number) for number in (*machine.forks, *machine.locks, _PIDFD_SEND_SIGNAL)]
@@ -130,7 +132,8 @@ def _deny(number: int, error: int = errno.EPERM) -> bytes:
 
 
 def _branch(number: int, argument: int, tests: Sequence[tuple[int, int]], *, hit: bytes, miss: bytes) -> bytes:
-    """For the call `number`: return `hit` if one of the tests holds for the low half of an argument, otherwise `miss`."""
+    """For the call `number`: return `hit` if one of the tests holds for the low half of an argument, otherwise
+    `miss`."""
     body = _step(_LOAD, _ARGUMENTS + 8 * argument)
     for left, (code, value) in zip(range(len(tests), 0, -1), tests, strict=True):
         body += _step(code, value, left, 0)  # over the other tests and `miss`

@@ -1,12 +1,12 @@
 """Splits a unit test into what the program computes (holes) and the check of it (question).
 
-Called by `tasks/code/asserts.py` and `formats.py`. The **holes** of a test are the largest expressions that begin with a name of the
-program; they are evaluated in its sandbox. The rest of the assertion is the **question**, evaluated in another one:
+The **holes** of a test are the largest expressions that begin with a name of the program; they are evaluated in its
+sandbox. The rest of the assertion is the **question**, evaluated in another one:
 
     assert sorted(pairs([1, 2])[0])[1:] == [2]       the hole is    sorted(pairs([1, 2])[0])
 
-docs/programs.md says what an assert may be. Invariant: no expected value is part of a hole or of the setup, so the program's process
-never sees one.
+docs/programs.md says what an assert may be. Invariant: no expected value is part of a hole or of the setup, so the
+program's process never sees one.
 """
 
 import ast
@@ -95,7 +95,8 @@ def read_setup(text: str) -> Setup:
 
 
 def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
-    """Split an assertion. Raises TestError when it is no assertion or cannot be judged outside the program's process."""
+    """Split an assertion. Raises TestError when it is no assertion or cannot be judged outside the program's
+    process."""
     body = _parsed(text.strip(), "it")
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise TestError("it is not one assert statement")
@@ -141,9 +142,11 @@ class _Splitter(ast.NodeTransformer):
         self.skippable: set[int] = set()
 
     def question(self, node: ast.expr, skippable: bool = False) -> ast.expr:
-        """Split the operands of and, or, not, if one by one; each may have one hole. `skippable`: short-circuiting may skip it.
+        """Split the operands of and, or, not, if one by one; each may have one hole. `skippable`: short-circuiting may
+        skip it.
 
-        A list or tuple may have several holes if it is compared with an operand without holes: `(f(1), f(2)) == (3, 4)`.
+        A list or tuple may have several holes if it is compared with an operand without holes: `(f(1), f(2)) == (3,
+        4)`.
         """
         match node:
             case ast.BoolOp(op, values):
@@ -162,7 +165,8 @@ class _Splitter(ast.NodeTransformer):
         return asked
 
     def visit(self, node: ast.AST) -> Any:
-        """Replace a hole by a name. Search further in a node that only contains one. Raises TestError inside a lambda."""
+        """Replace a hole by a name. Search further in a node that only contains one. Raises TestError inside a
+        lambda."""
         if isinstance(node, _BINDERS):
             if _names(node) - self._known:
                 raise TestError("it calls the program inside a comprehension or lambda; write the calls out")
@@ -180,7 +184,8 @@ class _Splitter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _check_arguments(self, hole: ast.expr) -> None:
-        """Raises TestError when the program computes a value inside an argument: it could agree with itself on anything.
+        """Raises TestError when the program computes a value inside an argument: it could agree with itself on
+        anything.
 
         Its objects (`total(Node(1))`) are allowed: they cannot be made elsewhere.
         """
@@ -194,7 +199,8 @@ class _Splitter(ast.NodeTransformer):
                 raise TestError(f"it passes {head[0]}, which the program itself made in the setup; write the value out")
             if isinstance(part, ast.Call) and not self._is_object(part) and not head[0][:1].isupper():
                 raise TestError(
-                    f"it calls {head[0]} inside an argument, where the program could agree with itself on anything; write the "
+                    f"it calls {head[0]} inside an argument, where the program could agree with itself on anything; "
+                    "write the "
                     f"value out"
                 )
 
@@ -209,7 +215,8 @@ class _Splitter(ast.NodeTransformer):
         return self._is_of_program(node) and not any(self._asks_a_value(part) for part in _chain(node))
 
     def _asks_a_value(self, node: ast.expr) -> bool:
-        """Whether it calls a method of a builtin type with arguments: they are expected values (`f(1).startswith('a')`)."""
+        """Whether it calls a method of a builtin type with arguments: they are expected values
+        (`f(1).startswith('a')`)."""
         match node:
             case ast.Call(ast.Attribute(receiver, name), arguments, keywords) if name in _OF_VALUES:
                 return bool(arguments or keywords) and not self._is_object(receiver)

@@ -1,7 +1,7 @@
 r"""Mathematics: final answers of GSM8K (`#### n`) and MATH (`\boxed{}`), compared by form and value.
 
-Called by `tasks/kinds.py` (rows to items) and by `tasks/judge_worker.py` in the judging processes (`verify_gsm8k`, `verify_math`).
-Invariant: a response without an answer in the required form is wrong, with that reason. What counts as equal is in `equality.py`.
+Invariant: a response without an answer in the required form is wrong, with that reason. What counts as equal is in
+`equality.py`.
 """
 
 import re
@@ -32,7 +32,8 @@ _FLOAT_DIGITS = 15
 
 
 def gsm8k_solution(answer: str) -> str:
-    """The canonical solution as a model should write it: `48/2 = <<48/2=24>>24` without the calculator's mark `<<48/2=24>>`."""
+    """The canonical solution as a model should write it: `48/2 = <<48/2=24>>24` without the calculator's mark
+    `<<48/2=24>>`."""
     lines = _CALCULATOR.sub("", answer).strip().split("\n")
     return "\n".join(line.rstrip() for line in lines)
 
@@ -44,7 +45,8 @@ def hash_answer(text: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed 7`) of a text; None if it is missing or not closed."""
+    r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed 7`) of a text; None if it is missing or not
+    closed."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if start < 0:
         return None
@@ -56,7 +58,8 @@ def boxed_answer(text: str) -> str | None:
 
 
 def gsm8k_value(text: str) -> str | None:
-    r"""The one number in what follows `####`, among words, units, currency and emphasis; None if there is not exactly one.
+    r"""The one number in what follows `####`, among words, units, currency and emphasis; None if there is not exactly
+    one.
 
     >>> [gsm8k_value(text) for text in ("18 dollars", "**18**", "€18.50 in total", "x = 18 m^2", "1 or 2", "not 18", "10,80")]
     ['18', '18', '18.50', '18', None, None, None]
@@ -106,7 +109,8 @@ def _judge(gold: str, answer: str | None, form: str) -> Verdict:
 
 
 def verify_gsm8k(reference: str, response: str) -> Verdict:
-    r"""Judge the text after the last `####` of a response, or if there is none its last `\boxed{}` (chat models prefer it).
+    r"""Judge the text after the last `####` of a response, or if there is none its last `\boxed{}` (chat models prefer
+    it).
 
     Words, units and currency around its one number do not count.
     """
@@ -135,14 +139,16 @@ def read_gsm8k(row: Row, columns: Columns, where: str) -> Item:
 
 
 def read_math(row: Row, columns: Columns, where: str) -> Item:
-    r"""The item of a row whose `answer` is a whole solution with `\boxed{}`, or the bare gold answer. Raises DataError."""
+    r"""The item of a row whose `answer` is a whole solution with `\boxed{}`, or the bare gold answer. Raises
+    DataError."""
     answer = text_of(row, columns.answer, "answer", where)
     reference = boxed_answer(answer) if "\\boxed" in answer or "\\fbox" in answer else answer
     if reference is None:
         raise DataError(f"{where}: column {columns.answer!r} has a \\boxed{{ that is not closed; fix or delete the row")
     if not _is_written(reference):
         raise DataError(
-            f"{where}: column {columns.answer!r} has the gold answer {reference[:60]!r}, which no parser reads: braces that do not "
+            f"{where}: column {columns.answer!r} has the gold answer {reference[:60]!r}, which no parser reads: braces "
+            "that do not "
             f"match, no letter or digit, or words outside of \\text{{}}; fix or delete the row"
         )
     prompt = text_of(row, columns.prompt, "prompt", where)
@@ -150,7 +156,8 @@ def read_math(row: Row, columns: Columns, where: str) -> Item:
 
 
 def _is_written(answer: str) -> bool:
-    r"""Whether an answer can be mathematics. Words outside of \text{} cannot: they would be read as products of letters.
+    r"""Whether an answer can be mathematics. Words outside of \text{} cannot: they would be read as products of
+    letters.
 
     >>> [_is_written(text) for text in (r"\frac{1}{2}", r"\{1, 2\}", r"\text{see figure}", "}{", r"\frac{", "?", "see figure")]
     [True, True, True, False, False, False, False]

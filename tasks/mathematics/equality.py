@@ -1,7 +1,7 @@
 r"""Whether two answers mean the same: equal forms, and equal values of their parts.
 
-Called by `tasks/mathematics/answers.py`. Invariants: symmetric except for names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts
-are equal; nothing is evaluated whose size is not bounded (`tasks/mathematics/values.py`).
+Invariants: symmetric except for names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; nothing is
+evaluated whose size is not bounded (`tasks/mathematics/values.py`).
 """
 
 import re

@@ -1,6 +1,6 @@
 r"""One notation for answers: what LaTeX, Unicode and habit write differently becomes the same text.
 
-Called by `tasks/mathematics/forms.py`. Pure text. Invariant: nothing here depends on a value, and every step takes linear time.
+Pure text. Invariant: nothing here depends on a value, and every step takes linear time.
 """
 
 import re
@@ -54,10 +54,11 @@ def closing(text: str, opening: int) -> int:
 
 
 def plain_notation(answer: str) -> str:
-    r"""The answer in one notation: without fonts, sizes, currency and degree signs, dollar signs around it, or a last dot.
+    r"""The answer in one notation: without fonts, sizes, currency and degree signs, dollar signs around it, or a last
+    dot.
 
-    Every command for text becomes `\text`, every synonym one command, every percent sign `%`; a space or `{,}` between groups of
-    three digits joins them.
+    Every command for text becomes `\text`, every synonym one command, every percent sign `%`; a space or `{,}` between
+    groups of three digits joins them.
 
     >>> print(plain_notation(r"$\left( \dfrac{1}{2},\, \mathbf{x} \right)$."), plain_notation("2 220"), plain_notation(r"90^{\circ}"))
     ( \frac{1}{2},  {x} ) 2220 90

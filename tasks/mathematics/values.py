@@ -1,7 +1,7 @@
 r"""Values of single expressions: plain numbers exactly, other expressions through math-verify's parser and sympy.
 
-Called by `tasks/mathematics/equality.py`. Invariant: an expression is evaluated only after its size is bounded (`_digits`), and never
-expanded or simplified: two expressions are equal when their values agree at a few points. So no answer can stall a judge.
+Invariant: an expression is evaluated only after its size is bounded (`_digits`), and never expanded or simplified: two
+expressions are equal when their values agree at a few points. So no answer can stall a judge.
 """
 
 import re
@@ -29,7 +29,8 @@ _LAZY = re.compile(
     r"omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega"
     r")(?![a-zA-Z]))*"
 )
-"""Text whose commands the parser turns into expressions without evaluating their arguments; `\\gcd` and others it evaluates."""
+"""Text whose commands the parser turns into expressions without evaluating their arguments; `\\gcd` and others it
+evaluates."""
 _TOWER = re.compile(r"(?:\^\s*\w\s*){4}")
 _MOST_DIGITS = 3000
 """Digits of a plain number; a longer one is not read as a number. With an exponent of 999 Python still prints it."""
@@ -45,7 +46,8 @@ _PRECISION = 40
 
 
 def number(answer: str) -> Decimal | None:
-    """The value of a plain number: sign, digits, thousands separators, decimals, exponent; a currency or percent sign is allowed.
+    """The value of a plain number: sign, digits, thousands separators, decimals, exponent; a currency or percent sign
+    is allowed.
 
     >>> number("$1,080"), number("-3.50"), number("1.5e3"), number("1,2"), number("x+1")
     (Decimal('1080'), Decimal('-3.50'), Decimal('1.5E+3'), None, None)
@@ -92,7 +94,8 @@ def rational(answer: str) -> Fraction | None:
 
 
 def _parsed(text: str) -> Any:
-    """What math-verify's parser makes of a text; it evaluates nothing. Imported late, because it loads sympy and a grammar."""
+    """What math-verify's parser makes of a text; it evaluates nothing. Imported late, because it loads sympy and a
+    grammar."""
     from latex2sympy2_extended import NormalizationConfig
     from latex2sympy2_extended.latex2sympy2 import latex2sympy, normalize_latex
 
@@ -137,7 +140,8 @@ def _nested(text: str) -> int:
 
 
 def _digits(value: Any) -> float:
-    r"""A bound on the decimal digits of a value and of every value inside it; infinite for sums, integrals and the like.
+    r"""A bound on the decimal digits of a value and of every value inside it; infinite for sums, integrals and the
+    like.
 
     >>> import sympy
     >>> lazy = lambda text: _digits(_parsed(text))
@@ -173,7 +177,8 @@ def _magnitude(value: Any, digits: float) -> float:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Whether two expressions have the same value at all points of `_POINTS`; only those with real values count below 0."""
+    """Whether two expressions have the same value at all points of `_POINTS`; only those with real values count below
+    0."""
     import sympy
 
     if first == second or (first.is_Rational and second.is_Rational):

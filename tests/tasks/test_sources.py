@@ -196,7 +196,8 @@ def test_half_a_character_is_named_with_its_row(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"a": ["\\ud83d\\ude00 \\u00e9"]}\n{"a": {"b": "\\ud800"}}\n')
     assert message(file) == (
-        f"{file}: line 2: has half a character (a lone surrogate such as \\ud800), which is no text; fix or delete the row"
+        f"{file}: line 2: has half a character (a lone surrogate such as \\ud800), which is no text; fix or delete the "
+        "row"
     )
 
 

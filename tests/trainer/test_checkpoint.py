@@ -185,7 +185,8 @@ WRITES = {
     "torch": "import torch; torch.save(torch.zeros(10**6), folder / 'x')",
     "a line": "file = (folder / 'x').open('w'); file.write('x' * 10**6); file.flush()",
     "a whole file": "from core.run_directory import write_atomically; write_atomically(folder / 'x', 'x' * 10**6)",
-    "parquet": "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'a': range(10**5)}), folder / 'x')",
+    "parquet": "import pyarrow as pa, pyarrow.parquet as pq; "
+    "pq.write_table(pa.table({'a': range(10**5)}), folder / 'x')",
     "tensorboard": (
         "from torch.utils.tensorboard.writer import SummaryWriter\nw = SummaryWriter(str(folder))\n"
         "for i in range(20000): w.add_scalar('a' * 100, i, i)\nw.flush()"
@@ -208,7 +209,8 @@ def test_whoever_meets_a_full_disk_it_is_one_line_that_says_what_is_safe(
     )
     done = subprocess.run([sys.executable, "-c", code, run.path, WRITES[name]], capture_output=True, text=True)
     assert re.fullmatch(
-        rf"{run.path}: the disk is full \(.*(File too large|inline_container).*\); the checkpoint of iteration 2 is safe; free space, then "
+        rf"{run.path}: the disk is full \(.*(File too large|inline_container).*\); the checkpoint of iteration 2 is "
+        rf"safe; free space, then "
         rf"continue with `python launch\.py train --resume {run.path}`\n",
         done.stdout,
     ), done.stdout + done.stderr

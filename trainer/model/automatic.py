@@ -31,8 +31,8 @@ def resolved(
 ) -> tuple[Config, list[str]]:
     """The configuration without `auto`, and a line for each value that was chosen, with its reason.
 
-    `limits`: of prompts and responses, as the task has them; `solutions`: canonical ones that these follow from; `device`: 'cpu' or
-    'cuda'.
+    `limits`: of prompts and responses, as the task has them; `solutions`: canonical ones that these follow from;
+    `device`: 'cpu' or 'cuda'.
     """
     lines: list[str] = []
     rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}

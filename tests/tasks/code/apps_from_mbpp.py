@@ -1,7 +1,7 @@
 """Converts MBPP to the format of APPS: `python -m tests.tasks.code.apps_from_mbpp MBPP.jsonl APPS.jsonl`.
 
-A test `assert f(1, 'a') == [2]` becomes the input [1, "a"] and the output [2] of `fn_name` f. Rows with other tests, with a setup, or with
-arguments that JSON would change (tuples, sets) are left out.
+A test `assert f(1, 'a') == [2]` becomes the input [1, "a"] and the output [2] of `fn_name` f. Rows with other tests,
+with a setup, or with arguments that JSON would change (tuples, sets) are left out.
 """
 
 import ast

@@ -71,10 +71,12 @@ BOMBS = {
     "everything closed": "import os, time\ndef attack():\n    os.closerange(0, 256)\n    time.sleep(1000)",
     "everything closed and gone": "import os\ndef attack():\n    os.closerange(0, 256)\n    os._exit(0)",
     "the init killed": (
-        "import os, signal, time\ndef attack():\n    for number in (9, 15, 19):\n        os.kill(1, number)\n    time.sleep(1000)"
+        "import os, signal, time\ndef attack():\n    for number in (9, 15, 19):\n        os.kill(1, number)\n    "
+        "time.sleep(1000)"
     ),
     "no death with the parent": (
-        "import ctypes, os, time\ndef attack():\n    ctypes.CDLL(None).prctl(1, 0)\n    os.setsid()\n    time.sleep(1000)"
+        "import ctypes, os, time\ndef attack():\n    ctypes.CDLL(None).prctl(1, 0)\n    os.setsid()\n    "
+        "time.sleep(1000)"
     ),
     "nested source": "def attack(): return " + "(" * 100_000 + ")" * 100_000,
     "source of many tokens": "def attack(): return " + "-" * 300_000 + "1",

@@ -11,10 +11,12 @@ ESCAPES = {
     "import an installed package": "import sys\nsys.path.append('@PACKAGES@')\nimport pytest\ndef attack(): return True",
     "write a file": "def attack():\n    open('@FOLDER@/written', 'w').write('x')\n    return True",
     "symbolic link": (
-        "import os\ndef attack():\n    os.symlink('@CANARY@', 'link-@TOKEN@')\n    return open('link-@TOKEN@').read() == 'canary'"
+        "import os\ndef attack():\n    os.symlink('@CANARY@', 'link-@TOKEN@')\n    return open('link-@TOKEN@').read() "
+        "== 'canary'"
     ),
     "hard link": (
-        "import os\ndef attack():\n    os.link('@CANARY@', '@FOLDER@/hard')\n    return open('@FOLDER@/hard').read() == 'canary'"
+        "import os\ndef attack():\n    os.link('@CANARY@', '@FOLDER@/hard')\n    return open('@FOLDER@/hard').read() "
+        "== 'canary'"
     ),
     "way up from the working directory": (
         "import os\ndef attack(): return open(os.path.join(*['..'] * 30, '@CANARY@'.lstrip('/'))).read() == 'canary'"
@@ -34,10 +36,12 @@ ESCAPES = {
     ),
     "listening": "import socket\ndef attack():\n    socket.create_server(('127.0.0.1', 0))\n    return True",
     "unix socket": (
-        "import socket\ndef attack():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('@FOLDER@/socket')\n    return True"
+        "import socket\ndef attack():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('@FOLDER@/socket')\n    "
+        "return True"
     ),
     "abstract unix socket": (
-        "import socket\ndef attack():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('\\0@TOKEN@')\n    return True"
+        "import socket\ndef attack():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('\\0@TOKEN@')\n    return "
+        "True"
     ),
     "netlink": "import socket\ndef attack():\n    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)\n    return True",
     "socket pair": "import socket\ndef attack(): return len(socket.socketpair()) == 2",
@@ -48,16 +52,19 @@ ESCAPES = {
     "memory without an address": "import os\ndef attack(): return os.memfd_create('x') > 0",
     "start a program": "import subprocess\ndef attack(): return subprocess.run(['/bin/true']).returncode == 0",
     "fork": (
-        "import os\ndef attack():\n    child = os.fork()\n    if not child: os._exit(0)\n    return os.waitpid(child, 0)[1] == 0"
+        "import os\ndef attack():\n    child = os.fork()\n    if not child: os._exit(0)\n    return os.waitpid(child, "
+        "0)[1] == 0"
     ),
     "posix_spawn": (
         "import os\ndef attack(): return os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)[1] == 0"
     ),
     "lock on a file of the host": (
-        "import fcntl\ndef attack():\n    fcntl.flock(open('/usr/bin/env'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n    return True"
+        "import fcntl\ndef attack():\n    fcntl.flock(open('/usr/bin/env'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n    return "
+        "True"
     ),
     "record lock on a file of the host": (
-        "import fcntl\ndef attack():\n    fcntl.lockf(open('/usr/bin/env'), fcntl.LOCK_SH | fcntl.LOCK_NB)\n    return True"
+        "import fcntl\ndef attack():\n    fcntl.lockf(open('/usr/bin/env'), fcntl.LOCK_SH | fcntl.LOCK_NB)\n    return "
+        "True"
     ),
     "trace": "import ctypes\ndef attack(): return ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
     "new user namespace": "import ctypes\ndef attack(): return ctypes.CDLL(None).unshare(0x10000000) == 0",

@@ -1,6 +1,7 @@
 """Programs that attack the time and the memory of the judge that reads their answers, not its verdict.
 
-By the format of their tests: `assert attack() == 1`, a script that must print 1, a call of `attack`, or a check that calls it.
+By the format of their tests: `assert attack() == 1`, a script that must print 1, a call of `attack`, or a check that
+calls it.
 """
 
 _EVERY_PIPE = "import os\nfor fd in range(1, 64):\n    try:\n        for _ in range(300): os.write(fd, {})\n    except OSError: pass\n"
@@ -79,21 +80,25 @@ ASSERTS = {
     ),
     "a name of many letters": "def attack(): return type('x' * 10**7, (), {})()\n",
     "a chain of exceptions": (
-        "def attack():\n    e = None\n    for i in range(10**6):\n        n = ValueError(i)\n        n.__cause__ = e\n        e = n\n    raise e\n"
+        "def attack():\n    e = None\n    for i in range(10**6):\n        n = ValueError(i)\n        n.__cause__ = e\n "
+        "       e = n\n    raise e\n"
     ),
     "a group of exceptions": "def attack(): raise ExceptionGroup('x' * 10**6, [ValueError('y' * 10**6)] * 1000)\n",
     "an error in every destructor": (
-        "class A:\n    def __del__(self): raise ValueError('x' * 10**6)\ndef attack():\n    for _ in range(10**6): A()\n    return 2\n"
+        "class A:\n    def __del__(self): raise ValueError('x' * 10**6)\ndef attack():\n    for _ in range(10**6): "
+        "A()\n    return 2\n"
     ),
     "an exit that waits": "import atexit, time\natexit.register(time.sleep, 1000)\ndef attack(): return 2\n",
     "threads that stay": (
-        "import threading, time\nfor _ in range(20): threading.Thread(target=time.sleep, args=(1000,)).start()\ndef attack(): return 2\n"
+        "import threading, time\nfor _ in range(20): threading.Thread(target=time.sleep, args=(1000,)).start()\ndef "
+        "attack(): return 2\n"
     ),
     "a trace of every line": (
         "import sys\ndef t(*a): return t\nsys.settrace(t)\ndef attack():\n    while True: pass\n"
     ),
     "an alarm without end": (
-        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.setitimer(signal.ITIMER_REAL, 1e-5, 1e-5)\n"
+        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.setitimer(signal.ITIMER_REAL, 1e-5, "
+        "1e-5)\n"
         "def attack():\n    while True: pass\n"
     ),
     "builtins replaced": (
@@ -102,11 +107,13 @@ ASSERTS = {
     ),
     "another encoding of values": (
         "import sys\nfor m in list(sys.modules.values()):\n    if hasattr(m, 'encode_value'):\n"
-        "        m.encode_value = lambda *a: ['l'] * 3_000_000\n        m.to_json = lambda v: b'[' * 10**7\ndef attack(): return 2\n"
+        "        m.encode_value = lambda *a: ['l'] * 3_000_000\n        m.to_json = lambda v: b'[' * 10**7\ndef "
+        "attack(): return 2\n"
     ),
     "a locale of its own": "import locale, os\nos.environ['LC_ALL'] = 'x' * 10**5\nlocale.setlocale(locale.LC_ALL, 'C')\ndef attack(): return 2\n",
     "imports without end": (
-        "import sys, types\nfor i in range(10**6): sys.modules[str(i)] = types.ModuleType(str(i))\ndef attack(): return 2\n"
+        "import sys, types\nfor i in range(10**6): sys.modules[str(i)] = types.ModuleType(str(i))\ndef attack(): "
+        "return 2\n"
     ),
     "a hash that collides": (
         "class K(int):\n    def __hash__(self): return 0\ndef attack(): return {K(i): 1 for i in range(5000)}\n"

@@ -1,7 +1,8 @@
 """Programs that want to pass without knowing the answer: all try to make `assert answer() == SECRET` hold.
 
-`NAIVE` is the judge that they are made for: it runs program and tests in one interpreter and believes its exit status (or the
-word that it prints). Each of them fools it (`tests/tasks/code/test_attacks.py` makes sure), so each must fail in ours for a reason.
+`NAIVE` is the judge that they are made for: it runs program and tests in one interpreter and believes its exit status
+(or the word that it prints). Each of them fools it (`tests/tasks/code/test_attacks.py` makes sure), so each must fail
+in ours for a reason.
 """
 
 NAIVE = """
@@ -48,7 +49,8 @@ FORGERIES = {
     ),
     "exit from a profiler": "import os, sys\ndef answer():\n    sys.setprofile(lambda *a: os._exit(0))",
     "exit from an audit hook": (
-        "import os, sys\nsys.addaudithook(lambda event, args: event == 'compile' and os._exit(0))\ndef answer(): return 0"
+        "import os, sys\nsys.addaudithook(lambda event, args: event == 'compile' and os._exit(0))\ndef answer(): "
+        "return 0"
     ),
     "exit from the printing of an error": (
         "import os\nclass Loud(Exception):\n    def __str__(self): os._exit(0)\ndef answer(): raise Loud"
@@ -61,11 +63,13 @@ FORGERIES = {
         "    except OSError: pass\ndef answer(): os._exit(0)"
     ),
     "equal to everything": (
-        "class Same:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\ndef answer(): return Same()"
+        "class Same:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\ndef answer(): return "
+        "Same()"
     ),
     "equal in reverse": "class Same:\n    __eq__ = __ne__ = lambda s, o: True\ndef answer(): return Same()",
     "a str equal to everything": (
-        "class Same(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\ndef answer(): return Same('x')"
+        "class Same(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\ndef answer(): return "
+        "Same('x')"
     ),
     "an int equal to everything": "class Same(int):\n    __eq__ = lambda s, o: True\ndef answer(): return Same(1)",
     "a class equal to everything": (
@@ -73,7 +77,8 @@ FORGERIES = {
         "class Same(metaclass=Meta): pass\ndef answer(): return Same"
     ),
     "truth that is always true": (
-        "class Yes:\n    __bool__ = lambda s: True\nclass Same:\n    __eq__ = lambda s, o: Yes()\ndef answer(): return Same()"
+        "class Yes:\n    __bool__ = lambda s: True\nclass Same:\n    __eq__ = lambda s, o: Yes()\ndef answer(): return "
+        "Same()"
     ),
     "a class that claims to be str": (
         "class Same:\n    __class__ = property(lambda s: str)\n    __eq__ = lambda s, o: True\n"
@@ -92,7 +97,8 @@ FORGERIES = {
     "tests read from disk": _LOOK + (
         "import glob, os, sys\ndef answer():\n"
         "    for path in [*sys.argv, *glob.glob(os.path.dirname(sys.argv[-1]) + '/*')]:\n"
-        "        try: text = open(path).read()\n        except OSError: continue\n        if found(text): return found(text)"
+        "        try: text = open(path).read()\n        except OSError: continue\n        if found(text): return "
+        "found(text)"
     ),
     "tests read from the code of the caller": _LOOK + (
         "import sys\ndef answer():\n    frame = sys._getframe(1)\n    for value in frame.f_code.co_consts:\n"
@@ -100,7 +106,8 @@ FORGERIES = {
     ),
     "tests read through /proc": _LOOK + (
         "def answer():\n    for path in open('/proc/self/cmdline').read().split('\\0'):\n"
-        "        try: text = open(path).read()\n        except (OSError, ValueError): continue\n        if found(text): return found(text)"
+        "        try: text = open(path).read()\n        except (OSError, ValueError): continue\n        if "
+        "found(text): return found(text)"
     ),
     "the caller's constants replaced": (
         "import sys\ndef answer():\n    sys._getframe(1).f_globals['answer'] = answer\n"
@@ -151,12 +158,14 @@ ASKED = {
     ),
     "a builtin replaced": (
         "", "assert round(answer(), 3) == 1@NUMBER@",
-        "import builtins\nclass Same:\n    __eq__ = lambda s, o: True\nbuiltins.round = lambda *a: Same()\ndef answer(): return 0.0",
+        "import builtins\nclass Same:\n    __eq__ = lambda s, o: True\nbuiltins.round = lambda *a: Same()\ndef "
+        "answer(): return 0.0",
         "def answer(): return 1@NUMBER@",
     ),
     "a builtin that looks at the value replaced": (
         "", "assert sorted(answer()) == ['@NUMBER@']",
-        "import builtins\nclass Same:\n    __eq__ = lambda s, o: True\nbuiltins.sorted = lambda *a: Same()\ndef answer(): return []",
+        "import builtins\nclass Same:\n    __eq__ = lambda s, o: True\nbuiltins.sorted = lambda *a: Same()\ndef "
+        "answer(): return []",
         "def answer(): return ['@NUMBER@']",
     ),
     "a method of the answer": (
@@ -180,7 +189,8 @@ ASKED = {
         "def answer(): return ['s@NUMBER@']",
     ),
 }  # fmt: skip
-"""Attacks on what is more than `answer() == literal`: name -> setup, test, program that cheats, program that is right."""
+"""Attacks on what is more than `answer() == literal`: name -> setup, test, program that cheats, program that is
+right."""
 
 REFUSED = {
     "expected values of the setup": ("expected = [1, 77]", "assert f(1) == expected[1]", "def f(x): return expected[x]"),

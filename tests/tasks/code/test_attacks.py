@@ -178,7 +178,8 @@ def test_nothing_is_left_for_the_next_program(confined: Sandbox) -> None:
 
 
 def test_what_is_inside(confined: Sandbox) -> None:
-    """Who and where a program is: nobody, without capabilities to gain, in an almost empty environment and file system."""
+    """Who and where a program is: nobody, without capabilities to gain, in an almost empty environment and file
+    system."""
     program = """
 import os, ctypes
 def inside(): return (os.getcwd(), dict(os.environ))
@@ -200,7 +201,8 @@ def descriptors():
     verdict = judge_in(
         confined,
         program.replace("@TOP@", Path(sys.base_prefix).resolve().parts[1]),
-        "assert inside() == ('/tmp', {'PWD': '/tmp', 'PYTHONHASHSEED': '0', 'OPENBLAS_NUM_THREADS': '1', 'LC_CTYPE': 'C.UTF-8'})",
+        "assert inside() == ('/tmp', {'PWD': '/tmp', 'PYTHONHASHSEED': '0', 'OPENBLAS_NUM_THREADS': '1', 'LC_CTYPE': "
+        "'C.UTF-8'})",
         "assert nobody() == True",
         "assert root() == {'usr', 'tmp', 'dev', 'sandbox_driver', 'sandbox_values'}",
         f"assert limits() == [(60, 61), ({512 << 20}, {512 << 20}), (0, 0), (64, 64), (64, 64), (0, 0)]",
@@ -226,7 +228,8 @@ def test_deep_lines_do_not_reach_a_question(confined: Sandbox) -> None:
     """An answer that no driver writes, nested deeper than a function of the judge could follow."""
     program = (
         "import os\ndef attack():\n    deep = b'[\"l\",' * 900 + b'1' + b']' * 900\n"
-        "    for fd in range(3, 64):\n        try: os.write(fd, b'[0, \"value\", ' + deep + b']\\n')\n        except OSError: pass"
+        "    for fd in range(3, 64):\n        try: os.write(fd, b'[0, \"value\", ' + deep + b']\\n')\n        except "
+        "OSError: pass"
     )
     verdict = judge_in(confined, program, "assert attack() == 1 or 0 == 1")
     assert (verdict.reward, verdict.judge_failed) == (CodeConfig().failed, False)

@@ -174,7 +174,8 @@ def test_every_test_has_its_own_outcome_and_limit(bubblewrap: None) -> None:
     sandbox = Sandbox("bubblewrap", limits)
     judge = partial(judge_program, Boxes(sandbox, sandbox))
     program = (
-        "import sys, time\nn = int(input())\nif n == 1: 1 / 0\nif n == 2:\n    while True: pass\nif n == 3: sys.exit(1)\n"
+        "import sys, time\nn = int(input())\nif n == 1: 1 / 0\nif n == 2:\n    while True: pass\nif n == 3: "
+        "sys.exit(1)\n"
         "if n == 4: print('x' * (1 << 21))\nprint(n)"
     )
     item = script(*((f"{n}\n", f"{n}\n") for n in range(6)))

@@ -83,7 +83,8 @@ def is_usual(item: Item) -> bool:
 
 
 def test_the_canonical_solutions_of_mbpp_pass(bubblewrap: None, shared_data: Path, whole_data: bool) -> None:
-    """Every fourth of the 974 (`launch.py check` judges all), and none passes a test whose expected value is off by a little."""
+    """Every fourth of the 974 (`launch.py check` judges all), and none passes a test whose expected value is off by a
+    little."""
     items = mbpp(shared_data)
     assert len(items) == (974 if whole_data else 11)
     items = items[::4] if whole_data else items

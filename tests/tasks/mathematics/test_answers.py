@@ -1,4 +1,5 @@
-r"""Mathematics: what counts as the answer and which answers are the same. Golds of the real data are judged in test_golds."""
+r"""Mathematics: what counts as the answer and which answers are the same. Golds of the real data are judged in
+test_golds."""
 
 import json
 import time

@@ -1,8 +1,8 @@
 r"""Variants of gold answers: texts that a reader calls the same answer, and near misses.
 
-`python -m tests.tasks.mathematics.variants FILE` judges all variants of a file in MATH's format and prints how many equal ones are
-refused and how many near misses are accepted, by kind. Each variant is right or wrong by its construction, which is plain text and knows
-nothing of the judge.
+`python -m tests.tasks.mathematics.variants FILE` judges all variants of a file in MATH's format and prints how many
+equal ones are refused and how many near misses are accepted, by kind. Each variant is right or wrong by its
+construction, which is plain text and knows nothing of the judge.
 """
 
 import json
@@ -354,7 +354,8 @@ def main() -> None:
         for kind, cases in sorted(bad.items(), key=lambda item: -len(item[1])):
             if cases:
                 print(
-                    f"  {len(cases):5} of {len(table[kind]):5} {kind}: {'; '.join(f'{gold} | {text}' for gold, text, _ in cases[:3])}"
+                    f"  {len(cases):5} of {len(table[kind]):5} {kind}: "
+                    f"{'; '.join(f'{gold} | {text}' for gold, text, _ in cases[:3])}"
                 )
 
 
