@@ -14,8 +14,8 @@ SMALL = [
     *("--config", "configs/gsm8k_smollm2.yaml", "--model.path", MODEL, "--run.iterations", "1"),
     *("--task.path", "tests/data/gsm8k/train.jsonl", "--task.eval_path", "tests/data/gsm8k/test.jsonl"),
     *("--task.eval_problems", "2", "--task.judge_timeout", "60", "--task.reward", "tests.tasks.verifiers:share_of_e"),
-    *("--rollout.starts", "4", "--rollout.samples", "2", "--rollout.max_response_tokens", "24"),
-    *("--replay.canonical", "false", "--replay.boundary", "stride", "--replay.stride", "8"),
+    *("--rollout.starts", "2", "--rollout.samples", "2", "--rollout.max_response_tokens", "12"),
+    *("--replay.canonical", "false", "--replay.boundary", "stride", "--replay.stride", "4"),
     *("--rollout.kv_cache_gib", "0.2", "--rollout.threads", "1"),
     *("--learner.minibatches", "1", "--learner.policy_lr", "1e-4", "--learner.threads", "1"),
 ]
