@@ -53,8 +53,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description="Draw docs/demo.png: the demo, and the same without imitation and replay."
     )
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "demo.png")
     options = parser.parse_args()
     files = [read_run(RunDirectory.open(run)) for run in options.runs]
-    draw(files, ("replay and imitation", "PPO alone"), options.output)
+    draw(files, ("replay and imitation", "PPO alone")[: len(files)], options.output)
