@@ -1,8 +1,7 @@
 """Draws the README's picture from two runs, the demo and the same without imitation and replay.
 
-    DEMO='--config configs/demo.yaml --evaluation.every 8'
-    python launch.py train $DEMO --run.name full
-    python launch.py train $DEMO --run.name plain --replay.ratio 0 --replay.imitated 0
+    python launch.py train --config configs/demo.yaml --run.name full
+    python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0
     python -m bench.picture runs/full runs/plain
 
 It reads the runs' files only.
