@@ -1,8 +1,7 @@
 """Draws the README's picture from two runs, the demo and the same without imitation and replay.
 
-    DEMO='--config configs/demo.yaml --evaluation.every 8'
-    python launch.py train $DEMO --run.name full
-    python launch.py train $DEMO --run.name plain --replay.ratio 0 --replay.imitated 0
+    python launch.py train --config configs/demo.yaml --run.name full
+    python launch.py train --config configs/demo.yaml --run.name plain --replay.ratio 0 --replay.imitated 0
     python -m bench.picture runs/full runs/plain
 
 It reads the runs' files only.
@@ -53,8 +52,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description="Draw docs/demo.png: the demo, and the same without imitation and replay."
     )
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "demo.png")
     options = parser.parse_args()
     files = [read_run(RunDirectory.open(run)) for run in options.runs]
-    draw(files, ("replay and imitation", "PPO alone"), options.output)
+    draw(files, ("replay and imitation", "PPO alone")[: len(files)], options.output)
