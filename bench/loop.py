@@ -48,8 +48,8 @@ FORMS = {
     "critic on the policy's trunk: ": (None, SHARED),
     "GRPO, no critic: ": (None, GRPO),
 }
-"""Our forms by the first words of their figures: goal against TRL, and what each changes in the recipe, whose critic is a
-separate model."""
+"""Our forms by the first words of their figures: goal against TRL, and what each changes in the recipe, whose critic is
+a separate model."""
 PRETRAINED_FORMS = {"critic on the policy's trunk: ": (4.0, SHARED), "GRPO, no critic: ": (5.0, GRPO)}
 CORES = os.cpu_count() or 1
 PRETRAINED = {
