@@ -6,6 +6,7 @@ sum over micro-batches and ranks is the mean over the global batch. Shapes: N to
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -77,6 +78,35 @@ def of_sequences(log_ratios: Tensor, counts: Tensor) -> Tensor:
     """
     sums = torch.segment_reduce(log_ratios, "sum", lengths=counts)
     return torch.repeat_interleave(sums, counts)
+
+
+Correction = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+"""(log pi_prox - log pi_behaviour [N], tokens of each sequence, floor, cap) -> the weights [N], and which are bounded.
+"""
+
+
+def _truncate(log_ratios: Tensor, counts: Tensor, floor: float, cap: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    weights = truncated_importance(log_ratios, torch.zeros_like(log_ratios), cap)
+    return weights, weights >= cap
+
+
+def _mask(log_ratios: Tensor, counts: Tensor, floor: float, cap: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    weights = masked_importance(log_ratios, torch.zeros_like(log_ratios), floor, cap)
+    return weights, weights == 0.0
+
+
+def _whole(of_tokens: Correction) -> Correction:
+    """The same correction by the ratio of whole sequences."""
+    return lambda log_ratios, counts, *bounds: of_tokens(of_sequences(log_ratios, counts), counts, *bounds)
+
+
+CORRECTIONS: Mapping[str, Correction] = {
+    "truncate": _truncate,
+    "mask": _mask,
+    "sequence_truncate": _whole(_truncate),
+    "sequence_mask": _whole(_mask),
+}
+"""By `algorithm.importance`."""
 
 
 def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: float, samples: int) -> float:

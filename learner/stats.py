@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from core.records import Boundaries, Flags, FloatArray, Scored
+from learner.calibration import critic_calibration, explained_variance
 from learner.objective import PolicySums
+from learner.packing.batch import ArrayTargets
 from learner.probe import Gap
 
 
@@ -75,6 +80,45 @@ class BroadcastReport:
 
     version: int
     gap: Gap | None  # between engines and learner on the probe; None: not probed
+
+
+def batch_stats(
+    scored: Sequence[Scored],
+    targets: ArrayTargets,
+    behaviour: FloatArray,
+    bounded: Flags,
+    fresh: Flags,
+    boundaries: Boundaries,
+) -> BatchStats:
+    """Statistics of a batch and its targets.
+
+    `behaviour`, `bounded`, `fresh`: of each token, its log-probability in the engine, whether the correction bounds its
+    weight, and whether it is of the current weight version.
+    """
+    gap = np.abs(targets.proximal - behaviour)[fresh]
+    auc, auc_within, brier = critic_calibration(scored, boundaries)
+    return BatchStats(
+        explained_variance=explained_variance(targets.old_values, targets.returns),
+        value_auc=auc,
+        value_auc_within=auc_within,
+        value_brier=brier,
+        importance_mean=float(targets.importance.mean()),
+        importance_truncated=float(bounded.mean()),
+        effective_samples=effective_share(targets.importance),
+        reference_kl=float((targets.proximal - targets.reference).mean()),  # k1: unbiased, whatever the loss uses
+        behaviour_gap_mean=float(gap.mean()) if gap.size else 0.0,
+        behaviour_gap_max=float(gap.max()) if gap.size else 0.0,
+    )
+
+
+def effective_share(weights: FloatArray) -> float:
+    """Kish's effective sample size of importance weights [N], as a share of N: (sum w)^2 / (N sum w^2). 0 if all are 0.
+
+    >>> effective_share(np.array([2.0, 2.0, 0.0, 0.0]))
+    0.5
+    """
+    exact = weights.astype(np.float64)
+    return float(exact.sum() ** 2 / max(len(exact) * np.square(exact).sum(), 1e-300))
 
 
 def add_ranks(ranks: Sequence[StepSums]) -> StepSums:

@@ -1,7 +1,8 @@
-"""From scored trajectories to loss targets: rewards, advantages, returns, importance weights over the *global* batch.
+"""From scored trajectories to loss targets over the *global* batch. Plain torch and numpy.
 
-Plain torch and numpy. Invariant: every array is over the tokens that the policy generated in this trajectory. Prompt
-and replayed prefix are context. A tool's answer is left out, so everything is computed as if its gap were not there.
+Rewards come from `learner.shaping`, advantages from the estimator, importance weights from `learner.losses`. Invariant:
+every array is over the tokens that the policy generated in this trajectory. Prompt and replayed prefix are context. A
+tool's answer is left out, so everything is computed as if its gap were not there.
 """
 
 import math
@@ -15,14 +16,15 @@ from torch import Tensor
 from core.config import AlgorithmConfig
 from core.records import Boundaries, Flags, FloatArray, IntArray, Judged, Scored
 from learner.advantages import adaptive_lambda, gae, normalised
-from learner.calibration import critic_calibration, every_token, explained_variance
-from learner.estimators import Episodes
-from learner.losses import Aggregation, aggregation_weights, kl, masked_importance, of_sequences, truncated_importance
+from learner.calibration import every_token
+from learner.estimators import Episodes, Estimator
+from learner.losses import CORRECTIONS, Aggregation, aggregation_weights, kl
 from learner.methods import find_estimator
 from learner.packing.assign import Assignment
 from learner.packing.batch import ArrayTargets, Row, TokenTargets, TrainBatch, micro_batch_of, row_of
 from learner.packing.trees import IndexArray
-from learner.stats import BatchStats
+from learner.shaping import shaped_rewards, whole_reward
+from learner.stats import BatchStats, batch_stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +153,21 @@ def compute_targets(
     mask = ~truncated if config.overlong == "mask" else np.ones(len(scored), dtype=np.bool_)
     proximal, old_values = _flat(scored, lambda s: s.proximal), _flat(scored, lambda s: s.values)
     reference = _flat(scored, lambda s: s.reference)
-    penalty = None
+    estimator, penalty = find_estimator(config.estimator), None
     if config.kl_placement == "reward":
         penalty = kl_coefficient * kl(proximal, reference, config.chosen_kl).double()
     values = torch.zeros(inside.shape, dtype=torch.float64)
     values[inside] = old_values.double()
-    rewards = _rewards(scored, config, inside, penalty, longest)
+    rewards = shaped_rewards(scored, config, inside, penalty, longest)
     behaviour = _flat(scored, lambda s: s.trajectory.logprobs)
-    importance = _importance(proximal, behaviour, torch.from_numpy(counts), config)
+    importance, bounded = CORRECTIONS[config.importance](
+        proximal - behaviour, torch.from_numpy(counts), config.importance_floor, config.importance_cap
+    )
     returns = gae(rewards, values, inside, config.gamma, config.value_lambda) + values
     in_loss = inside & torch.from_numpy(mask)[:, None]
     totals = torch.tensor([whole_reward(s.judged, config, longest) for s in scored], dtype=torch.float64)
-    advantages, varied = _advantages(scored, config, rewards, totals, values, in_loss)
+    advantages, varied = _advantages(estimator, _episodes(scored, config, rewards, values, in_loss), totals, config)
+    fresh = _flat(scored, lambda s: s.trajectory.versions).numpy() == version
     unset = np.zeros(int(counts.sum()), dtype=np.float32)
     targets = TokenTargets(
         proximal=proximal.numpy(),
@@ -180,47 +185,17 @@ def compute_targets(
         rows=rows,
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         mask=mask,
-        counted=varied if find_estimator(config.estimator).needs_groups else np.ones_like(varied),
+        counted=varied if estimator.needs_groups else np.ones_like(varied),
         positive=mask & varied & np.array([s.judged.verdict.correct for s in scored]),
         targets=targets,
-        stats=_stats(scored, targets, behaviour.numpy(), config, version, boundaries),
+        stats=batch_stats(scored, targets, behaviour.numpy(), bounded.numpy(), fresh, boundaries),
     )
 
 
-def _rewards(
-    scored: Sequence[Scored], config: AlgorithmConfig, inside: Tensor, penalty: Tensor | None, longest: int
-) -> Tensor:
-    """[B, T] float64: the shaped reward at the last token, minus the KL penalty (flat [N]), plus the rewards of
-    steps."""
-    rewards = torch.zeros(inside.shape, dtype=torch.float64)
-    if penalty is not None:
-        rewards[inside] = -penalty
-    for row, item in enumerate(scored):
-        if (steps := item.judged.step_rewards) is not None:
-            own = [judged_reward(float(step), config) for step in steps[item.trajectory.generated]]
-            rewards[row, : len(own)] += torch.tensor(own).double()
-    last = inside.sum(dim=1) - 1
-    shaped = torch.tensor([shaped_reward(s.judged, s.final_value, config, longest) for s in scored]).double()
-    rewards[torch.arange(len(scored)), last] += shaped
-    return rewards
-
-
-def _importance(proximal: Tensor, behaviour: Tensor, counts: Tensor, config: AlgorithmConfig) -> Tensor:
-    if config.importance.startswith("sequence_"):
-        proximal, behaviour = of_sequences(proximal - behaviour, counts), torch.zeros_like(behaviour)
-    if config.importance.endswith("mask"):
-        return masked_importance(proximal, behaviour, config.importance_floor, config.importance_cap)
-    return truncated_importance(proximal, behaviour, config.importance_cap)
-
-
-def _advantages(
-    scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, totals: Tensor, values: Tensor, mask: Tensor
-) -> tuple[Tensor, Flags]:
-    """The policy's advantages [B, T], and whose task rewards differ in their group or source [B].
-
-    Rows without loss take no part in baselines. Where rows are compared, in groups or by whitening, those whose task
-    rewards `totals` [B] do not differ have no advantage, and whitening leaves them out.
-    """
+def _episodes(
+    scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, values: Tensor, mask: Tensor
+) -> Episodes:
+    """The inputs of the estimator."""
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
     lam = torch.full((len(scored),), config.policy_lambda, dtype=torch.float64)
@@ -233,8 +208,18 @@ def _advantages(
             own = item.trajectory.generated
             steps[row, : own.sum()] = torch.from_numpy(continued.step[own]).long()
             step_values[row, : own.sum()] = torch.from_numpy(continued.values[own]).double()
-    episodes = Episodes(rewards, values, mask, groups, replayed, steps, step_values, config.gamma, lam)
-    estimator = find_estimator(config.estimator)
+    return Episodes(rewards, values, mask, groups, replayed, steps, step_values, config.gamma, lam)
+
+
+def _advantages(
+    estimator: Estimator, episodes: Episodes, totals: Tensor, config: AlgorithmConfig
+) -> tuple[Tensor, Flags]:
+    """The policy's advantages [B, T], and whose task rewards differ in their group or source [B].
+
+    Rows without loss take no part in baselines. Where rows are compared, in groups or by whitening, those whose task
+    rewards `totals` [B] do not differ have no advantage, and whitening leaves them out.
+    """
+    mask, groups, replayed = episodes.mask, episodes.groups, episodes.replayed
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
     sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)
     varied = _rewards_vary(totals, mask.any(dim=1), groups if estimator.needs_groups else sources)
@@ -258,39 +243,6 @@ def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
     return varied
 
 
-def whole_reward(judged: Judged, config: AlgorithmConfig, longest: int) -> float:
-    """The sum of a continuation's rewards as PPO sees them, without KL and bootstrapping."""
-    steps = judged.step_rewards
-    of_steps = 0.0 if steps is None else sum(judged_reward(float(step), config) for step in steps)
-    return shaped_reward(judged, None, config, longest) + of_steps
-
-
-def shaped_reward(judged: Judged, final_value: float | None, config: AlgorithmConfig, longest: int) -> float:
-    """The reward that PPO sees at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of
-    truncation.
-
-    bootstrap: plus gamma V of the state in which the response was cut, as if it went on (Pardo et al. 1712.00378).
-    soft: minus `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens
-    before `longest` that the response uses, or the whole penalty if it is truncated.
-    """
-    reward, truncated = judged_reward(judged.verdict.reward, config), judged.trajectory.finish.truncated
-    if config.overlong == "bootstrap" and final_value is not None:
-        return reward + config.gamma * final_value
-    if config.overlong == "penalise" and truncated:
-        return reward - config.overlong_penalty
-    if config.overlong == "soft":
-        over = len(judged.trajectory.response_ids) - (longest - config.overlong_buffer)
-        share = 1.0 if truncated else min(1.0, max(0.0, over / config.overlong_buffer))
-        return reward - config.overlong_penalty * share
-    return reward
-
-
-def judged_reward(reward: float, config: AlgorithmConfig) -> float:
-    """A reward of the judge, scaled by `reward_scale`, then clipped to +-`reward_clip`; NaN stays NaN."""
-    scaled, bound = reward * config.reward_scale, config.reward_clip
-    return scaled if bound is None or abs(scaled) <= bound or scaled != scaled else math.copysign(bound, scaled)
-
-
 def non_finite(scored: Scored) -> bool:
     """Whether any number of a trajectory that enters the loss is NaN or Inf."""
     numbers = [scored.values, scored.proximal, scored.trajectory.logprobs, scored.reference]
@@ -308,43 +260,6 @@ def skipped_problems(
     rows = {row for members in minibatches[first:] for row in members}
     suspects = {row for row in rows if non_finite(scored[row])} or rows
     return sorted({scored[row].trajectory.start.problem_id for row in suspects})
-
-
-def _stats(
-    scored: Sequence[Scored],
-    targets: ArrayTargets,
-    behaviour: FloatArray,
-    config: AlgorithmConfig,
-    version: int,
-    boundaries: Boundaries,
-) -> BatchStats:
-    gap = np.abs(targets.proximal - behaviour)
-    gap = gap[_flat(scored, lambda s: s.trajectory.versions).numpy() == version]
-    weights = targets.importance
-    bounded = weights == 0.0 if config.importance.endswith("mask") else weights >= config.importance_cap
-    auc, auc_within, brier = critic_calibration(scored, boundaries)
-    return BatchStats(
-        explained_variance=explained_variance(targets.old_values, targets.returns),
-        value_auc=auc,
-        value_auc_within=auc_within,
-        value_brier=brier,
-        importance_mean=float(weights.mean()),
-        importance_truncated=float(bounded.mean()),
-        effective_samples=effective_share(weights),
-        reference_kl=float((targets.proximal - targets.reference).mean()),  # k1: unbiased, whatever the loss uses
-        behaviour_gap_mean=float(gap.mean()) if gap.size else 0.0,
-        behaviour_gap_max=float(gap.max()) if gap.size else 0.0,
-    )
-
-
-def effective_share(weights: FloatArray) -> float:
-    """Kish's effective sample size of importance weights [N], as a share of N: (sum w)^2 / (N sum w^2). 0 if all are 0.
-
-    >>> effective_share(np.array([2.0, 2.0, 0.0, 0.0]))
-    0.5
-    """
-    exact = weights.astype(np.float64)
-    return float(exact.sum() ** 2 / max(len(exact) * np.square(exact).sum(), 1e-300))
 
 
 def _flat(scored: Sequence[Scored], column: Callable[[Scored], FloatArray | IntArray]) -> Tensor:

@@ -57,7 +57,7 @@ class ModelAndTask:
 
 def iteration_settings(config: Config) -> IterationSettings:
     """The settings of an iteration, from the configuration."""
-    from learner.targets import whole_reward
+    from learner.shaping import whole_reward
 
     plan, (estimator, ranking) = batch_plan(config), _methods(config)
     return IterationSettings(
