@@ -21,7 +21,7 @@ from core.records import Judged
 from core.run_directory import write_atomically
 from core.seeds import generator
 from tasks.dialogue.language_judge import Endpoint, check_endpoint, compare_pairs
-from tasks.estimators import Estimate, bootstrap, share
+from tasks.pass_at_k import Estimate, bootstrap, share
 from trainer import build
 from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses
 from trainer.evaluation.scores import Evaluation, describe_evaluation, evaluate_policy, percent

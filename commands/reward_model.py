@@ -27,8 +27,8 @@ from learner.packing.examples import Pair, pair_batches
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.dialogue.reward_model import Scale
-from tasks.estimators import Estimate, share
 from tasks.kinds import asked_prompts, evaluation_prompts
+from tasks.pass_at_k import Estimate, share
 from tasks.problems import prompt_digest
 from trainer.model_files import load_tokenizer
 

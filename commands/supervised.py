@@ -24,11 +24,11 @@ from core.seeds import generator
 from trainer import checkpoint
 
 if TYPE_CHECKING:
-    from learner.supervised import SupervisedGroup
+    from learner.supervised_group import SupervisedGroup
 
 Numbers = dict[str, float]
 Batches = Sequence[Sequence[Any]]  # [rank][micro-batch]
-Outputs = Sequence[Sequence[FloatArray]]  # [rank][micro-batch] of the model, see `learner.supervised`
+Outputs = Sequence[Sequence[FloatArray]]  # [rank][micro-batch] of the model, see `learner.supervised_group`
 LINES = 20
 """Number of progress lines of a run."""
 
@@ -76,7 +76,7 @@ def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> 
 
 
 def _supervise(job: SupervisedJob, run: RunDirectory, resumed: Path | None) -> int:
-    from learner.supervised import NextToken, Preference, SupervisedGroup
+    from learner.supervised_group import NextToken, Preference, SupervisedGroup
     from trainer.cluster import connect
 
     config = job.config

@@ -56,57 +56,48 @@ class TakenStep:
     sums: StepSums  # over all ranks; NOT_TRIED: left out for a NaN or Inf in its targets
 
 
+@dataclass(frozen=True, slots=True)
+class LearnerRecipe:
+    """What a learner is started from, and started from again when its ranks are lost."""
+
+    model: str | Path  # Hugging Face directory or name of the policy; the critic's trunk starts from it too
+    config: LearnerConfig
+    algorithm: AlgorithmConfig
+    dtype: str
+    device: Device
+    temperature: float  # of the rollouts; log-probabilities are those of softmax(logits / temperature)
+    longest: int  # tokens of the longest possible response
+    total_steps: int  # optimizer steps of the whole run, for the learning-rate schedule
+    seed: int
+    cpus: float = 1.0  # of a rank
+    gpus: float = 1.0
+    local: bool = False  # run the one rank in this process instead of a Ray actor (debugging)
+    sender: type[Sender] | None = None  # sends weights directly to the engines, in addition to the object store
+
+
 class LearnerGroup:
     """PPO on policy and critic over `learner.ranks` processes."""
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        config: LearnerConfig,
-        algorithm: AlgorithmConfig,
-        *,
-        dtype: str,
-        device: Device,
-        temperature: float,
-        longest: int,
-        total_steps: int,
-        seed: int,
-        cpus: float = 1.0,
-        gpus: float = 1.0,
-        local: bool = False,
-        sender: type[Sender] | None = None,
-    ) -> None:
+    def __init__(self, recipe: LearnerRecipe) -> None:
         """Start the ranks and load the models. Raises ModelError when the model cannot be used, LearnerError when a
-        rank did not start.
-
-        Args:
-            model_path: Hugging Face directory or name of the policy; the critic's trunk starts from it too.
-            temperature: of the rollouts; log-probabilities are those of softmax(logits / temperature).
-            longest: tokens of the longest possible response.
-            total_steps: optimizer steps of the whole run, for the learning-rate schedule.
-            local: run the one rank in this process instead of a Ray actor (debugging).
-            sender: sends weights directly to the engines, in addition to the object store.
-        """
-        self._config = config
-        self._algorithm = algorithm
-        self._seed = seed
-        self._longest = longest
-        self._total_steps = total_steps
-        self._ranks: Ranks
+        rank did not start."""
+        self._recipe = recipe
+        self._config, self._algorithm = recipe.config, recipe.algorithm
         self._noise: tuple[Sequence[IntArray], Gap] | None = None  # the probe, and the gap on it before training
+        self._launch()
 
-        def _launch() -> None:
-            self._ranks = LocalRanks() if local else Ranks(config, device=device, cpus=cpus, gpus=gpus)
-            self._ranks.join(device, config.deadline)
-            arguments = (str(model_path), config, algorithm, dtype, temperature, derive(seed, "learner"))
-            trained = self._ranks.call_same(RankWorker.load, *arguments)[0]
-            self._ranks.call_same(RankWorker.open_channel, sender, config.deadline)
-            fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
-            kl = algorithm.kl_coefficient
-            self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
-
-        self._launch = _launch
-        _launch()
+    def _launch(self) -> None:
+        """Start ranks, and a state before the first update."""
+        recipe, config, kl = self._recipe, self._config, self._algorithm.kl_coefficient
+        self._ranks: Ranks = (
+            LocalRanks() if recipe.local else Ranks(config, device=recipe.device, cpus=recipe.cpus, gpus=recipe.gpus)
+        )
+        self._ranks.join(recipe.device, config.deadline)
+        arguments = (config, self._algorithm, recipe.dtype, recipe.temperature, derive(recipe.seed, "learner"))
+        trained = self._ranks.call_same(RankWorker.load, str(recipe.model), *arguments)[0]
+        self._ranks.call_same(RankWorker.open_channel, recipe.sender, config.deadline)
+        fields = (config.zero_stage, config.value_model, config.lora_rank, config.lora_alpha)
+        self._state = LearnerState(len(self._ranks), CheckpointLayout(trained, *fields), kl, kl)
 
     @property
     def version(self) -> int:
@@ -173,7 +164,7 @@ class LearnerGroup:
         kl = faded_coefficient(state.kl_coefficient, unsolved) if self._algorithm.kl_fades else state.kl_coefficient
         changed = {"kl_coefficient": kl} if warm else {"kl_coefficient": kl, "value_lambda": 1.0}
         algorithm = self._algorithm.model_copy(update=changed)
-        batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._longest)
+        batch = compute_targets(scored, algorithm, self.version, kl, boundaries, self._recipe.longest)
         imitated = imitated if warm else ()
         batch = with_imitated(batch, imitated) if imitated else batch
         own, earlier = ([item.trajectory.start for item in items] for items in (scored, imitated))
@@ -184,7 +175,7 @@ class LearnerGroup:
             policy = policy and number < config.epochs
             critic = has_critic and number < config.critic_epochs
             if policy or critic or not taken:
-                rng = generator(self._seed, "minibatches", state.updates, number)
+                rng = generator(self._recipe.seed, "minibatches", state.updates, number)
                 minibatches = assign_steps_apart(own, earlier, config.minibatches, rng)
                 last = self._pass(batch, algorithm, taken, minibatches, policy, critic)
                 taken += last
@@ -224,10 +215,12 @@ class LearnerGroup:
         plans: list[list[StepPlan]] = []  # [minibatch][rank]
         for members in minibatches:
             trains = policy and (kl_in_loss > 0 or batch.teaches(members, algorithm))
-            policy_lr = self._rate(self._config.policy_lr, policy_step, self._total_steps - late) if trains else 0.0
-            value_lr = self._rate(self._config.value_lr, value_step, int(self._total_steps * share))
+            policy_lr = (
+                self._rate(self._config.policy_lr, policy_step, self._recipe.total_steps - late) if trains else 0.0
+            )
+            value_lr = self._rate(self._config.value_lr, value_step, int(self._recipe.total_steps * share))
             assignment = self._assign([batch.rows[i] for i in members])
-            by_rank = train_batches(assignment, batch, members, algorithm.aggregation, self._longest)
+            by_rank = train_batches(assignment, batch, members, algorithm.aggregation, self._recipe.longest)
             plans.append([StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, critic) for batches in by_rank])
             policy_step, value_step = policy_step + trains, value_step + 1
         finite = [batch.finite(members) for members in minibatches]

@@ -16,9 +16,9 @@ import numpy as np
 from core.config import RewardModelConfig, TaskConfig, task_sources
 from core.errors import DataError
 from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
-from tasks.estimators import merge_answers
 from tasks.judging import Judges, start_judges
 from tasks.kinds import KINDS, TaskKind, task_items
+from tasks.pass_at_k import merge_answers
 from tasks.problems import Split, Tokenizer, TokenLimits, encode_problems, prompt_digest
 
 

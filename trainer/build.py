@@ -360,11 +360,11 @@ def engine_pool(
 def _learner(config: Config, model: str, device: Device, local: bool) -> LearnerGroup:
     """The DeepSpeed learner. `local`: one rank, in this process."""
     from core.transport import GroupSender, HandleSender
-    from learner.group import LearnerGroup
+    from learner.group import LearnerGroup, LearnerRecipe
 
     critic_path = model_folder(config.learner.value_path, "learner.value_path")
     senders = {"object_store": None, "collective": GroupSender, "ipc": HandleSender}
-    return LearnerGroup(
+    recipe = LearnerRecipe(
         model,
         config.learner.model_copy(update={"value_model": critic(config), "value_path": critic_path}),
         config.algorithm,
@@ -379,6 +379,7 @@ def _learner(config: Config, model: str, device: Device, local: bool) -> Learner
         local=local,
         sender=senders[transport(config, device)],
     )
+    return LearnerGroup(recipe)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from bench.models import Shape, build_model
 from core.config import AlgorithmConfig, Device, LearnerConfig
 from core.records import Judged
 from learner.distributed.ranks import rank_environment
-from learner.group import LearnerGroup
+from learner.group import LearnerGroup, LearnerRecipe
 from learner.packing.batch import row_of
 
 
@@ -64,7 +64,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: Device = "cpu") -> LearnerGroup:
     """A learner with one rank. Ray must be connected."""
-    return LearnerGroup(
+    recipe = LearnerRecipe(
         model,
         config,
         AlgorithmConfig(kl_coefficient=0.0, positive_coefficient=0.0),  # the bare loop has PPO's losses alone
@@ -77,6 +77,7 @@ def one_rank(model: str, config: LearnerConfig, dtype: str = "float32", device: 
         cpus=0.0,
         gpus=0.5,
     )
+    return LearnerGroup(recipe)
 
 
 @contextmanager

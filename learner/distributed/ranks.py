@@ -1,4 +1,4 @@
-"""Calls to all ranks of the learner: Ray actors, or one rank in this process. Used by `learner.group` and `learner.supervised`.
+"""Calls to all ranks of the learner: Ray actors, or one rank in this process. Used by `learner.group` and `learner.supervised_group`.
 
 Invariant: a call to Ray actors either returns a result from every rank within the deadline, or ends the whole group with a
 `LearnerError` that names the rank (or with the rank's own `RetrospectError`). The others could only hang in a collective.

@@ -1,6 +1,6 @@
 """Policy, critic and reward model around Hugging Face models; they compute only what training reads.
 
-Used by `learner.distributed` and `learner.supervised`. Invariants: [B, T, V] logits never exist (only the hidden states before
+Used by `learner.distributed` and `learner.supervised_group`. Invariants: [B, T, V] logits never exist (only the hidden states before
 scored tokens are projected, in chunks); a token's value is that of the state *before* it; there is no dropout, so scoring and
 training use the same function.
 """

@@ -64,7 +64,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextmanager
 def group(objective: type[Any], model: str, ranks: int) -> Iterator[Any]:
-    from learner.supervised import SupervisedGroup
+    from learner.supervised_group import SupervisedGroup
 
     settings = config().learner.model_copy(update={"ranks": ranks})
     made = SupervisedGroup(objective, model, settings, dtype="float32", device="cpu", cpus=0.5, gpus=0.0)
@@ -105,7 +105,7 @@ def reference(model: str, steps: Sequence[Sequence[Text]], rate: float) -> tuple
 
 @pytest.mark.usefixtures("kept_ranks")
 def test_two_ranks_and_many_passes_learn_what_plain_torch_learns(model: str, tmp_path: Path) -> None:
-    from learner.supervised import NextToken
+    from learner.supervised_group import NextToken
 
     rows, batches = texts(13), partial(text_batches, budget=WIDTH, ranks=2)
     job = SupervisedJob(model, Config(), SftConfig(), rows, rows[:3], batches, sft.held_out_loss, sft.describe_loss)
@@ -153,7 +153,7 @@ def settings_of(model: str) -> Config:
 
 def learn(model: str, folder: Path, resumed: Path | None) -> RunDirectory:
     """Six steps over 24 pairs, checkpoints after 3 and 6; `resumed`: from there."""
-    from learner.supervised import Preference
+    from learner.supervised_group import Preference
 
     whole = settings_of(model)
     run = RunDirectory.create(folder, "run", "x")

@@ -17,7 +17,7 @@ from core.records import FloatArray, IntArray, Judged, Scored
 from core.weights import Acknowledgement, Sender, WeightHandle, resolved, unpack
 from learner.distributed.ranks import LocalRanks, Ranks, rank_environment
 from learner.distributed.worker import RankWorker
-from learner.group import LearnerGroup
+from learner.group import LearnerGroup, LearnerRecipe
 from tests.learner.conftest import make_judged
 
 Tiny = Callable[[bool], Path]
@@ -88,7 +88,7 @@ def group(
     options = {"micro_batch_tokens": 40, "threads": 1, "policy_lr": 1e-4, "value_lr": 1e-4, "deadline": 600.0} | learner
     config = LearnerConfig(**options)
     with environment_of_a_rank():
-        made = LearnerGroup(
+        recipe = LearnerRecipe(
             path,
             config,
             algorithm or AlgorithmConfig(),
@@ -102,6 +102,7 @@ def group(
             sender=sender,
             local=config.ranks == 1 and sender is None,
         )
+        made = LearnerGroup(recipe)
     with closing(made):
         yield made
 

@@ -17,7 +17,7 @@ import numpy as np
 from core.errors import ActorError
 from core.records import Judged, Problem, Sampling, Trajectory
 from core.seeds import derive, generator
-from tasks.estimators import Estimate, bootstrap, majority, pass_at_k, share
+from tasks.pass_at_k import Estimate, bootstrap, majority, pass_at_k, share
 from trainer.starts import fresh_starts
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.estimators import bootstrap, majority, merge_answers, pass_at_k, share
+from tasks.pass_at_k import bootstrap, majority, merge_answers, pass_at_k, share
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
