@@ -152,14 +152,13 @@ def compute_targets(
     truncated = np.array([s.trajectory.finish.truncated for s in scored])
     mask = ~truncated if config.overlong == "mask" else np.ones(len(scored), dtype=np.bool_)
     proximal, old_values = _flat(scored, lambda s: s.proximal), _flat(scored, lambda s: s.values)
-    reference = _flat(scored, lambda s: s.reference)
+    reference, behaviour = _flat(scored, lambda s: s.reference), _flat(scored, lambda s: s.trajectory.logprobs)
     estimator, penalty = find_estimator(config.estimator), None
     if config.kl_placement == "reward":
         penalty = kl_coefficient * kl(proximal, reference, config.chosen_kl).double()
     values = torch.zeros(inside.shape, dtype=torch.float64)
     values[inside] = old_values.double()
     rewards = shaped_rewards(scored, config, inside, penalty, longest)
-    behaviour = _flat(scored, lambda s: s.trajectory.logprobs)
     importance, bounded = CORRECTIONS[config.importance](
         proximal - behaviour, torch.from_numpy(counts), config.importance_floor, config.importance_cap
     )
