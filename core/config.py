@@ -6,10 +6,10 @@ Every part gets only its sections. Unknown keys are errors. Checks that need mor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from core.sections.algorithm import AlgorithmConfig
-from core.sections.base import Count, NonNegative, Positive, Section, Whole
+from core.sections.base import Count, NonNegative, Positive, Section, Whole, one_of
 from core.sections.learner import LearnerConfig
 from core.sections.replay import ReplayConfig
 from core.sections.rollout import RolloutConfig
@@ -29,7 +29,13 @@ from core.sections.tasks import (
 
 Device = Literal["cpu", "cuda"]
 """Where engines and learner run."""
-SinkName = Literal["tensorboard", "wandb", "mlflow"]
+SINKS = {
+    "tensorboard": "monitor.trackers:TensorBoard",
+    "wandb": "monitor.trackers:WeightsAndBiases",
+    "mlflow": "monitor.trackers:MLflow",
+}
+"""The trackers by name, which is that of their package: where the class of each is. A new one needs a line here."""
+SinkName = Annotated[str, AfterValidator(one_of(tuple(SINKS), "class"))]
 
 
 class RunConfig(Section):
@@ -111,8 +117,9 @@ class MonitorConfig(Section):
     """Where the numbers of a run go, besides its own files."""
 
     sinks: Annotated[tuple[SinkName, ...], BeforeValidator(as_names)] = ("tensorboard",)
-    """Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt). Each gets configuration, numbers,
-    evaluations, samples and curves. A list, or names separated by commas."""
+    """Any of tensorboard, wandb, mlflow (the last two: requirements/sinks.txt), and your own as module:class
+    (docs/extending.md). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated
+    by commas."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray
     start --metrics-export-port`."""

@@ -1,6 +1,6 @@
-"""Experiment trackers: TensorBoard, Weights & Biases and MLflow behind one small interface.
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow or a user's own behind one small interface.
 
-`commands/train.py` opens those of `monitor.sinks`. Invariant: a tracker shows what the run directory holds; nothing
+Invariant: a tracker shows what the run directory holds; nothing
 reads from it, so a tracker can be left out. Its library is imported only when it is used.
 """
 
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from core.command_line import FIELDS
-from core.config import Config, SinkName
+from core.config import SINKS, Config
 from core.errors import ConfigError
 from core.load import dump_config, setting
 from core.run_directory import RunDirectory, read_jsonl, write_atomically
+from core.tools import imported
 from monitor.run_files import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
@@ -28,11 +29,31 @@ MLFLOW_PARAMETERS = 100
 """Most parameters of one call of MLflow."""
 
 
+class Tracker:
+    """Shows a run somewhere. `step` is the iteration. A user's own is a subclass that `monitor.sinks` names as
+    module:class."""
+
+    def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
+        """Begin a run, or go on with one after iteration `last`."""
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Show finite numbers by tag `group/name`."""
+
+    def table(self, step: int, name: str, rows: Rows) -> None:
+        """Show rows of the same columns: the samples or the evaluation of an iteration."""
+
+    def picture(self, name: str, path: Path) -> None:
+        """Show a PNG file."""
+
+    def close(self) -> None:
+        """Show what is left; the run has ended."""
+
+
 class TrackerSink:
     """Gives a tracker every iteration: its numbers, and the samples and evaluations that the run directory has of
     it."""
 
-    def __init__(self, tracker: "Tracker", run: RunDirectory, last: int) -> None:
+    def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
         """`last`: the iteration after which the run continues."""
         self._tracker, self._run, self._shown = tracker, run, last or -1
         self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
@@ -63,21 +84,30 @@ class TrackerSink:
 
 
 def check_trackers(config: Config) -> None:
-    """Raises ConfigError when a tracker of `monitor.sinks` is not installed."""
+    """Raises ConfigError when a tracker of `monitor.sinks` is not installed, or a user's own is none."""
     for name in config.monitor.sinks:
-        if find_spec(name) is None:
+        find_tracker(name)
+        if name in SINKS and find_spec(name) is None:
             raise ConfigError(
                 f"monitor.sinks: {name} is not installed; run `pip install --no-deps -r requirements/sinks.txt`, or "
                 "leave it out"
             )
 
 
+def find_tracker(name: str) -> type[Tracker]:
+    """The tracker that `monitor.sinks` names. Raises ConfigError."""
+    found = imported("monitor.sinks", SINKS.get(name, name))
+    if not (isinstance(found, type) and issubclass(found, Tracker)):
+        raise ConfigError(f"monitor.sinks {name!r}: name a subclass of monitor.trackers.Tracker")
+    return found
+
+
 def open_trackers(config: Config, run: RunDirectory, last: int) -> list[TrackerSink]:
     """The trackers of `monitor.sinks` for a run that continues after iteration `last`."""
-    return [TrackerSink(TRACKERS[name](config, run, last), run, last) for name in config.monitor.sinks]
+    return [TrackerSink(find_tracker(name)(config, run, last), run, last) for name in config.monitor.sinks]
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in `RUN/tensorboard`. A resumed run purges what it repeats."""
 
     def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
@@ -115,7 +145,7 @@ class TensorBoard:
 _MARKDOWN = {"|": "\\|", "\n": "<br>", "<": "&lt;", ">": "&gt;"}
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A W&B run. `WANDB_MODE=offline` keeps it in `RUN/wandb`; a resumed run continues the same one."""
 
     def __init__(self, config: Config, run: RunDirectory, last: int) -> None:  # noqa: ARG002 (all trackers are opened alike)
@@ -151,7 +181,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class MLflow:
+class MLflow(Tracker):
     """An MLflow run on the server of `MLFLOW_TRACKING_URI`, or in `RUN/mlruns`; a resumed run continues the same
     one."""
 
@@ -197,12 +227,6 @@ class MLflow:
     def close(self) -> None:
         """Mark the run as finished."""
         self._client.set_terminated(self._id)
-
-
-Tracker = TensorBoard | WeightsAndBiases | MLflow
-"""Shows numbers by tag `group/name`, tables whose rows have the same columns, and PNG files. `step` is the iteration.
-"""
-TRACKERS: Mapping[SinkName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def _remembered(run: RunDirectory, tracker: str, create: Callable[[], str]) -> str:

@@ -27,7 +27,7 @@ from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.language_judge import LanguageJudge
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
 from tasks.judge_worker import judge_one, load_verifier
-from tasks.kinds import KINDS, judged_by_model
+from tasks.kinds import find_kind, judged_by_model
 from tasks.problems import Item
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -234,7 +234,7 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
         except ConfigError as error:
             raise ConfigError(f"task.reward: {error}") from None
         return judges
-    kind = KINDS[config.name]
+    kind = find_kind(config.name)
     if not kind.runs_programs:
         return _verifier_judges(config, kind.verifier)
     limits = limits_of(config)
@@ -305,7 +305,7 @@ def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) 
         return "canonical solutions: none"
     if judged_by_model(config):  # a reward model's score is neither right nor wrong
         return f"canonical solutions: {len(solved)}"
-    if config.reward or KINDS[config.name].runs_programs:
+    if config.reward or find_kind(config.name).runs_programs:
         solved = solved[:: -(-len(solved) // SLOW)]
     verdicts = judges.judge([(item.reference, item.solution or "") for item in solved])
     wrong = [(item, verdict) for item, verdict in zip(solved, verdicts, strict=True) if not verdict.correct]

@@ -1,17 +1,17 @@
-"""The kinds of task, `KINDS`: the source of their problems, and the judge of their responses.
+"""What a kind of task is: the source of its problems, and the judge of their responses.
 
-A new kind of task is a new entry in `KINDS` and in the choices of `TaskConfig.name`.
+A new one is a `TaskKind` in a file of its own and a line in `TASKS` (`core/sections/tasks.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from core.config import Columns, TaskConfig, task_sources
-from core.errors import DataError
-from tasks.code.formats import read_apps, read_humaneval, read_mbpp
+from core.errors import ConfigError, DataError
+from core.sections.tasks import TASKS
+from core.tools import imported
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
-from tasks.mathematics.answers import gsm8k_answer, math_answer, read_gsm8k, read_math
 from tasks.problems import (
     Item,
     Items,
@@ -25,14 +25,7 @@ from tasks.problems import (
     split_items,
 )
 from tasks.sources import BadRowsError, Row
-from tasks.synthetic.arithmetic import ARITHMETIC, arithmetic_answer
-from tasks.synthetic.calculator import CALCULATOR
-from tasks.synthetic.countdown import COUNTDOWN
 from tasks.synthetic.generated import Puzzle, puzzle_items
-from tasks.synthetic.lock import LOCK
-from tasks.synthetic.rule import RULE
-from tasks.synthetic.stories import STORIES
-from tasks.synthetic.sums import SUMS
 
 Answer = Callable[[str], str | None]
 """Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
@@ -68,37 +61,28 @@ def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
     return Item(chat.dialogue_text(messages), chat.dump_messages(messages), level_of(row, columns), solution, messages)
 
 
-KINDS: Mapping[str, TaskKind] = {
-    "arithmetic": TaskKind("tasks.synthetic.arithmetic:verify_arithmetic", ARITHMETIC, answer=arithmetic_answer),
-    "lock": TaskKind("tasks.synthetic.lock:verify_lock", LOCK),
-    "countdown": TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN),
-    "rule": TaskKind("tasks.synthetic.rule:verify_rule", RULE),
-    "stories": TaskKind("tasks.synthetic.stories:verify_stories", STORIES),
-    "calculator": TaskKind(
-        "tasks.synthetic.calculator:verify_calculator",
-        CALCULATOR,
-        answer=arithmetic_answer,
-        tool="tasks.synthetic.calculator:TOOL",
-    ),
-    "sums": TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer),
-    "gsm8k": TaskKind("tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer),
-    "math": TaskKind("tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer),
-    "mbpp": TaskKind("tasks.code.programs:verifier", read=read_mbpp, runs_programs=True),
-    "humaneval": TaskKind("tasks.code.programs:verifier", read=read_humaneval, runs_programs=True),
-    "apps": TaskKind("tasks.code.programs:verifier", read=read_apps, runs_programs=True),
-    "dialogue": TaskKind("", read=read_dialogue),
-}
+DIALOGUE = TaskKind("", read=read_dialogue)
+
+
+def find_kind(name: str) -> TaskKind:
+    """The kind of task that `task.name` names. Raises ConfigError."""
+    found = imported("task.name", TASKS.get(name, name))
+    if not isinstance(found, TaskKind):
+        raise ConfigError(f"task.name {name!r}: {type(found).__name__}; name a tasks.kinds.TaskKind")
+    if name not in TASKS and (":" not in found.verifier or (found.puzzle is None) == (found.read is None)):
+        raise ConfigError(f"task.name {name!r}: give it a verifier 'module:function', and either a puzzle or read")
+    return found
 
 
 def task_tool(config: TaskConfig) -> str:
     """Import path of the tool of a task, or of its mixture; empty: none."""
-    return next((tool for source in task_sources(config) if (tool := KINDS[source.config.name].tool)), "")
+    return next((tool for source in task_sources(config) if (tool := find_kind(source.config.name).tool)), "")
 
 
 def judged_by_model(config: TaskConfig) -> bool:
     """Whether responses to the task, or to one data set of its mixture, are scored by a reward model."""
     parts = [source.config for source in task_sources(config)]
-    return any(not part.reward and not KINDS[part.name].verifier for part in parts)
+    return any(not part.reward and not find_kind(part.name).verifier for part in parts)
 
 
 def task_items(config: TaskConfig, seed: int) -> Items:
@@ -131,7 +115,7 @@ def task_items(config: TaskConfig, seed: int) -> Items:
 def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]:
     """The problems of one data set, before they are compared with the others', and the digests of all prompts that it
     holds out."""
-    kind = KINDS[config.name]
+    kind = find_kind(config.name)
     if kind.puzzle is not None:
         form, _ = prompt_form(config)
         lengths = range(config.min_operations, config.max_operations + 1)
@@ -166,7 +150,7 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
     """
     items: list[Item] = []
     for source in task_sources(config):
-        kind, data = KINDS[source.config.name], source.config
+        kind, data = find_kind(source.config.name), source.config
         if kind.read is not None and data.eval_path:
             items += load_items(data, kind.read, data.eval_path, data.eval_split, answers=bool(kind.verifier))
         elif kind.puzzle is not None or data.path:

@@ -375,7 +375,7 @@ def encode_problems(
 def _problem(config: TaskConfig, encoded: _Encoded, limits: TokenLimits) -> Problem:
     item, ids = encoded.item, encoded.solution
     solution = None if ids is None or len(ids) > limits.response else np.array(ids, np.int32)
-    name = f"{item.source or config.name}-{prompt_digest(item.prompt)}"
+    name = f"{item.source or config.title}-{prompt_digest(item.prompt)}"
     return Problem(
         name, np.array(encoded.prompt, np.int32), item.reference, item.level, solution, item.source, item.prompt
     )

@@ -20,7 +20,7 @@ from core.config import StarterConfig, TaskConfig, task_title
 from core.errors import DataError, ModelError, first_line
 from core.seeds import derive
 from tasks.corpus import Corpus, synthetic_corpus, text_corpus
-from tasks.kinds import KINDS, task_items
+from tasks.kinds import find_kind, task_items
 from tasks.problems import Tokenizer, prompt_form
 
 FORMAT = 3
@@ -128,7 +128,7 @@ def small_model(config: StarterConfig, tokenizer: Tokenizer) -> Any:
 
 
 def _corpus(config: StarterConfig, task: TaskConfig, seed: int) -> Corpus:
-    puzzle = KINDS[task.name].puzzle
+    puzzle = find_kind(task.name).puzzle
     if puzzle is not None and not task.sources:
         return synthetic_corpus(puzzle, config, prompt_form(task)[0], seed)
     train = task_items(task, seed).train

@@ -17,7 +17,7 @@ from core.config import RewardModelConfig, TaskConfig, task_sources
 from core.errors import DataError
 from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajectory, Verdict
 from tasks.judging import Judges, start_judges
-from tasks.kinds import KINDS, TaskKind, task_items
+from tasks.kinds import TaskKind, find_kind, task_items
 from tasks.pass_at_k import merge_answers
 from tasks.problems import Split, Tokenizer, TokenLimits, encode_problems, prompt_digest
 
@@ -151,7 +151,7 @@ def build_task(
         for label, weight, one in parts:
             judges = start_judges(one, reward_model)
             started.callback(judges.close)
-            sources[label] = JudgedSource(weight, KINDS[one.name], judges)
+            sources[label] = JudgedSource(weight, find_kind(one.name), judges)
         task = Task(sources, split, limits, tokenizer, task_fingerprint(name, split.train, tokenizer))
         started.pop_all()
     return task

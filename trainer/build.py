@@ -160,8 +160,7 @@ def check_needs(config: Config) -> None:
     if estimator.needs_continuations and config.rollout.max_staleness:
         raise ConfigError(
             f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but "
-            "rollout.max_staleness is "
-            f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
+            f"rollout.max_staleness is {config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
         )
     if critic(config) != "none":
         return

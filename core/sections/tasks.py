@@ -3,13 +3,31 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from core.errors import ConfigError
-from core.sections.base import Count, NonNegative, Positive, Section, Share, Whole, as_mapping
+from core.sections.base import Count, NonNegative, Positive, Section, Share, Whole, as_mapping, one_of
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
+
+
+TASKS = {
+    "arithmetic": "tasks.synthetic.arithmetic:TASK",
+    "lock": "tasks.synthetic.lock:TASK",
+    "countdown": "tasks.synthetic.countdown:TASK",
+    "rule": "tasks.synthetic.rule:TASK",
+    "stories": "tasks.synthetic.stories:TASK",
+    "calculator": "tasks.synthetic.calculator:TASK",
+    "sums": "tasks.synthetic.sums:TASK",
+    "gsm8k": "tasks.mathematics.answers:GSM8K",
+    "math": "tasks.mathematics.answers:MATH",
+    "mbpp": "tasks.code.formats:MBPP",
+    "humaneval": "tasks.code.formats:HUMANEVAL",
+    "apps": "tasks.code.formats:APPS",
+    "dialogue": "tasks.kinds:DIALOGUE",
+}
+"""The tasks by name: where the `TaskKind` of each is. A new one needs a line here."""
 
 
 class StarterConfig(Section):
@@ -110,22 +128,10 @@ class FewShot(Section):
 class DataConfig(Section):
     """A data set, the form of its prompts, and the judge of its responses."""
 
-    name: Literal[
+    name: Annotated[str, AfterValidator(one_of(tuple(TASKS), "task"))] = Field(
         "arithmetic",
-        "lock",
-        "countdown",
-        "rule",
-        "stories",
-        "calculator",
-        "sums",
-        "gsm8k",
-        "math",
-        "mbpp",
-        "humaneval",
-        "apps",
-        "dialogue",
-    ] = "arithmetic"
-    """Task: it sets how prompts are built and how answers are judged."""
+        description=f"Task: it sets how prompts are built and how answers are judged. {', '.join(TASKS)}, or your own as module:NAME (docs/extending.md).",
+    )
     path: str = ""
     """Hugging Face data set name, local directory, .jsonl or .parquet file; empty: the task generates its problems (arithmetic, lock, countdown, rule, stories, calculator, sums)."""
     split: str = "train"
@@ -162,6 +168,11 @@ class DataConfig(Section):
     sandbox: SandboxMode = "bubblewrap"
     """Sandbox of programs that the model wrote. unsafe-subprocess needs no bubblewrap and limits only time and memory: a program can do everything that you can."""
     code: CodeConfig = CodeConfig()
+
+    @property
+    def title(self) -> str:
+        """The task's name, of a user's own without its module."""
+        return self.name.rpartition(":")[2]
 
 
 class SourceConfig(DataConfig):
@@ -203,7 +214,7 @@ def task_sources(task: TaskConfig) -> tuple[Source, ...]:
     for source in task.sources:
         given = {name: getattr(source, name) for name in source.model_fields_set - {"label", "weight"}}
         config = task.model_copy(update={**given, "sources": ()})
-        found.append(Source(source.label or config.name, source.weight, config))
+        found.append(Source(source.label or config.title, source.weight, config))
     labels = [source.label for source in found]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -217,4 +228,4 @@ def task_title(task: TaskConfig) -> str:
     >>> task_title(TaskConfig(sources=(SourceConfig(name="gsm8k"), SourceConfig(name="math"))))
     'gsm8k+math'
     """
-    return "+".join(source.label for source in task_sources(task)) or task.name
+    return "+".join(source.label for source in task_sources(task)) or task.title

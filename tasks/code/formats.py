@@ -18,6 +18,7 @@ from typing import Any
 from core.config import Columns
 from core.errors import ConfigError, DataError
 from tasks.code.unit_tests import read_setup, split_test, statements
+from tasks.kinds import TaskKind
 from tasks.problems import Item, level_of, solution_of, text_of
 from tasks.sources import Row
 
@@ -237,3 +238,9 @@ def _first_solution(row: Row, columns: Columns, where: str) -> str | None:
 
 def _lines(text: str) -> str:
     return text.replace("\r\n", "\n").strip()
+
+
+MBPP, HUMANEVAL, APPS = (
+    TaskKind("tasks.code.programs:verifier", read=read, runs_programs=True)
+    for read in (read_mbpp, read_humaneval, read_apps)
+)

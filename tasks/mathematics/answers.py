@@ -9,6 +9,7 @@ import re
 from core.config import Columns
 from core.errors import DataError
 from core.records import Verdict
+from tasks.kinds import TaskKind
 from tasks.mathematics.equality import same_answer
 from tasks.mathematics.notation import closing, plain_notation
 from tasks.mathematics.values import number, rational
@@ -164,3 +165,7 @@ def _is_written(answer: str) -> bool:
     """
     balanced = closing(f"{{{answer} }}", 0) == len(answer) + 2
     return balanced and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())
+
+
+GSM8K = TaskKind("tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer)
+MATH = TaskKind("tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer)

@@ -17,6 +17,7 @@ import re
 import numpy as np
 
 from core.records import Verdict
+from tasks.kinds import TaskKind
 from tasks.synthetic.generated import OPERATIONS, Puzzle
 
 MODULUS = 100
@@ -86,3 +87,4 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
 ARITHMETIC = Puzzle(
     "arithmetic", "0123456789+-*=#\n", _draw, _solution, lambda text: len(steps(text)), _prefix_correct, "=\n"
 )
+TASK = TaskKind("tasks.synthetic.arithmetic:verify_arithmetic", ARITHMETIC, answer=arithmetic_answer)

@@ -17,6 +17,8 @@ import numpy as np
 
 from core.records import Verdict
 from core.tools import Tool
+from tasks.kinds import TaskKind
+from tasks.synthetic.arithmetic import arithmetic_answer
 from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, same_lines
 
 _CALL = re.compile(r"\[(-?\d{1,30})([+*-])(\d{1,30})=$")
@@ -78,4 +80,11 @@ CALCULATOR = Puzzle(
     lambda text: len(_TERM.findall(text)),
     _prefix_correct,
     units=("call", "calls"),
+)
+
+TASK = TaskKind(
+    "tasks.synthetic.calculator:verify_calculator",
+    CALCULATOR,
+    answer=arithmetic_answer,
+    tool="tasks.synthetic.calculator:TOOL",
 )

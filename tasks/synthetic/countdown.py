@@ -21,6 +21,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
+from tasks.kinds import TaskKind
 from tasks.synthetic.generated import OPERATIONS, Puzzle, can_follow, wrong
 
 LARGEST = 200
@@ -165,3 +166,4 @@ COUNTDOWN = Puzzle(
     _prefix_correct,
     guess=_guess,
 )
+TASK = TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN)

@@ -26,6 +26,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
+from tasks.kinds import TaskKind
 from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
 LETTERS = "abcdefghijklmnopqrst"
@@ -178,3 +179,4 @@ LOCK = Puzzle(
     units=("press", "presses"),
     guess=_guess,
 )
+TASK = TaskKind("tasks.synthetic.lock:verify_lock", LOCK)

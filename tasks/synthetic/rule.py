@@ -15,6 +15,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.records import Verdict
+from tasks.kinds import TaskKind
 from tasks.synthetic.generated import Puzzle, begins, same_lines
 
 CHOICES = "123"
@@ -61,3 +62,4 @@ RULE = Puzzle(
     units=("line", "lines"),
     guess=_guess,
 )
+TASK = TaskKind("tasks.synthetic.rule:verify_rule", RULE)

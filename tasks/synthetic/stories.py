@@ -20,6 +20,7 @@ import re
 import numpy as np
 
 from core.records import Verdict
+from tasks.kinds import TaskKind
 from tasks.synthetic.generated import Puzzle, begins, same_lines
 
 VERBS = {
@@ -106,3 +107,4 @@ STORIES = Puzzle(
     guess=_guess,
     words=True,
 )
+TASK = TaskKind("tasks.synthetic.stories:verify_stories", STORIES)

@@ -16,6 +16,7 @@ import re
 import numpy as np
 
 from core.records import Verdict
+from tasks.kinds import TaskKind
 from tasks.mathematics.answers import gsm8k_answer
 from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, wrong
 
@@ -83,3 +84,4 @@ SUMS = Puzzle(
     ending="",
     words=True,
 )
+TASK = TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer)

@@ -65,8 +65,12 @@ def test_a_tracker_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"monitor\.sinks: wandb is not installed; run `pip install .*sinks\.txt`"):
         check_trackers(config_of("wandb"))
-    with pytest.raises(ConfigError, match=r"monitor\.sinks\.0 = 'wandbb': Input should be 'tensorboard', 'wandb'"):
+    with pytest.raises(
+        ConfigError, match=r"monitor\.sinks\.0 = 'wandbb': .*name one of tensorboard, wandb, mlflow, or your own class"
+    ):
         config_of("wandbb")
+    with pytest.raises(ConfigError, match=r"monitor\.sinks 'math:pi': name a subclass of monitor\.trackers\.Tracker"):
+        check_trackers(config_of("math:pi"))
 
 
 def events(run: RunDirectory) -> EventAccumulator:

@@ -10,7 +10,7 @@ from commands.reward_model import preferences
 from core.config import Config, TaskConfig, task_sources
 from core.errors import DataError
 from core.load import load_config
-from tasks.kinds import KINDS, task_items
+from tasks.kinds import find_kind, task_items
 from tasks.sources import load_rows
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_the_data_of_a_recipe_come_from_the_hub_or_one_line_says_what_is_missing
 def test_the_columns_of_a_recipe_are_those_of_its_data(recipe: Path) -> None:
     config = load_config(recipe)
     for source in task_sources(config.task):
-        puzzle = KINDS[source.config.name].puzzle is not None
+        puzzle = find_kind(source.config.name).puzzle is not None
         items = task_items(source.config if puzzle else here(source.config), 0)
         assert items.train
         assert items.evaluation

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from core.config import StarterConfig
 from core.errors import ConfigError, DataError
+from core.sections.tasks import TASKS
 from tasks.judge_worker import load_verifier
-from tasks.kinds import KINDS
+from tasks.kinds import find_kind
 from tasks.synthetic import countdown, lock, rule, stories
 from tasks.synthetic.arithmetic import ARITHMETIC
 from tasks.synthetic.calculator import CALCULATOR
@@ -115,7 +116,7 @@ def test_a_prefix_is_correct_if_and_only_if_brute_force_finds_a_right_end(
 
 @pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzzle.name)
 def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -> None:
-    verify = load_verifier(KINDS[puzzle.name].verifier)
+    verify = load_verifier(find_kind(puzzle.name).verifier)
     for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
         assert verify(item.reference, item.solution).correct
@@ -200,7 +201,7 @@ def test_a_story_by_hand() -> None:
 def test_guesses_have_the_right_form_and_are_seldom_right(puzzle: Puzzle) -> None:
     rng = np.random.default_rng(0)
     assert puzzle.guess is not None
-    verify, right = load_verifier(KINDS[puzzle.name].verifier), 0
+    verify, right = load_verifier(find_kind(puzzle.name).verifier), 0
     for _ in range(200):
         text = puzzle.draw(rng, 3)
         guess = puzzle.guess(text, rng)
@@ -224,8 +225,8 @@ def test_a_starter_of_the_rule_sees_every_choice_equally_often() -> None:
 
 
 def test_every_generated_task_has_a_checker() -> None:
-    assert {kind.puzzle for kind in KINDS.values()} == {*PUZZLES, None}
-    assert all(KINDS[puzzle.name].puzzle == puzzle for puzzle in PUZZLES)
+    assert {find_kind(name).puzzle for name in TASKS} == {*PUZZLES, None}
+    assert all(find_kind(puzzle.name).puzzle == puzzle for puzzle in PUZZLES)
     assert all(
         not is_for_evaluation(item.reference) for item in puzzle_items(LOCK, 3, range(1, 4), 50, evaluation=False)
     )

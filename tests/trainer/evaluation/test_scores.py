@@ -19,7 +19,8 @@ from core.errors import ActorError, ConfigError
 from core.load import dump_config
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from core.run_directory import RunDirectory, keep_lines
-from tasks.kinds import KINDS
+from core.sections.tasks import TASKS
+from tasks.kinds import find_kind
 from tasks.task import Task
 from tests.trainer.test_model_files import save_model, save_tokenizer
 from trainer import build
@@ -214,7 +215,7 @@ def test_responses_are_written_before_models_are_compared(
 
 
 def test_answers_are_compared_by_value() -> None:
-    voted = {name: kind.answer for name, kind in KINDS.items() if kind.answer}
+    voted = {name: answer for name in TASKS if (answer := find_kind(name).answer)}
     assert {name: answer("+5=12\n#12") for name, answer in voted.items() if name == "arithmetic"} == {
         "arithmetic": "#12"
     }
