@@ -59,7 +59,7 @@ def engines(ray_cluster: None, tiny_model: Callable[[bool], Path], vllm_cache: P
         ray.kill(actor)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # other modules have pools with actors of these names
 def pool(ray_cluster: None, tiny_model: Callable[[bool], Path]) -> Iterator["RolloutPool"]:
     """One engine, which many tests end."""
     from actors.handle import EngineRecipe

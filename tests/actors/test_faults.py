@@ -178,14 +178,14 @@ def test_a_slow_engine_is_named_and_left_alone(
 
 def test_weights_may_come_while_a_stream_generates(pool: RolloutPool, tmp_path: Path) -> None:
     model = models.load(models.build(tmp_path, True, seed=3))
-    weights = [ray.put(models.weights(model, version)) for version in (3, 4, 5)]
+    weights = [ray.put(models.weights(model, version)) for version in (8, 9, 10)]
     starts = [replace(start, id=f"stream-{start.id}") for start in many(192)]
     with closing(RolloutStream(pool)) as stream:
         stream.submit(starts, SAMPLING)
         for handle in weights:
             assert len(stream.load_weights(handle)) == 1
         evaluated = stream.generate(many(4), SAMPLING)
-        assert {v for one in evaluated for v in one.versions.tolist()} == {5}
+        assert {v for one in evaluated for v in one.versions.tolist()} == {10}
         finished: list[tuple[str, list[Trajectory]]] = []
         while len(finished) < len(starts):
             finished += stream.finished()

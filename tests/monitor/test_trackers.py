@@ -163,7 +163,7 @@ def test_mlflow_keeps_a_run_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert experiment is not None
     (found,) = client.search_runs([experiment.experiment_id])
     assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
-    assert found.data.params["rollout.starts"] == "128"
+    assert found.data.params["rollout.starts"] == "64"
     history = client.get_metric_history(found.info.run_id, "success/root_success")
     assert {one.step: one.value for one in history} == pytest.approx({1: 0.26, 2: 0.27, 3: 0.28})
     assert {one.step for one in client.get_metric_history(found.info.run_id, "evaluation/easy_1")} == {0, 2}

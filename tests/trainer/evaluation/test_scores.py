@@ -201,7 +201,11 @@ def test_responses_are_written_before_models_are_compared(
     """The command with stand-ins for engines and models: only what it does when one of them fails is looked at."""
     task = task_of({"a": 1.0, "b": 0.0})
     engines = {"first": Engines("a"), "other": Engines(*left_out)}
-    monkeypatch.setattr(build, "open_model_and_task", lambda _: nullcontext(SimpleNamespace(task=task, model="first")))
+    monkeypatch.setattr(
+        build,
+        "open_model_and_task",
+        lambda config: nullcontext(SimpleNamespace(task=task, model="first", config=config)),
+    )
     monkeypatch.setattr(build, "connected", lambda *_: nullcontext("cpu"))
     monkeypatch.setattr(evaluation, "check_rival", lambda *_: None)
     monkeypatch.setattr(evaluation, "model_of", lambda path: path.name)
