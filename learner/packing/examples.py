@@ -1,8 +1,8 @@
 """Micro-batches of supervised training as numpy arrays: texts with some tokens to learn, and pairs of dialogues. Pure
 numpy.
 
-Built on the driver by `commands/sft.py` and `commands/reward_model.py`, read by `learner/supervised_group.py`. Invariant:
-weights add up to one over the micro-batches of a step, so the loss is a mean over the step however the step is split.
+Invariant: weights add up to one over the micro-batches of a step, so the loss is a mean over the step however the step
+is split.
 """
 
 from collections.abc import Callable, Sequence
