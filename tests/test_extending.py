@@ -1,0 +1,106 @@
+"""Every block of docs/extending.md, as a user's own module in the folder that the program was started from."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.config import ReplayConfig, TaskConfig
+from core.load import parse_config
+from core.records import CutTrajectory, Provenance
+from core.run_directory import RunDirectory
+from learner.methods import check_estimator, check_policy_loss, find_estimator
+from monitor.trackers import check_trackers, open_trackers
+from replay.rankings.find import check_ranking
+from replay.store import ReplayStore
+from tasks.judging import start_judges
+from tasks.kinds import task_items
+from tests.trainer.examples import iteration
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+BLOCKS = {
+    name: block
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    for name in re.findall(r"^# (\w+)\.py", block)
+}
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The blocks as files of the working directory."""
+    for name, block in BLOCKS.items():
+        (tmp_path / f"{name}.py").write_text(block, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in BLOCKS:
+        sys.modules.pop(name, None)
+
+
+def test_each_kind_is_shown_in_at_most_25_lines() -> None:
+    assert set(BLOCKS) == {"my_estimator", "my_loss", "my_ranking", "my_task", "my_reward", "my_tracker"}
+    assert {name: block.count("\n") for name, block in BLOCKS.items() if block.count("\n") > 25} == {}
+
+
+def test_an_estimator_and_a_policy_loss() -> None:
+    check_estimator("my_estimator:best_of_group")
+    assert find_estimator("my_estimator:best_of_group").needs_groups
+    check_policy_loss("my_loss:plain", 0.2, 0.2, 3.0)
+
+
+def cut(problem: str, provenance: Provenance, tokens: list[int]) -> CutTrajectory:
+    """A response of ten tokens with a state after two and one after five."""
+    lengths, values = np.array([2, 5], np.int32), np.zeros(2, np.float32)
+    reward = float(provenance == Provenance.OWN_SUCCESSFUL)
+    return CutTrajectory(problem, np.array(tokens, np.int32), lengths, values, provenance, reward, version=0)
+
+
+def test_a_ranking(tmp_path: Path) -> None:
+    config = ReplayConfig(ranking="my_ranking:Shallow", temperature=1e-3)
+    check_ranking(config)
+    with closing(ReplayStore(config, vocabulary=99, directory=tmp_path, fingerprint="", local=True)) as store:
+        failed = [
+            cut("won", Provenance.OWN_FAILED, [number, *range(9)]) for number in (90, 91)
+        ]  # the root does not solve it
+        store.add([cut("won", Provenance.OWN_SUCCESSFUL, [*range(10)]), *failed])
+        (state,) = store.sample(1, seed=0)
+    assert (state.problem_id, state.prefix_ids.tolist()) == ("won", [0, 1])
+
+
+def test_a_task(tmp_path: Path) -> None:
+    rows = tmp_path / "words.jsonl"
+    rows.write_text("".join(json.dumps({"word": word}) + "\n" for word in ("abc", "tea", "sun")), encoding="utf-8")
+    fields = {
+        "name": "my_task:BACKWARDS",
+        "path": str(rows),
+        "columns": {"prompt": "word", "answer": "word"},
+        "eval_problems": 1,
+    }
+    config = TaskConfig.model_validate(fields | {"judge_workers": 0})
+    items = task_items(config, seed=0)
+    assert {item.prompt: item.solution for item in (*items.train, *items.evaluation)}["Spell tea backwards."] == "aet"
+    with closing(start_judges(config)) as judges:
+        assert [verdict.correct for verdict in judges.judge([("aet", " aet\n"), ("aet", "tea")])] == [True, False]
+
+
+def test_a_reward() -> None:
+    config = TaskConfig(name="gsm8k", reward="my_reward:short", judge_workers=0)
+    with closing(start_judges(config)) as judges:
+        right, wrong = judges.judge([("7", "3 + 4 = 7\n#### 7"), ("7", "#### 8")])
+    assert (right.reward, right.correct) == (1 - 0.007, True)  # seven words
+    assert (wrong.reward, wrong.correct) == (0.0, False)
+
+
+def test_a_tracker(tmp_path: Path) -> None:
+    config = parse_config({"monitor": {"sinks": ["my_tracker:Lines"]}}, "test")
+    check_trackers(config)
+    run = RunDirectory.create(tmp_path, "run", "test")
+    (sink,) = open_trackers(config, run, last=0)
+    with closing(sink):
+        sink.write(iteration(1))
+    assert (run.path / "lines.txt").read_text() == f"1 {iteration(1).root_success}\n"
