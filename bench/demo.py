@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -46,7 +47,7 @@ def recipe(fields: Mapping[str, object]) -> Config:
 def components(config: Config, ready: ModelAndTask, device: Device, folder: Path) -> Iterator[Components]:
     """Start new engines, ranks and a store; their run is in a new folder inside `folder`."""
     directory = RunDirectory.create(folder, f"run-{len(list(folder.iterdir()))}", "bench")
-    with build.components(config, directory, ready, device) as parts:
+    with build.components(directory, replace(ready, config=config), device) as parts:
         yield parts
 
 

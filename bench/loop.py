@@ -213,6 +213,7 @@ def main(quick: bool, model: Path | None) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         device = stack.enter_context(connect(config, "bench"))
         ready = stack.enter_context(open_model_and_task(config))
+        config = ready.config
         trl = None
         if python.exists():
             job = job_of(config, ready.model, ready.task, len(goals) * iterations)  # alternates with each of our forms

@@ -125,7 +125,7 @@ def evaluate_models(
     where = responses or config.run.root / "evaluations" / f"{name}.jsonl"
     check_responses_path(where)
     config = single_process(config) if local else config
-    with build.open_model_and_task(config) as ready:
+    with build.open_model_and_task(config, training=False) as ready:
         config = ready.config
         if rival:
             check_rival(ready.model, rival)

@@ -9,13 +9,11 @@ from typing import Literal, TypeVar
 from core.config import Config, SupervisedConfig, task_title
 from core.errors import ConfigError, DataError
 from core.machine import this_machine
-from core.plan import choose_device
-from core.startup import named_address
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.sources import load_rows, missing_column
 from tasks.starter import resolve_model
-from trainer.model.automatic import resolved_learner
+from trainer.model.automatic import expected_device, resolved_learner
 from trainer.model.gguf import model_folder
 from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
 
@@ -52,8 +50,7 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
             f"{section}.max_tokens = {tokens}, but the model's context is {info.context} tokens; lower it"
         )
     machine = this_machine()
-    device = choose_device(config.cluster, lambda: machine.gpus > 0 or named_address(config.cluster) != "")
-    return model, resolved_learner(config, info, dialogues * tokens, machine, device)[0]
+    return model, resolved_learner(config, info, dialogues * tokens, machine, expected_device(config.cluster))[0]
 
 
 def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:

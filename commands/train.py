@@ -30,6 +30,7 @@ from trainer import build, checkpoint
 from trainer.local import single_process
 from trainer.metrics import IterationMetrics, JsonlSink, MetricSink, read_metrics
 from trainer.mirror import download, upload
+from trainer.model.automatic import recorded
 from trainer.session import Outputs, Schedule, Session, run_session
 
 LASTING = (
@@ -155,7 +156,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
     """Check model and data, connect, and start all components. They stop at the end of the block."""
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
-    config = single_process(config) if local else config
+    recipe, config = config, single_process(config) if local else config
     preflight(config, local=local)
     model_path = build.find_model(config)
     with ExitStack() as stack:
@@ -163,7 +164,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         starting = stack.enter_context(closing(Starting(run, waiting)))
         model = stack.enter_context(build.open_task(config, model_path))
         config = model.config
-        write_atomically(run.config, dump_config(config))  # a resumed run keeps what was chosen
+        write_atomically(run.config, dump_config(recorded(recipe, config)))  # a resumed run keeps what was chosen
         write_versions(run)
         write_problems(run, model.task)
         starting.ready(waiting[0])
@@ -171,7 +172,7 @@ def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequ
         device = stack.enter_context(build.connected(config, run.name, local))
         if not local:
             starting.ready("cluster")
-        parts = build.components(config, run, model, device, local=local, ready_part=starting.ready)
+        parts = build.components(run, model, device, local=local, ready_part=starting.ready)
         with parts as started:
             schedule = Schedule(
                 iterations=config.run.iterations,

@@ -255,7 +255,7 @@ class LearnerGroup:
                 ids,
             )
 
-    def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> None:
+    def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> Gap:
         """Remember how far engines and learner, which have loaded the same weights, differ.
 
         `broadcast` compares with it, on the same `probe_sequences` first `sequences` [T >= 2]. Raises WeightError when
@@ -263,8 +263,9 @@ class LearnerGroup:
         """
         probe = list(islice(sequences, self._config.probe_sequences))
         noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
-        check_noise(noise)
+        check_noise(noise, self._recipe.dtype)
         self._noise = probe, noise
+        return noise
 
     def broadcast(self, receiver: WeightReceiver) -> BroadcastReport:
         """Send the policy's weights to every engine as the next version; after the first and every `probe_every`-th,

@@ -30,6 +30,8 @@ learn."""
 CUT = 0.2
 """Share of truncated responses after the first iteration at which a person is told: their rewards say nothing about
 their beginning."""
+GROWN, LEAST_GAP = 4.0, 1e-3
+"""Growth of the gap between engines and learner on generated tokens that a person is told, and what is small anyway."""
 GONE = 0.02
 """Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
 
@@ -58,6 +60,11 @@ def replay_mastered(shown: Sequence[IterationMetrics]) -> bool:
 def many_cut(shown: Sequence[IterationMetrics]) -> bool:
     """Whether many responses of the first iteration used up the budget."""
     return bool(shown) and shown[0].iteration == 1 and shown[0].truncated_share > CUT
+
+
+def gap_grew(shown: Sequence[IterationMetrics]) -> bool:
+    """Whether engines and learner differ on generated tokens by far more than in the first iteration."""
+    return bool(shown) and shown[-1].behaviour_gap_mean > max(LEAST_GAP, GROWN * shown[0].behaviour_gap_mean)
 
 
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
@@ -104,6 +111,11 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
         "raise it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong "
         "mask)"
     ): many_cut,
+    (
+        f"warning: engines and learner differ on generated tokens by more than {GROWN:g} times what they did in the "
+        "first iteration: look at effective_samples and importance_truncated; if they fall, take model.dtype float32, "
+        "or algorithm.importance mask"
+    ): gap_grew,
     (
         f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers "
         "lack their form; neither PPO nor replay learns from that: take easier problems, train on solutions first "

@@ -62,6 +62,8 @@ def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
 
 
 DIALOGUE = TaskKind("", read=read_dialogue)
+GENERATED = 4096
+"""Training problems of a generated task whose recipe does not say how many."""
 
 
 def find_kind(name: str) -> TaskKind:
@@ -121,7 +123,7 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
         lengths = range(config.min_operations, config.max_operations + 1)
         train, evaluation = (
             [replace(item, form=form) for item in puzzle_items(kind.puzzle, seed, lengths, count, evaluation=held_out)]
-            for count, held_out in ((config.problems, False), (config.eval_problems, True))
+            for count, held_out in ((config.problems or GENERATED, False), (config.eval_problems, True))
         )
         return Items(train, evaluation, LeftOut()), frozenset()  # the hash decides which are held out
     if kind.read is None or not config.path:

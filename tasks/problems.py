@@ -270,7 +270,11 @@ def split_items(
     train = [item for key, item in reversed(unique.items()) if key not in kept_out]
     if not train:
         raise DataError(f"{config.path}: every prompt is also an evaluation prompt; give task.eval_path other data")
-    return train[: config.problems], list(kept_out.values())[: config.eval_problems], len(items) - len(unique)
+    return (
+        train[: config.problems or len(train)],
+        list(kept_out.values())[: config.eval_problems],
+        len(items) - len(unique),
+    )
 
 
 def render_item(tokenizer: Tokenizer, item: Item) -> list[int]:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from core.config import Config, Device, RolloutConfig
 from core.errors import ConfigError
 from core.machine import this_machine
-from core.plan import Bundle, batch_plan, check_context, check_machine, choose_device, placement, transport
+from core.plan import Bundle, batch_plan, check_context, check_machine, placement, transport
 from core.records import Sampling, Start
 from core.run_directory import RunDirectory, quarantine
 from core.seeds import derive
 from core.startup import named_address, without_gc
 from core.tools import TokenTool, load_tool
 from trainer.evaluation.scores import EvaluationPlan
-from trainer.model.automatic import resolved
+from trainer.model.automatic import expected_device, resolved
 from trainer.model.estimates import iteration_estimate, warnings_of
 from trainer.model.gguf import model_folder
 from trainer.model_files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from trainer.asynchronous import Pipeline
 
 logger = logging.getLogger("retrospect.build")
+OF_TRAINING = ("learner.", "warning: learner.", "an iteration: ")
+"""How the lines about a recipe begin that an evaluation does not need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,25 +199,24 @@ def find_model(config: Config) -> str:
     return resolve_model(path, config.starter, config.task, config.run.seed)
 
 
-def open_model_and_task(config: Config) -> AbstractContextManager[ModelAndTask]:
+def open_model_and_task(config: Config, training: bool = True) -> AbstractContextManager[ModelAndTask]:
     """Find or build the model, check it, and load the task. Raises ModelError, DataError, ConfigError."""
-    return open_task(config, find_model(config))
+    return open_task(config, find_model(config), training)
 
 
 @contextmanager
-def open_task(config: Config, model: str) -> Iterator[ModelAndTask]:
+def open_task(config: Config, model: str, training: bool = True) -> Iterator[ModelAndTask]:
     """Check the model, load the task, and choose what the recipe leaves to `auto`. Raises ModelError, DataError,
     ConfigError."""
     with without_gc():
         task, info = load_task(config, model)
     with closing(task):
         config, lines = chosen(config, task, info)
-        print(*lines, sep="\n", flush=True)
+        print(*(line for line in lines if training or not line.startswith(OF_TRAINING)), sep="\n", flush=True)
         if config.replay.canonical and all(problem.solution_ids is None for problem in task.train):
             raise ConfigError(
                 "replay.canonical is true, but no training problem has a canonical solution within "
-                "rollout.max_response_tokens; "
-                "set task.columns.solution, raise the bound, or set replay.canonical false"
+                "rollout.max_response_tokens; set task.columns.solution, raise the bound, or set replay.canonical false"
             )
         yield ModelAndTask(model, task, open_tool(config, task.tokenizer), config)
 
@@ -226,7 +227,7 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[st
     Raises ConfigError when the sizes contradict each other.
     """
     machine = this_machine()
-    device = choose_device(config.cluster, lambda: machine.gpus > 0 or named_address(config.cluster) != "")
+    device = expected_device(config.cluster)
     config, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
     batch_plan(config)
     check_context(config, info.context)
@@ -251,7 +252,6 @@ def connected(
 
 @contextmanager
 def components(
-    config: Config,
     run: RunDirectory,
     ready: ModelAndTask,
     device: Device,
@@ -265,7 +265,7 @@ def components(
     from replay.store import ReplayStore
     from tasks.sampling import problem_sampler
 
-    task = ready.task
+    config, task = ready.config, ready.task
     shutil.rmtree(run.replay, ignore_errors=True)  # a resumed run restores the store from its checkpoint
     run.replay.mkdir()
     with ExitStack() as stack:

@@ -299,7 +299,7 @@ def _set_up(parts: "Components", progress: RunProgress) -> None:
     """Set the problem sampler, give the engines the learner's weights, and submit the starts in flight."""
     parts.problems.restore(progress.cursor)
     parts.learner.version -= 1  # the broadcast adds 1, so the version stays the same
-    parts.learner.broadcast(parts.actors)
-    parts.learner.check_engines(parts.actors)
+    if parts.learner.broadcast(parts.actors).gap is None:
+        parts.learner.check_engines(parts.actors)
     if parts.pipeline is not None:
         parts.pipeline.restore(progress.pipeline, progress.iteration, parts.learner.version)

@@ -170,6 +170,8 @@ def available() -> Resources:
 
 def attached_resources(cluster: ClusterConfig) -> Resources:
     """What the running cluster has, without staying connected."""
+    if ray.is_initialized():
+        return available()
     start(cluster, namespace="retrospect-check")
     try:
         return available()

@@ -82,12 +82,12 @@ def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
     check_vocabulary(model, info, tokenizer)
     check_context(config, info.context)
     check_value_model(model_folder(config.learner.value_path, "learner.value_path"), model)
-    check_judging_model(config)
+    judging = check_judging_model(config) or info.context
     task = build_task(
         config.task,
         tokenizer,
         limits=TokenLimits(config.rollout.max_prompt_tokens, config.rollout.max_response_tokens),
-        context=info.context,
+        context=min(info.context, judging),
         seed=derive(config.run.seed, "task"),
         reward_model=located(config.reward_model),
     )
@@ -99,14 +99,16 @@ def describe_data(task: "Task") -> str:
     return f"data: {len(task.train)} training problems, {len(task.evaluation)} evaluation problems; {task.left_out}"
 
 
-def check_judging_model(config: Config) -> None:
-    """Raises ModelError when the task's reward model is not one, or its context is shorter than prompt and response."""
+def check_judging_model(config: Config) -> int | None:
+    """The context of the task's reward model, if it has one. Raises ModelError when that is none, or too short for
+    prompt and response."""
     from tasks.dialogue.reward_model import check_reward_context
     from tasks.kinds import judged_by_model
 
-    if judged_by_model(config.task) and not config.reward_model.judge.url:
-        tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-        check_reward_context(located(config.reward_model).path, tokens)
+    if not judged_by_model(config.task) or config.reward_model.judge.url:
+        return None
+    tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    return check_reward_context(located(config.reward_model).path, tokens)
 
 
 def located(reward_model: RewardModelConfig) -> RewardModelConfig:
@@ -163,9 +165,11 @@ def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
         raise ModelError(f"{field} = {path}: {architecture or 'unknown architecture'} is not a causal language model")
     if folder.exists() and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{field} = {path}: no *.safetensors in it; save the model with save_pretrained")
-    return ModelInfo(
-        architecture=architecture, parameters=weights_size(folder) or parameters_of(config), **_shape(config)
-    )
+    try:
+        shape = _shape(config)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(f"{field} = {path}: {architecture} has layers of another form: {first_line(error)}") from error
+    return ModelInfo(architecture=architecture, parameters=weights_size(folder) or parameters_of(config), **shape)
 
 
 def _shape(config: Any) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def _begin(session: Session, resumed: Path | None, cursor: dict[str, Any], again
             return checkpoint.start_over(cursor, parts)
         resumed = checkpoint.latest(session.directory)
     else:
-        parts.learner.measure_noise(parts.actors, known_texts(parts.task.train))
+        noise = parts.learner.measure_noise(parts.actors, known_texts(parts.task.train))
+        logger.info("with the same weights engines and learner differ by %s", noise)
     return RunProgress(0, cursor, 0) if resumed is None else checkpoint.continue_from(resumed, parts)
 
 

@@ -28,6 +28,7 @@ from bench.learner.sides import Side, Work, started
 from bench.models import Shape, local_ray
 from bench.report import Check, check, command_line, write
 from core.errors import ClusterError, RetrospectError
+from core.machine import this_machine
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
 """The default starter's shape."""
@@ -107,7 +108,7 @@ def measure_pretrained(model: Path, quick: bool) -> list[Check]:
     checks = []
     with local_ray():
         # a CPU without instructions for bf16 computes it 20 times slower than fp32
-        for dtype in ("float32", "bfloat16") if torch.cpu._is_avx512_bf16_supported() else ("float32",):
+        for dtype in ("float32", "bfloat16") if this_machine().bfloat16 else ("float32",):
             checks += speed_checks(f"{dtype}, nothing shared", replace(plain, dtype=dtype), 3, 0.95)
             checks += speed_checks(f"{dtype}, 100 shared, 8 x 80", replace(forked, dtype=dtype), 3, 1.6)
     return checks

@@ -142,8 +142,9 @@ def perform(run: Run, changes: Fields, tokens: int | None = None) -> Row:
         with (
             build.open_model_and_task(config) as ready,
             build.connected(config, run.name, local=True) as device,
-            build.components(config, directory, ready, device, local=True) as parts,
+            build.components(directory, ready, device, local=True) as parts,
         ):
+            config = ready.config
             started = time.monotonic() - begun
             found = train(parts, build.iteration_settings(config), build.evaluation_plan(config), budget)
     return {"budget": budget, "start_seconds": started, "all_seconds": time.monotonic() - begun, **found}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from core.errors import ConfigError
-from core.sections.base import Count, NonNegative, Positive, Section, Share, Whole, as_mapping, one_of
+from core.sections.base import AUTO, AutoCount, Count, NonNegative, Positive, Section, Share, Whole, as_mapping, one_of
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
@@ -155,8 +155,8 @@ class DataConfig(Section):
     """Generated tasks: fewest operations of a problem to train on (arithmetic: of the chain; lock: presses of the shortest way, at most 6; countdown: one less than the numbers, at most 5; rule: lines; stories: sentences to read; calculator: calls; sums: sums and differences)."""
     max_operations: Count = 10
     """Generated tasks: most operations of a problem to train on."""
-    problems: Count = 4096
-    """Generated tasks: training problems to make. Other tasks: most rows that are used."""
+    problems: AutoCount = Field(AUTO)
+    """Generated tasks: training problems to make. Other tasks: most rows that are used. auto: 4,096, or all rows."""
     reward: str = ""
     """Your own reward, 'module:function' (importable from the working directory): takes (reference answer, response text), returns a number, a bool or a core.records.Verdict; empty: the task's verifier."""
     judge_workers: Whole = 1

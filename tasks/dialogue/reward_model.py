@@ -70,16 +70,16 @@ def check_reward_model(path: str) -> Any:
     return config
 
 
-def check_reward_context(path: str, tokens: int) -> None:
-    """Raises ModelError unless the model is a reward model whose context holds `tokens` (longest prompt and
-    response)."""
-    context = check_reward_model(path).get_text_config().max_position_embeddings
+def check_reward_context(path: str, tokens: int) -> int:
+    """The tokens that a reward model can read. Raises ModelError unless it is one that holds `tokens` (longest prompt
+    and response)."""
+    context = int(check_reward_model(path).get_text_config().max_position_embeddings)
     if tokens > context:
         raise ModelError(
             f"reward_model.path = {path}: its context is {context} tokens, a dialogue may have "
-            "rollout.max_prompt_tokens + "
-            f"rollout.max_response_tokens = {tokens}; lower these or name a model with more"
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {tokens}; lower these or name a model with more"
         )
+    return context
 
 
 class RewardScorer:

@@ -23,10 +23,15 @@ def test_the_gap_is_that_of_the_engine_that_is_furthest() -> None:
 
 def test_only_what_leaves_the_noise_stops_a_run() -> None:
     noise = Gap(0.02, 0.1)  # as in bfloat16
-    check_noise(noise)
+    check_noise(noise, "bfloat16")
+    with pytest.raises(WeightError, match="they do not compute the same model"):
+        check_noise(noise, "float32")
     check_gap(Gap(0.06, 0.3), noise, 4.0, 7)
     for gap in (Gap(0.09, 0.3), Gap(0.06, 0.5), Gap(np.nan, 0.1), Gap(0.02, np.nan)):
-        with pytest.raises(WeightError, match=r"^weight version 7: .* before training by 0\.02 \(0\.1\)"):
+        with pytest.raises(
+            WeightError,
+            match=r"^weight version 7: .* before training by 0\.02 nats per token \(0\.1 for 1 % of tokens\)",
+        ):
             check_gap(gap, noise, 4.0, 7)
     exact = Gap(2e-6, 9e-6)  # as in float32
     check_gap(Gap(9e-4, 9e-3), exact, 4.0, 7)
@@ -37,4 +42,4 @@ def test_only_what_leaves_the_noise_stops_a_run() -> None:
 @pytest.mark.parametrize("noise", [Gap(0.3, 2.0), Gap(np.nan, 0.0)])
 def test_two_models_that_differ_before_training_are_refused(noise: Gap) -> None:
     with pytest.raises(WeightError, match="they do not compute the same model"):
-        check_noise(noise)
+        check_noise(noise, "bfloat16")

@@ -84,7 +84,7 @@ def parts(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     run = RunDirectory.create(tmp_path_factory.mktemp("runs"), "asynchronous", "test")
     with (
         build.open_model_and_task(config) as ready,
-        build.components(ready.config, run, ready, "cpu") as parts,
+        build.components(run, ready, "cpu") as parts,
     ):
         yield parts
 

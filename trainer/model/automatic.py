@@ -5,9 +5,11 @@ Invariant: a resumed run reads the chosen values from its configuration, so anot
 
 from collections.abc import Mapping
 
-from core.config import Config
-from core.machine import Machine
-from core.plan import sequence_tokens
+from core.config import ClusterConfig, Config, Device
+from core.load import setting
+from core.machine import Machine, this_machine
+from core.plan import choose_device, sequence_tokens
+from core.startup import named_address
 from tasks.problems import TokenLimits
 from trainer.model_files import ModelInfo
 
@@ -24,6 +26,19 @@ GPU_PASS_GIB = 8.0
 """Memory of the activations of a pass on a GPU: a third of a card of 24 GiB."""
 MOST_RUNNING = 256
 NO_SOLUTIONS = "because there are no canonical solutions (task.columns.solution)"
+
+
+def expected_device(cluster: ClusterConfig) -> Device:
+    """The device of a run before it is connected: that of the cluster at a named address, else this machine's."""
+
+    def _any_gpu() -> bool:
+        if not named_address(cluster):
+            return this_machine().gpus > 0
+        from trainer.cluster import attached_resources
+
+        return attached_resources(cluster).gpus > 0
+
+    return choose_device(cluster, _any_gpu)
 
 
 def resolved(
@@ -119,6 +134,26 @@ def _running(config: Config, info: ModelInfo, device: str) -> int:
     of_token = 2 * info.layers * info.key_value_width * SIZES[config.model.dtype]
     usual = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens / 2
     return max(1, min(MOST_RUNNING, int(config.rollout.kv_cache_gib * 2**30 / of_token / usual)))
+
+
+CHOSEN = (
+    "model.dtype",
+    "rollout.max_prompt_tokens",
+    "rollout.max_response_tokens",
+    "rollout.max_running",
+    "learner.policy_lr",
+    "learner.value_lr",
+    "learner.micro_batch_tokens",
+)
+"""The fields that may be `auto`, for a model and data."""
+
+
+def recorded(recipe: Config, chosen: Config) -> Config:
+    """The recipe with the values that were chosen, for the run's directory. What only one process needs is left out."""
+    for name in CHOSEN:
+        section, _, field = name.partition(".")
+        recipe = _with(recipe, section, {field: setting(chosen, name)})
+    return recipe
 
 
 def _with(config: Config, section: str, values: Mapping[str, object]) -> Config:

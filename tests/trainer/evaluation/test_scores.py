@@ -204,7 +204,7 @@ def test_responses_are_written_before_models_are_compared(
     monkeypatch.setattr(
         build,
         "open_model_and_task",
-        lambda config: nullcontext(SimpleNamespace(task=task, model="first", config=config)),
+        lambda config, **_: nullcontext(SimpleNamespace(task=task, model="first", config=config)),
     )
     monkeypatch.setattr(build, "connected", lambda *_: nullcontext("cpu"))
     monkeypatch.setattr(evaluation, "check_rival", lambda *_: None)
