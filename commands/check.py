@@ -34,6 +34,7 @@ from tasks.problems import Item, Tokenizer, render_item
 from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import chosen, open_tool
+from trainer.model.automatic import expected_device
 from trainer.model.gguf import model_folder
 from trainer.model_files import check_judging_model, load_task, located
 
@@ -42,17 +43,19 @@ def check_recipe(options: Namespace) -> int:
     """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
     config = configuration(options)
     plan = batch_plan(config)
-    device = choose_device(config.cluster, lambda: this_machine().gpus > 0)
-    bundles = placement(config, device)
     lines = [
         dump_config(config),
         describe_plan(config, plan),
         *describe_options(config.rollout),
         *plan_warnings(config),
     ]
-    print("\n".join([*lines, describe_placement(bundles, device)]))
+    print("\n".join(lines))
     try:
         preflight(config, offline=options.offline)
+        here = choose_device(config.cluster, lambda: this_machine().gpus > 0)
+        device = here if options.offline else expected_device(config.cluster)
+        bundles = placement(config, device)
+        print(describe_placement(bundles, device))
         if options.offline:
             print("offline: model, data and devices were not checked")
             return 0

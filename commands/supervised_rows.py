@@ -50,7 +50,9 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
             f"{section}.max_tokens = {tokens}, but the model's context is {info.context} tokens; lower it"
         )
     machine = this_machine()
-    return model, resolved_learner(config, info, dialogues * tokens, machine, expected_device(config.cluster))[0]
+    config, lines = resolved_learner(config, info, dialogues * tokens, machine, expected_device(config.cluster))
+    print(*(line for line in lines if "_lr" not in line), sep="\n")  # this command has a rate of its own
+    return model, config
 
 
 def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:

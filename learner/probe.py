@@ -30,7 +30,7 @@ class Gap:
     high: float  # 99 % quantile over tokens
 
     def __str__(self) -> str:
-        return f"{self.mean:.2g} nats per token ({self.high:.2g} for 1 % of tokens)"
+        return f"{self.mean:.2g} nats per token (1 % of tokens: more than {self.high:.2g})"
 
     def beyond(self, noise: "Gap", tolerance: float) -> bool:
         """Whether the gap is more than `tolerance` times the `noise`; NaN is."""

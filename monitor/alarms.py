@@ -113,8 +113,8 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
     ): many_cut,
     (
         f"warning: engines and learner differ on generated tokens by more than {GROWN:g} times what they did in the "
-        "first iteration: look at effective_samples and importance_truncated; if they fall, take model.dtype float32, "
-        "or algorithm.importance mask"
+        "first iteration: look at effective_samples and importance_truncated; if they fall, set "
+        "algorithm.importance mask, or start a new run with model.dtype float32"
     ): gap_grew,
     (
         f"warning: no reward in {SPELL} iterations: look at samples/; the problems may be too hard, or the answers "

@@ -303,22 +303,28 @@ WITHOUT_SOLUTIONS = 1024
 """Budget of a response where no canonical solution says how long one is."""
 
 
-def chosen_limits(asked: TokenLimits, prompts: Sequence[int], solutions: Sequence[int], context: int) -> TokenLimits:
-    """The limits as `asked`, or by the lengths of prompts and canonical solutions and the model's context, all in
-    tokens.
+def chosen_limits(
+    asked: TokenLimits, prompts: Sequence[int], solutions: Sequence[Sequence[int]], context: int
+) -> TokenLimits:
+    """The limits as `asked`, or by the lengths of prompts, of the canonical solutions of each data set, and of the
+    model's context, all in tokens. A data set without solutions needs `WITHOUT_SOLUTIONS`.
 
     A model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in
     steps of 32.
 
-    >>> chosen_limits(TokenLimits(0, 0), [90, 60, 9000], [100] * 99 + [900], 8192)
+    >>> chosen_limits(TokenLimits(0, 0), [90, 60, 9000], [[100] * 99 + [900]], 8192)
     TokenLimits(prompt=90, response=128)
     """
-    bound = min(LONGEST_PROMPT, context // 2)
+    bound = min(LONGEST_PROMPT, context // 2, context - asked.response - 1)
     prompt = asked.prompt or max((length for length in prompts if length <= bound), default=bound)
-    wanted = WITHOUT_SOLUTIONS
-    if solutions:
-        wanted = -(-int(1.25 * np.quantile(solutions, 0.99, method="inverted_cdf")) // 32) * 32
+    wanted = max((_budget(lengths) for lengths in solutions), default=WITHOUT_SOLUTIONS)
     return TokenLimits(prompt, asked.response or max(2, min(wanted, context - prompt - 1)))
+
+
+def _budget(solutions: Sequence[int]) -> int:
+    if not solutions:
+        return WITHOUT_SOLUTIONS
+    return -(-int(1.25 * np.quantile(solutions, 0.99, method="inverted_cdf")) // 32) * 32
 
 
 class _Encoded(NamedTuple):
@@ -353,8 +359,11 @@ def encode_problems(
     if refused:
         raise BadRowsError(refused)
     both = [*train, *evaluation]
-    solutions = [len(one.solution) for one in both if one.solution is not None]
-    limits = chosen_limits(limits, [len(one.prompt) for one in both], solutions, context)
+    solutions = {
+        label: [len(one.solution) for one in both if one.solution is not None and one.item.source == label]
+        for label in sources
+    }
+    limits = chosen_limits(limits, [len(one.prompt) for one in both], [*solutions.values()], context)
     kept = [[one for one in part if 0 < len(one.prompt) <= limits.prompt] for part in (train, evaluation)]
     for kind, part, given in (("training", kept[0], items.train), ("evaluation", kept[1], items.evaluation)):
         for label, source in sources.items():
@@ -368,9 +377,9 @@ def encode_problems(
     left_out = LeftOut(
         items.left_out.duplicates,
         len(both) - sum(map(len, kept)),
-        sum(length > limits.response for length in solutions),
+        sum(length > limits.response for lengths in solutions.values() for length in lengths),
         (*items.left_out.bad_rows, *(row for _, row in bad)),
-        len(solutions),
+        sum(map(len, solutions.values())),
     )
     parts = [[_problem(config, one, limits) for one in part] for part in kept]
     return Split(parts[0], parts[1], left_out), limits

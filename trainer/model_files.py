@@ -168,7 +168,7 @@ def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
     try:
         shape = _shape(config)
     except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"{field} = {path}: {architecture} has layers of another form: {first_line(error)}") from error
+        raise ModelError(f"{field} = {path}: {architecture} is not supported: {first_line(error)}") from error
     return ModelInfo(architecture=architecture, parameters=weights_size(folder) or parameters_of(config), **shape)
 
 

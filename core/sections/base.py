@@ -23,7 +23,7 @@ def _chosen_later(given: Any) -> Any:
     """`AUTO` as 0. A recipe cannot write that 0 itself."""
     if given == AUTO:
         return 0
-    if given in (0, "0"):
+    if str(given).startswith("-") or given in (0, "0"):
         raise ValueError(f"give a number above 0, or {AUTO}")
     return given
 

@@ -17,6 +17,7 @@ from core.errors import ModelError, WeightError
 from core.records import Finish, Sampling, Start, Trajectory
 from core.weights import pack
 from tests.actors import models
+from tests.actors.test_pool import launch
 
 BUDGET = 24
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_response_tokens=BUDGET)
@@ -297,3 +298,9 @@ def test_a_cached_prefix_is_forgotten_with_its_weights(
         update(engine, model, version)
         for _ in range(2):  # the second time from the cache
             assert largest_gap(model, generate(engine, starts)) < TOLERANCE
+
+
+def test_an_unreadable_model_is_named(ray_cluster: None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "eos_token_id": 1}')
+    with pytest.raises(ModelError, match=r"model\.path = .*vLLM cannot load it"):
+        launch(tmp_path, actors=1)

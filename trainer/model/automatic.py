@@ -6,10 +6,10 @@ Invariant: a resumed run reads the chosen values from its configuration, so anot
 from collections.abc import Mapping
 
 from core.config import ClusterConfig, Config, Device
+from core.errors import ConfigError
 from core.load import setting
 from core.machine import Machine, this_machine
 from core.plan import choose_device, sequence_tokens
-from core.startup import named_address
 from tasks.problems import TokenLimits
 from trainer.model_files import ModelInfo
 
@@ -20,6 +20,8 @@ LARGE, LARGE_LR, SMALL_LR = 8e9, 1e-6, 1e-5
 learn."""
 LORA_FACTOR = 10.0
 """How much larger the best rate of LoRA is than that of all weights (Schulman et al. 2025, LoRA Without Regret)."""
+SCRATCH_LR = 1e-4
+"""The rate of a small starter, which was trained from scratch."""
 OWN_CRITIC_LR, HEAD_LR = 1e-5, 3e-4
 MOST_PASS_TOKENS = 16_384
 GPU_PASS_GIB = 8.0
@@ -29,13 +31,13 @@ NO_SOLUTIONS = "because there are no canonical solutions (task.columns.solution)
 
 
 def expected_device(cluster: ClusterConfig) -> Device:
-    """The device of a run before it is connected: that of the cluster at a named address, else this machine's."""
+    """The device of a run before it is connected: that of the cluster that it will attach to, else this machine's."""
 
     def _any_gpu() -> bool:
-        if not named_address(cluster):
-            return this_machine().gpus > 0
-        from trainer.cluster import attached_resources
+        from trainer.cluster import attached_resources, find
 
+        if (find() if cluster.address == "auto" else cluster.address) == "local":
+            return this_machine().gpus > 0
         return attached_resources(cluster).gpus > 0
 
     return choose_device(cluster, _any_gpu)
@@ -52,7 +54,7 @@ def resolved(
     lines: list[str] = []
     rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}
     if not config.rollout.max_prompt_tokens:
-        lines.append(f"rollout.max_prompt_tokens: {limits.prompt}, the longest prompt")
+        lines.append(f"rollout.max_prompt_tokens: {limits.prompt}, the longest prompt that is kept")
     if not config.rollout.max_response_tokens:
         why = f"a quarter more than 99 % of {solutions} canonical solutions need" if solutions else NO_SOLUTIONS
         lines.append(f"rollout.max_response_tokens: {limits.response}, {why}")
@@ -63,7 +65,8 @@ def resolved(
         running = _running(config, info, device)
         config = _with(config, "rollout", {"max_running": running})
         lines.append(
-            f"rollout.max_running: {running}" + (", what the KV cache holds" if running < MOST_RUNNING else "")
+            f"rollout.max_running: {running}"
+            + (", what the KV cache holds" if running < MOST_RUNNING else ", vLLM's default")
         )
     return config, lines
 
@@ -82,7 +85,8 @@ def resolved_learner(
         lines.append(f"model.dtype: {dtype}, {why}")
     learner = config.learner
     if not learner.policy_lr:
-        rate = policy_rate(info.parameters, bool(learner.lora_rank))
+        scratch = config.model.path == "starter"
+        rate = SCRATCH_LR if scratch else policy_rate(info.parameters, bool(learner.lora_rank))
         config = _with(config, "learner", {"policy_lr": rate})
         kind = "LoRA on" if learner.lora_rank else "all weights of"
         lines.append(f"learner.policy_lr: {rate:g}, for {kind} {info.parameters / 1e6:,.0f} M parameters")
@@ -128,12 +132,21 @@ def pass_tokens(config: Config, info: ModelInfo, longest: int, machine: Machine,
 
 
 def _running(config: Config, info: ModelInfo, device: str) -> int:
-    """Sequences that one engine decodes at once. If many use more than half of their budget, vLLM preempts some."""
+    """Sequences that one engine decodes at once. If many use more than half of their budget, vLLM preempts some.
+
+    Raises ConfigError if the cache does not hold one.
+    """
     if device == "cuda":
         return MOST_RUNNING
     of_token = 2 * info.layers * info.key_value_width * SIZES[config.model.dtype]
+    fits = config.rollout.kv_cache_gib * 2**30 / of_token
+    if fits < sequence_tokens(config):
+        raise ConfigError(
+            f"rollout.kv_cache_gib = {config.rollout.kv_cache_gib:g} holds {fits:,.0f} tokens of this model, fewer "
+            f"than the {sequence_tokens(config):,} of a whole sequence; raise it"
+        )
     usual = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens / 2
-    return max(1, min(MOST_RUNNING, int(config.rollout.kv_cache_gib * 2**30 / of_token / usual)))
+    return max(1, min(MOST_RUNNING, int(fits / usual)))
 
 
 CHOSEN = (

@@ -12,6 +12,8 @@ MOST_LONG_SOLUTIONS = 0.05
 """Share of canonical solutions over the response budget above which a person is warned."""
 UNUSUAL = 5.0
 """How far outside the usual learning rates one may be without a warning."""
+LONG_MINUTES = 15
+"""Minutes of an iteration above which a person is told how to have shorter ones."""
 PROCESS_GIB = 1.2
 """Memory of a process that has imported its engine: vLLM or DeepSpeed."""
 EFFICIENCY = 0.5
@@ -34,9 +36,8 @@ def warnings_of(config: Config, left_out: LeftOut) -> list[str]:
     low, high = LARGE_LR * factor / UNUSUAL / 2, SMALL_LR * factor * UNUSUAL
     if not low <= config.learner.policy_lr <= high:
         lines.append(
-            f"warning: learner.policy_lr = {config.learner.policy_lr:g} is outside {low:g} to {high:g}, which is usual "
-            "for "
-            f"{kind}; set it to auto"
+            f"warning: learner.policy_lr = {config.learner.policy_lr:g} is outside the usual range for {kind}, "
+            f"{low:g} to {high:g}; set it to auto"
         )
     return lines
 
@@ -48,13 +49,17 @@ def iteration_estimate(config: Config, info: ModelInfo, device: str, critic: str
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in memory.items())
     text = f"an iteration: at most {plan.max_tokens:,} generated tokens; about {sum(memory.values()):.1f} GiB ({parts})"
     if device == "cuda":
-        return text
+        return f"{text}, and in each engine's GPU {config.rollout.gpu_memory_share:.0%} of its memory"
     seconds = (
         plan.max_tokens
         * operations(config, info, critic)
         / (EFFICIENCY * cpu_speed(config.model.dtype, config.learner.threads))
     )
-    return f"{text}; at most about {seconds / 60:.1f} minutes if all responses are that long"
+    text += f"; about {seconds / 60:.0f} minutes if every response uses its whole budget"
+    slow = seconds / 60 > LONG_MINUTES
+    return text + (
+        "; for shorter ones lower rollout.starts, rollout.samples or rollout.max_response_tokens" if slow else ""
+    )
 
 
 def operations(config: Config, info: ModelInfo, critic: str) -> float:
@@ -79,12 +84,11 @@ def memory_estimate(config: Config, info: ModelInfo, device: str, critic: str) -
     reference = weights * size * (config.algorithm.kl_coefficient > 0 and not config.learner.lora_rank)
     engines = config.rollout.actors
     activations = activation_gib(config, info, config.learner.micro_batch_tokens) * config.learner.ranks
-    cache = engines * config.rollout.kv_cache_gib if device == "cpu" else 0.0
     return {
         "trained models": trained,
         "reference": reference,
         "activations": activations,
-        "engines": engines * weights * size + cache,
+        "engines": engines * (weights * size + config.rollout.kv_cache_gib) if device == "cpu" else 0.0,
         "broadcast": weights * size,
         "processes": (engines + config.learner.ranks) * PROCESS_GIB,
     }

@@ -75,7 +75,11 @@ def test_limits_follow_from_the_data() -> None:
     assert chosen_limits(TokenLimits(0, 0), [10, 20], [], 8192) == (20, 1024)
     assert chosen_limits(TokenLimits(0, 0), [10, 20], [], 512) == (20, 491)  # what the context leaves
     assert chosen_limits(TokenLimits(0, 0), [10, 300], [], 512) == (10, 501)  # a prompt over half of it is left out
-    assert chosen_limits(TokenLimits(7, 9), [10, 20], [50], 512) == (7, 9)
+    assert chosen_limits(TokenLimits(7, 9), [10, 20], [[50]], 512) == (7, 9)
+    assert chosen_limits(TokenLimits(0, 400), [90, 120], [[50]], 512) == (90, 400)  # 120 + 400 are too many
+    of_two = [[200] * 7000, [900] * 60]  # the largest need of the data sets; 900 x 1.25 = 1125, in steps of 32
+    assert chosen_limits(TokenLimits(0, 0), [10], of_two, 8192) == (10, 1152)
+    assert chosen_limits(TokenLimits(0, 0), [10], [[200], []], 8192) == (10, 1024)
 
 
 def test_what_looks_wrong_is_said() -> None:
@@ -83,7 +87,7 @@ def test_what_looks_wrong_is_said() -> None:
     assert warnings_of(config, LeftOut(long_solutions=5, solutions=100)) == []
     cut, rate = warnings_of(override(config, ["--learner.policy_lr=1e-4", "--model.path=x"]), LeftOut(0, 0, 6, (), 100))
     assert cut.startswith("warning: 6% of the canonical solutions are longer than rollout.max_response_tokens = 300")
-    assert rate.startswith("warning: learner.policy_lr = 0.0001 is outside 1e-07 to 5e-05")
+    assert rate.endswith("for all weights of a pretrained model, 1e-07 to 5e-05; set it to auto")
 
 
 def test_an_iteration_is_estimated_from_operations() -> None:
