@@ -13,6 +13,32 @@ from trainer.metrics import SourceMetrics, metric_infos
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+SOURCES = """
+## Where the defaults come from
+
+For a pretrained model of 0.1 to 8 B parameters. A field that is not here is a bound on resources, a path or a switch.
+
+| default | source |
+|---|---|
+| `model.dtype`, the lengths, `rollout.max_running`, `learner.micro_batch_tokens` `auto` | the checkpoint, the data and the memory; the run prints what was chosen |
+| `learner.policy_lr`, `learner.value_lr` `auto` | verl, OpenRLHF and TRL at 7 to 8 B; measured with SmolLM2-135M ([learner.md](learner.md#learning-rates)) |
+| `rollout.starts` 64, `rollout.samples` 8 | groups of 8 as in TRL; 512 responses per iteration |
+| `rollout.temperature` 1, `rollout.top_p` 1 | on-policy sampling, as in all four peers |
+| `algorithm.policy_lambda` 0.95 | GAE (1506.02438) |
+| `algorithm.value_lambda` 1 | VC-PPO (2503.01491), VAPO (2504.05118) |
+| `algorithm.clip_low`, `algorithm.clip_high` 0.2 | PPO (1707.06347) |
+| `algorithm.dual_clip` 3 | dual-clip PPO (1912.09729) |
+| `algorithm.value_clip` 0.5, `learner.value_coefficient` 0.1 | OpenRLHF; TRL |
+| `algorithm.kl_coefficient` 0.01, `algorithm.kl_schedule` `constant` | OpenRLHF, NeMo-RL |
+| `algorithm.kl_estimator` `auto` | the gradient of the reverse KL ([learner.md](learner.md)) |
+| `algorithm.importance_cap` 2 | truncated importance sampling between engine and learner, as in verl and SkyRL |
+| `algorithm.aggregation` `token-mean` | DAPO (2503.14476) |
+| `learner.max_grad_norm` 1, Adam's settings | PyTorch and all four peers |
+| `replay.*`, `algorithm.positive_coefficient`, `algorithm.normalise` | measured on generated tasks ([method.md](method.md#defaults)); not yet on a pretrained model |
+| `learner.gap_tolerance` 4 | measured with SmolLM2 in bfloat16 ([learner.md](learner.md#do-engines-and-learner-agree)) |
+"""
+
+
 def configuration_page() -> str:
     """The text of docs/configuration.md."""
     text = (
@@ -29,7 +55,7 @@ def configuration_page() -> str:
             if name.startswith(f"{section}."):
                 cells = (f"`{name}`", f"`{value_kind(leaf)}`", f"`{default_text(leaf)}`", explained(leaf))
                 text += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
-    return text
+    return text + SOURCES
 
 
 def metrics_page() -> str:
