@@ -35,8 +35,8 @@ from tasks.sources import BadRowsError, list_bad_rows
 from tasks.starter import CONTEXT
 from trainer.build import chosen, open_tool
 from trainer.model.automatic import expected_device
+from trainer.model.files import check_judging_model, load_task, located
 from trainer.model.gguf import model_folder
-from trainer.model_files import check_judging_model, load_task, located
 
 
 def check_recipe(options: Namespace) -> int:

@@ -26,7 +26,7 @@ from trainer import build
 from trainer.evaluation.files import check_responses_path, evaluation_record, response_rows, write_responses
 from trainer.evaluation.scores import Evaluation, describe_evaluation, evaluate_policy, percent
 from trainer.local import single_process
-from trainer.model_files import check_place, inspect_model, load_tokenizer, model_of, run_of
+from trainer.model.files import check_place, inspect_model, load_tokenizer, model_of, run_of
 
 if TYPE_CHECKING:
     from tasks.task import Task

@@ -17,7 +17,7 @@ from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl
 from monitor.report import draw_curves
 from monitor.run_files import read_run
-from trainer.model_files import model_of
+from trainer.model.files import model_of
 
 HUB = "hub:"
 

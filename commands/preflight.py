@@ -20,7 +20,7 @@ from tasks.judging import probe_reward
 from tasks.kinds import task_items
 from trainer.build import check_methods, rollout_settings
 from trainer.mirror import open_store
-from trainer.model_files import check_place
+from trainer.model.files import check_place
 
 
 def preflight(config: Config, *, local: bool = False, offline: bool = False) -> None:

@@ -30,7 +30,7 @@ from tasks.dialogue.reward_model import Scale
 from tasks.kinds import asked_prompts, evaluation_prompts
 from tasks.pass_at_k import Estimate, share
 from tasks.problems import prompt_digest
-from trainer.model_files import load_tokenizer
+from trainer.model.files import load_tokenizer
 
 Reals = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from tasks.dialogue import chat
 from tasks.dialogue.chat import Messages
 from tasks.kinds import asked_prompts, evaluation_prompts, task_items
 from tasks.problems import TokenLimits, encode_problems, prompt_digest
-from trainer.model_files import inspect_model, load_tokenizer
+from trainer.model.files import inspect_model, load_tokenizer
 
 
 def fine_tune(options: Namespace) -> int:

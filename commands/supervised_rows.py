@@ -14,8 +14,8 @@ from tasks.dialogue.chat import Messages
 from tasks.sources import load_rows, missing_column
 from tasks.starter import resolve_model
 from trainer.model.automatic import expected_device, resolved_learner
+from trainer.model.files import check_vocabulary, inspect_model, load_tokenizer
 from trainer.model.gguf import model_folder
-from trainer.model_files import check_vocabulary, inspect_model, load_tokenizer
 
 RowType = TypeVar("RowType")
 SectionName = Literal["sft", "reward_model"]

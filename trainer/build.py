@@ -27,8 +27,8 @@ from core.tools import TokenTool, load_tool
 from trainer.evaluation.scores import EvaluationPlan
 from trainer.model.automatic import expected_device, resolved
 from trainer.model.estimates import iteration_estimate, warnings_of
+from trainer.model.files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
 from trainer.model.gguf import model_folder
-from trainer.model_files import ModelInfo, check_judging_model, describe_data, inspect_model, load_task
 from trainer.records import Components, IterationSettings
 
 if TYPE_CHECKING:

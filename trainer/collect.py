@@ -47,9 +47,9 @@ def collect_metrics(
     `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that the engines worked before this
     one.
     """
-    scored, gap = result.scored, result.broadcast.gap
-    judged = [*(item.judged for item in scored), *result.dropped]
-    tokens = sum(int(item.trajectory.generated.sum()) for item in [*judged, *result.extra])
+    batch, gap = result.batch, result.broadcast.gap
+    judged = batch.all_judged
+    tokens = sum(int(item.trajectory.generated.sum()) for item in [*judged, *batch.extra])
     return IterationMetrics(
         iteration=result.number,
         weight_version=result.broadcast.version,
@@ -59,11 +59,11 @@ def collect_metrics(
         replay_success=_success([item for item in judged if item.trajectory.start.replayed]),
         **_of_evaluation(evaluation),
         reward=sum(item.verdict.reward for item in judged) / len(judged),
-        replay_share=sum(start.replayed for start in result.starts) / len(result.starts),
-        erroneous_share=erroneous_share(result.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
+        replay_share=sum(start.replayed for start in batch.starts) / len(batch.starts),
+        erroneous_share=erroneous_share(batch.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
         imitated=len(result.imitated) if result.stats.policy_trained else 0,
         judge_failures=sum(item.verdict.judge_failed for item in judged),
-        resampled_starts=len({item.trajectory.start.id for item in result.dropped}),
+        resampled_starts=len({item.trajectory.start.id for item in batch.dropped}),
         **_of_update(result.stats),
         logprob_gap=math.nan if gap is None else gap.mean,
         logprob_gap_high=math.nan if gap is None else gap.high,

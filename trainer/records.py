@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from core.errors import ActorError, WeightError
 from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start
 from core.tools import TokenTool
-from trainer.starts import Share
+from trainer.starts import Share, unsolved_share
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
@@ -73,15 +73,37 @@ class ValueRefresh:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """The judged rollouts of an iteration."""
+
+    judged: list[Judged]  # what is trained on
+    dropped: list[Judged]  # rollouts of starts that were replaced
+    extra: list[Judged]  # continuations of states, made for the estimator
+
+    @property
+    def starts(self) -> list[Start]:
+        """The starts that are trained on, in order."""
+        return list({item.trajectory.start.id: item.trajectory.start for item in self.judged}.values())
+
+    @property
+    def all_judged(self) -> list[Judged]:
+        """All rollouts from chosen starts."""
+        return [*self.judged, *self.dropped]
+
+    @property
+    def unsolved_share(self) -> float:
+        """Share of the fresh problems of which every sample failed."""
+        return unsolved_share(self.all_judged)
+
+
+@dataclass(frozen=True, slots=True)
 class IterationResult:
     """The result of one iteration; `trainer/collect.py` makes its metrics."""
 
     number: int
-    starts: list[Start]  # those with trajectories
+    batch: Batch
     scored: list[Scored]
     stats: UpdateStats
     broadcast: BroadcastReport
-    dropped: list[Judged]  # rollouts of starts that were replaced
     imitated: list[Judged]  # earlier own successes that the policy repeated
-    extra: list[Judged]  # continuations of states, made for the estimator
     failure: ActorError | WeightError | None = None  # the engines failed in the broadcast; the update is complete

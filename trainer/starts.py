@@ -1,7 +1,6 @@
-"""Makes starts of problems and replayed states, and candidates and outcomes for the replay store of trajectories.
+"""Makes starts of problems and replayed states, and cut trajectories and outcomes for the replay store.
 
-Pure functions, called by `trainer/loop.py`. Invariant: results depend only on the arguments, so an iteration can be
-repeated.
+Pure functions. Invariant: results depend only on the arguments, so an iteration can be repeated.
 """
 
 import math
@@ -109,7 +108,7 @@ def _own(item: Judged) -> Provenance:
     return Provenance.OWN_SUCCESSFUL if item.verdict.correct else Provenance.OWN_FAILED
 
 
-def candidates(
+def cut_trajectories(
     judged: Sequence[Judged],
     values: Sequence[FloatArray],
     boundaries: Callable[[IntArray], IntArray],
@@ -123,7 +122,7 @@ def candidates(
 
     `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, where K
     is the length of the replayed prefix. `boundaries`: response tokens [R] -> lengths at which a step ends. Only
-    boundaries inside the continuation make candidates; those inside the prefix are states already. A trajectory without
+    boundaries inside the continuation make states; those inside the prefix are states already. A trajectory without
     a state is included, because its outcome counts for its problem. States without a finite value and trajectories
     without a finite reward are left out.
 

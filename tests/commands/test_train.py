@@ -20,7 +20,7 @@ from core.load import dump_config, load_config, override
 from core.run_directory import RunDirectory
 from trainer.build import check_methods
 from trainer.checkpoint import RunProgress, write_digests
-from trainer.model_files import model_of, run_of
+from trainer.model.files import model_of, run_of
 
 
 @pytest.fixture(autouse=True)

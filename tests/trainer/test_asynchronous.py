@@ -118,7 +118,7 @@ def check_batches(iterations: list[IterationResult]) -> None:
     for iteration in iterations:
         trained_at = iteration.number - 1
         assert iteration.broadcast.version == iteration.number
-        assert len(iteration.starts) == STARTS
+        assert len(iteration.batch.starts) == STARTS
         samples = Counter(item.trajectory.start.id for item in iteration.scored)
         assert set(samples.values()) == {SAMPLES}
         for item in iteration.scored:
@@ -152,7 +152,7 @@ def test_tokens_are_stale_within_the_bound_each_start_counts_once_and_a_resumed_
     assert parts.actors.restarts == 1
     assert rest[0].stats.first_kl < 1e-6
 
-    trained = [start.id for iteration in first + rest for start in iteration.starts]
+    trained = [start.id for iteration in first + rest for start in iteration.batch.starts]
     assert len(trained) == len(set(trained)) == ITERATIONS * STARTS
     assert {start.split(".")[0] for start in trained} == {str(number) for number in range(1, ITERATIONS + 1)}
     assert parts.pipeline.state() == {"fed": ITERATIONS, "in_flight": []}

@@ -1,6 +1,7 @@
 """From an iteration to its numbers: shares by hand, and no policy numbers while only the critic learns."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import cast
@@ -16,7 +17,7 @@ from replay.stats import combine
 from tests.trainer.examples import SECONDS
 from trainer.collect import collect_metrics
 from trainer.metrics import IterationMetrics
-from trainer.records import Components, IterationResult
+from trainer.records import Batch, Components, IterationResult
 from trainer.starts import fresh_starts
 
 START = fresh_starts([Problem("p", np.array([1, 2], np.int32), "gold")], 2, seed=0, iteration=1)[0]
@@ -33,7 +34,7 @@ def scored(start: Start, length: int, correct: bool) -> Scored:
     return Scored(Judged(trajectory, Verdict(float(correct), correct, judge_failed=not correct)), zeros, zeros, zeros)
 
 
-def collected(result: IterationResult, tokens_before: int = 0) -> IterationMetrics:
+def collected(iteration: IterationResult, tokens_before: int = 0) -> IterationMetrics:
     """With two engines that have worked for 3.25 seconds in this iteration."""
     queues = Queues(waiting=4, running=8, busy=13.25, actors=2)
     parts = SimpleNamespace(
@@ -44,21 +45,25 @@ def collected(result: IterationResult, tokens_before: int = 0) -> IterationMetri
         by_id={},
     )
     return collect_metrics(
-        cast(Components, parts), result, SECONDS, tokens_before=tokens_before, busy_before=10.0, evaluation=None
+        cast(Components, parts), iteration, SECONDS, tokens_before=tokens_before, busy_before=10.0, evaluation=None
     )
+
+
+def result(
+    number: int,
+    trained: list[Scored],
+    stats: UpdateStats,
+    dropped: Sequence[Judged] = (),
+    extra: Sequence[Judged] = (),
+    imitated: Sequence[Judged] = (),
+) -> IterationResult:
+    batch = Batch([item.judged for item in trained], [*dropped], [*extra])
+    report = BroadcastReport(number, Gap(1e-6, 4e-6))
+    return IterationResult(number, batch, trained, stats, report, [*imitated])
 
 
 def measured(stats: UpdateStats) -> IterationMetrics:
-    iteration = IterationResult(
-        1,
-        [START],
-        [scored(START, 3, True), scored(START, 10, False)],
-        stats,
-        BroadcastReport(1, Gap(1e-6, 4e-6)),
-        [],
-        [],
-        [],
-    )
+    iteration = result(1, [scored(START, 3, True), scored(START, 10, False)], stats)
     return collected(iteration, tokens_before=7)
 
 
@@ -74,10 +79,7 @@ def test_shares_and_sums_by_hand() -> None:
 
 def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
     dropped, greedy = scored(START, 5, False).judged, scored(START, 9, True).judged
-    report = BroadcastReport(1, Gap(1e-6, 4e-6))
-    metrics = collected(
-        IterationResult(1, [START], [scored(START, 3, True)], STATS, report, [dropped], [greedy] * 3, [greedy])
-    )
+    metrics = collected(result(1, [scored(START, 3, True)], STATS, [dropped], [greedy], [greedy] * 3))
     assert metrics.generated_tokens == 3 + 5 + 9
     assert metrics.root_success == 0.5  # of the sampled ones, the greedy one is not
     assert metrics.resampled_starts == 1
@@ -96,9 +98,7 @@ def test_staleness_and_idle_shares_by_hand() -> None:
     versions = np.array([4, 5, 5, 6, 6], np.int32)
     old = replace(old, judged=replace(old.judged, trajectory=replace(old.trajectory, versions=versions)))
     new = replace(new, judged=replace(new.judged, trajectory=replace(new.trajectory, versions=np.full(3, 6, np.int32))))
-    iteration = IterationResult(
-        7, [START], [new, old], STATS, BroadcastReport(7, Gap(1e-6, 4e-6)), [], [], []
-    )  # trained at version 6
+    iteration = result(7, [new, old], STATS)  # trained at version 6
     metrics = collected(iteration)
     assert metrics.stale_tokens == 3 / 8  # 4, 5, 5 of eight tokens
     assert metrics.mean_staleness == (2 + 1 + 1) / 8

@@ -13,7 +13,9 @@ from core.errors import ActorError, LearnerError, WeightError
 from core.load import override
 from core.records import FloatArray, Problem, Provenance, ReplayedState, Verdict
 from trainer import build
-from trainer.loop import begin_refresh, broadcast, check_verdicts, finish_refresh, iterate
+from trainer.batches import check_verdicts
+from trainer.loop import broadcast, iterate
+from trainer.memory import begun_refresh, finish_refresh
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
 from trainer.session import BEFORE_UPDATE
@@ -71,19 +73,19 @@ def renewing(count: int, *fields: str) -> IterationSettings:
 
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
     run = Run(PhaseClock())
-    stale = begin_refresh(run.parts(), renewing(2))
+    stale = begun_refresh(run.parts(), renewing(2))
     assert stale is not None
     run.version = 4  # what was asked of a critic is stored as that critic's
     finish_refresh(run.parts(), stale, run.clock)
     assert run.seen[2:] == [("valued", "score"), ("revalue", "replay")]
     assert run.told == [([8], [0.25], 3)]
-    assert begin_refresh(run.parts(), renewing(0)) is None
+    assert begun_refresh(run.parts(), renewing(0)) is None
     assert len(run.seen) == 4
 
 
 def test_stale_states_are_valued_while_the_engines_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(PhaseClock())
-    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
+    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match="no engine could generate"):
         iterate(run.parts(), renewing(2), 1, run.clock)
     assert run.seen == [("top", "replay"), ("begin", "replay"), ("generate", "generate")]
@@ -93,7 +95,7 @@ def test_a_learner_on_the_engines_gpu_values_stale_states_before_the_engines_wak
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(PhaseClock())
-    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
+    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match="no engine could generate"):
         iterate(run.parts(), renewing(2, "--rollout.sleep", "true"), 1, run.clock)
     assert [what for what, _ in run.seen] == ["top", "begin", "valued", "generate"]
@@ -126,7 +128,7 @@ def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(PhaseClock())
-    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
+    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match=r"^no engine could generate any start of iteration 7: see quarantine/"):
         iterate(run.parts(), renewing(0), 7, run.clock)
     assert run.clock.current in BEFORE_UPDATE
@@ -145,7 +147,7 @@ def test_an_iteration_without_any_verdict_is_refused_while_the_learner_can_be_sa
     run = Run(PhaseClock())
     engines, task = SimpleNamespace(generate=lambda *_: [1, 2]), SimpleNamespace(judge=lambda _: [lost, lost])
     parts = cast(Components, SimpleNamespace(**vars(run.parts()) | {"actors": engines, "task": task}))
-    monkeypatch.setattr("trainer.loop.choose_starts", lambda *_: [])
+    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match=told):
         iterate(parts, renewing(0), 7, run.clock)
     assert run.clock.current in BEFORE_UPDATE

@@ -21,8 +21,8 @@ from core.records import (
 from core.tools import TokenTool
 from trainer.starts import (
     NO_VALUES,
-    candidates,
     canonical_rollouts,
+    cut_trajectories,
     erroneous_share,
     fresh_starts,
     imitated_rollouts,
@@ -75,7 +75,7 @@ def test_candidates_lie_inside_the_continuation_with_the_value_before_the_next_t
     item = judged(start, ids(8, 9, 10, 11), correct=False)
     values = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     # The response is 5 6 7 | 8 9 10 11. Boundaries after 1, 3 (both in the prefix: states already), 4 and 6 tokens.
-    found = candidates([item], [values], lambda _: ids(1, 3, 4, 6), version=12)[0]
+    found = cut_trajectories([item], [values], lambda _: ids(1, 3, 4, 6), version=12)[0]
     assert found.response_ids.tolist() == [5, 6, 7, 8, 9, 10, 11]
     assert found.lengths.tolist() == [4, 6]
     # State of length 4 = prefix and token 8: the value before continuation token 4 - 3 = 1; length 6: token 3.
@@ -91,7 +91,7 @@ def test_where_chains_are_followed_a_success_from_a_state_is_not_offered() -> No
 
     def offered(chains: bool) -> list[tuple[list[int], list[int], int | None]]:
         values = [np.full(item.trajectory.tokens.size, 0.5, np.float32) for item in items]
-        found = candidates(
+        found = cut_trajectories(
             items, values, lambda response: np.arange(1, len(response), dtype=np.int32), 1, chains=chains
         )
         return [(c.response_ids.tolist(), c.lengths.tolist(), c.parent) for c in found]
@@ -107,7 +107,7 @@ def test_a_state_of_a_truncated_trajectory_leaves_room_to_finish() -> None:
     ended = judged(root, ids(*range(8, 16)), correct=False)
     cut = replace(ended, trajectory=replace(ended.trajectory, finish=Finish.LENGTH))
     values = [np.zeros(8, np.float32)] * 2
-    found = candidates([cut, ended], values, lambda _: ids(2, 4, 6, 7), 1, budget=8)
+    found = cut_trajectories([cut, ended], values, lambda _: ids(2, 4, 6, 7), 1, budget=8)
     assert [c.lengths.tolist() for c in found] == [[2, 4, 6], [2, 4, 6, 7]]
 
 
@@ -127,12 +127,12 @@ def test_the_unsolved_share_counts_fresh_problems_without_any_success() -> None:
 
 def test_a_trajectory_without_values_offers_its_outcome_alone() -> None:
     item = judged(fresh_starts([PROBLEM], 1, 0, 1)[0], ids(8, 9, 10), correct=True)
-    found = candidates([item], [NO_VALUES], lambda _: ids(1, 2), 1)[0]
+    found = cut_trajectories([item], [NO_VALUES], lambda _: ids(1, 2), 1)[0]
     assert found.lengths.size == 0
     assert found.provenance is Provenance.OWN_SUCCESSFUL
     called = judged(item.trajectory.start, ids(8, 9, 10), correct=True)
     answered = replace(called, trajectory=replace(called.trajectory, mask=np.array([True, False, True])))
-    found = candidates([answered], [NO_VALUES], lambda _: ids(1, 2), 1)[0]
+    found = cut_trajectories([answered], [NO_VALUES], lambda _: ids(1, 2), 1)[0]
     assert found.lengths.size == 0  # the end of an answer neither
 
 
@@ -180,9 +180,9 @@ def test_what_is_not_finite_is_not_offered() -> None:
     start = fresh_starts([PROBLEM], 1, 0, 1)[0]
     item = judged(start, ids(8, 9, 10), correct=True)
     values = np.array([0.1, np.nan, 0.3], np.float32)
-    found = candidates([item], [values], lambda _: ids(1, 2), version=1)[0]
+    found = cut_trajectories([item], [values], lambda _: ids(1, 2), version=1)[0]
     # The state of length 1 has the value before token 1, which is NaN; the one of length 2 has 0.3.
     assert found.lengths.tolist() == [2]
     assert found.values.tolist() == [np.float32(0.3)]
     unrewarded = Judged(item.trajectory, Verdict(math.nan, False))
-    assert candidates([unrewarded], [values], lambda _: ids(2), version=1) == []
+    assert cut_trajectories([unrewarded], [values], lambda _: ids(2), version=1) == []

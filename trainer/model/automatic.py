@@ -11,7 +11,7 @@ from core.load import setting
 from core.machine import Machine, this_machine
 from core.plan import choose_device, sequence_tokens
 from tasks.problems import TokenLimits
-from trainer.model_files import ModelInfo
+from trainer.model.files import ModelInfo
 
 SIZES = {"float32": 4, "bfloat16": 2}
 """Bytes of a number."""

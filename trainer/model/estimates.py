@@ -6,7 +6,7 @@ from core.machine import cpu_speed
 from core.plan import batch_plan
 from tasks.problems import LeftOut
 from trainer.model.automatic import LARGE_LR, LORA_FACTOR, SIZES, SMALL_LR, activation_gib
-from trainer.model_files import ModelInfo
+from trainer.model.files import ModelInfo
 
 MOST_LONG_SOLUTIONS = 0.05
 """Share of canonical solutions over the response budget above which a person is warned."""

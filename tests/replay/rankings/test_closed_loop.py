@@ -25,7 +25,7 @@ from core.records import (
 )
 from replay.store import ReplayStore
 from replay.table import Table
-from trainer.starts import candidates, canonical_rollouts, fresh_starts, outcomes, replayed_starts
+from trainer.starts import canonical_rollouts, cut_trajectories, fresh_starts, outcomes, replayed_starts
 
 SAMPLES = 4
 Chance = Callable[[int, int], float]
@@ -49,13 +49,13 @@ class Loop:
         return Judged(Trajectory(start, 0, tokens, nothing, versions, Finish.STOP), Verdict(float(correct), correct))
 
     def offer(self, judged: list[Judged]) -> None:
-        """What `trainer.loop.learn` does with what was judged."""
+        """What `trainer.memory` does with what was judged."""
         self.store.record(outcomes(judged))
-        self.store.add(candidates(judged, halves(judged), every_token, self.version, chains=True))
+        self.store.add(cut_trajectories(judged, halves(judged), every_token, self.version, chains=True))
         if self.canonical:
             golden = canonical_rollouts(self.roots(1), {"p": self.problem})
             self.store.add(
-                candidates(golden, halves(golden), every_token, self.version, lambda _: Provenance.CANONICAL)
+                cut_trajectories(golden, halves(golden), every_token, self.version, lambda _: Provenance.CANONICAL)
             )
 
     def roots(self, count: int) -> list[Start]:
@@ -190,6 +190,6 @@ def test_a_chain_longer_than_the_quota_has_exactly_one_replayable_state(made: Ca
         for seed in range(20):
             problem = Problem(f"p{seed}", loop.problem.prompt_ids, "gold", solution_ids=loop.problem.solution_ids)
             golden = canonical_rollouts(fresh_starts([problem], 1, 0, 0), {problem.id: problem})
-            loop.store.add(candidates(golden, halves(golden), every_token, 0, lambda _: Provenance.CANONICAL))
+            loop.store.add(cut_trajectories(golden, halves(golden), every_token, 0, lambda _: Provenance.CANONICAL))
         found = [state.problem_id for state in loop.store.top(100, older_than=10**6)]
         assert sorted(found) == sorted(["p", *(f"p{seed}" for seed in range(20))])

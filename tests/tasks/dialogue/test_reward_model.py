@@ -16,7 +16,7 @@ from tasks.dialogue.chat import Message
 from tasks.dialogue.reward_model import RewardJudge, RewardScorer, Scale, local_scorer, read_scale
 from tasks.judging import check_judges
 from tasks.kinds import task_items
-from trainer.model_files import check_judging_model
+from trainer.model.files import check_judging_model
 
 PRINTABLE = "".join(chr(code) for code in range(32, 127)) + "\n"
 CONTEXT = 64

@@ -22,7 +22,7 @@ from core.run_directory import RunDirectory, keep_lines
 from core.sections.tasks import TASKS
 from tasks.kinds import find_kind
 from tasks.task import Task
-from tests.trainer.test_model_files import save_model, save_tokenizer
+from tests.trainer.model.test_files import save_model, save_tokenizer
 from trainer import build
 from trainer.evaluation.files import (
     append_evaluation,

@@ -12,7 +12,7 @@ from core.machine import Machine
 from tasks.problems import LeftOut, TokenLimits, chosen_limits
 from trainer.model.automatic import resolved
 from trainer.model.estimates import iteration_estimate, memory_estimate, operations, warnings_of
-from trainer.model_files import ModelInfo
+from trainer.model.files import ModelInfo
 
 SMOL = ModelInfo(
     "LlamaForCausalLM",

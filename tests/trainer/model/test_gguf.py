@@ -16,10 +16,10 @@ from commands.check import check_model_and_data
 from core.config import Config
 from core.errors import ModelError
 from core.load import override
-from tests.trainer.test_model_files import text_recipe
+from tests.trainer.model.test_files import text_recipe
 from trainer.model import gguf as reader
+from trainer.model.files import model_of
 from trainer.model.gguf import model_folder
-from trainer.model_files import model_of
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "Ġthe"]

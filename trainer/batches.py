@@ -1,4 +1,4 @@
-"""Rollouts beyond the starts of an iteration: replacements of starts that teach nothing, continuations of states.
+"""The rollouts of an iteration: choose starts, generate, judge; more of both where the settings ask for it.
 
 Invariant: results depend only on the arguments and the state of the parts.
 """
@@ -6,32 +6,100 @@ Invariant: results depend only on the arguments and the state of the parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from core.errors import ActorError
 from core.records import Continued, Judged, Start, Trajectory
 from core.seeds import derive
 from trainer.metrics import PhaseClock
-from trainer.records import Components, IterationSettings
+from trainer.records import Batch, Components, IterationSettings
+from trainer.starts import fresh_starts, replayed_count, replayed_starts
+
+RESAMPLED = 100_000
+"""Starts of one round of resampling are numbered from a multiple of this."""
+
 
 Choose = Callable[[IterationSettings, int], list[Start]]
 """The starts of a round of resampling, from settings with the numbers of starts and the number of the round (from 1).
 """
 
 
-def with_more_rollouts(
-    parts: Components, settings: IterationSettings, judged: list[Judged], choose: Choose, clock: PhaseClock
-) -> tuple[list[Judged], list[Judged], list[Judged]]:
-    """The batch after resampling, with what its estimator needs; the rollouts that were left out; those made for the
-    estimator."""
-    dropped: list[Judged] = []
-    if settings.resample:
-        judged, dropped = resampled(parts, settings, judged, choose, clock)
-    extra: list[Judged] = []
-    if settings.continuations:
-        judged, extra = with_continuations(parts, settings, judged, clock)
-    return judged, dropped, extra
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Makes the batch of an iteration, synchronously or from the pipeline of asynchronous mode."""
+
+    parts: Components
+    settings: IterationSettings
+    clock: PhaseClock
+
+    def choose(self, number: int) -> list[Start]:
+        """The starts of iteration `number`. In asynchronous mode none: those of the iterations that may begin now are
+        submitted."""
+        parts, choose = self.parts, partial(choose_starts, self.parts, self.settings)
+        with self.clock.phase("replay"):
+            if parts.pipeline is None:
+                return choose(number)
+            parts.pipeline.feed(choose, number, parts.learner.version)
+            return []
+
+    def generate(self, starts: Sequence[Start], number: int) -> list[Trajectory]:
+        """Rollouts from `starts`; in asynchronous mode those of the oldest complete batch. Raises ActorError if there
+        are none."""
+        parts = self.parts
+        with self.clock.phase("generate"):
+            if parts.pipeline is None:
+                found = parts.actors.generate(starts, self.settings.sampling)
+            else:
+                found = parts.pipeline.take(parts.learner.version)
+        if not found:
+            raise ActorError(
+                f"no engine could generate any start of iteration {number}: see quarantine/ in the run directory"
+            )
+        return found
+
+    def judge(self, rollouts: Sequence[Trajectory], number: int) -> Batch:
+        """The judged batch, after resampling and with what the estimator needs. Raises ActorError without a verdict."""
+        parts, settings = self.parts, self.settings
+        with self.clock.phase("reward"):
+            judged = parts.task.judge(rollouts)
+            check_verdicts(judged, number)
+        dropped: list[Judged] = []
+        extra: list[Judged] = []
+        if settings.resample:
+            judged, dropped = resampled(
+                parts, settings, judged, lambda fewer, again: choose_starts(parts, fewer, number, again), self.clock
+            )
+        if settings.continuations:
+            judged, extra = with_continuations(parts, settings, judged, self.clock)
+        return Batch(judged, dropped, extra)
+
+
+def check_verdicts(judged: Sequence[Judged], number: int) -> None:
+    """Raises ActorError when no response of iteration `number` has a verdict: all rewards would be those of a failed
+    judge."""
+    if all(item.verdict.judge_failed for item in judged):
+        first = judged[0].verdict.detail
+        raise ActorError(f"none of the {len(judged)} responses of iteration {number} has a verdict; the first: {first}")
+
+
+def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
+    """Fresh problems, and replayed states once the store has `start_states` states; `again`: round of resampling."""
+    progress = (number - 1) / settings.iterations
+    wanted = replayed_count(settings.replayed, settings.share, progress, parts.replay.unsolved_share)
+    ready = wanted and len(parts.replay) >= settings.start_states
+    seed = derive(settings.seed, "replay", number, *([again] if again else []))
+    states = parts.replay.sample(wanted, seed) if ready else []
+    problems = parts.problems.sample(settings.starts - (len(states) if settings.fill else wanted))
+    first = again * RESAMPLED  # ids and seeds of every round are its own
+    starts = [
+        *fresh_starts(problems, settings.samples, settings.seed, number, first),
+        *replayed_starts(states, parts.by_id, settings.samples, settings.seed, number, first),
+    ]
+    parts.task.check_starts(starts)
+    return starts
 
 
 def by_information(judged: Sequence[Judged], settings: IterationSettings) -> tuple[list[Judged], list[Judged]]:

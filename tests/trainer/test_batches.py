@@ -12,10 +12,9 @@ from core.load import override
 from core.records import Finish, Judged, Problem, Sampling, Start, Trajectory, Verdict
 from replay.store import ReplayStore
 from trainer import build
-from trainer.loop import choose_starts
+from trainer.batches import Batches, by_information, choose_starts, resampled, with_continuations
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
-from trainer.rollouts import by_information, resampled, with_continuations, with_more_rollouts
 from trainer.starts import fresh_starts
 
 PROBLEMS = [Problem(f"p{number}", np.array([number], np.int32), "gold") for number in range(100)]
@@ -216,5 +215,7 @@ def test_without_either_option_nothing_is_generated() -> None:
     settings = settings_of()
     judged = first_batch(parts, settings)
     clock = PhaseClock()
-    assert with_more_rollouts(parts.components(), settings, judged, lambda *_: [], clock) == (judged, [], [])
+    rollouts = [item.trajectory for item in judged]
+    batch = Batches(parts.components(), settings, clock).judge(rollouts, 1)
+    assert (batch.judged, batch.dropped, batch.extra) == (judged, [], [])
     assert len(parts.asked) == 1

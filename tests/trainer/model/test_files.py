@@ -13,7 +13,7 @@ from core.errors import ConfigError, DataError, ModelError
 from core.load import override
 from tasks.corpus import character_tokenizer
 from trainer.build import open_model_and_task
-from trainer.model_files import check_value_model, check_vocabulary, inspect_model, load_tokenizer
+from trainer.model.files import check_value_model, check_vocabulary, inspect_model, load_tokenizer
 
 
 def save_model(folder: Path, vocabulary: int = 8) -> Path:
