@@ -168,21 +168,24 @@ def with_continuations(
     # of each rollout: the lengths of its continuation at which a step ends
     ends = [item.trajectory.states(parts.boundaries) - item.trajectory.start.prefix_ids.size for item in judged]
     states = [
-        state_start(item.trajectory, number, int(end), settings.continuations)
+        (number, int(end), state_start(item.trajectory, number, int(end), settings.continuations))
         for number, (item, lengths) in enumerate(zip(judged, ends, strict=True))
         for end in lengths
     ]
     with clock.phase("generate"):
-        found = parts.actors.generate(states, settings.sampling)
+        found = parts.actors.generate([start for *_, start in states], settings.sampling)
     with clock.phase("reward"):
         continuations = parts.task.judge(found)
     worth = mean_rewards(continuations, settings.reward)
+    known: list[dict[int, float]] = [{} for _ in judged]
+    for number, end, start in states:
+        if start.id in worth:
+            known[number][end] = worth[start.id]
     of_start = mean_rewards(judged, settings.reward)
-    out = []
-    for number, (item, lengths) in enumerate(zip(judged, ends, strict=True)):
-        start = item.trajectory.start.id
-        known = {int(end): worth[name] for end in lengths if (name := f"{start}.{number}.{end}") in worth}
-        out.append(replace(item, continued=continued(item.trajectory.tokens.size, of_start[start], known)))
+    out = [
+        replace(item, continued=continued(item.trajectory.tokens.size, of_start[item.trajectory.start.id], own))
+        for item, own in zip(judged, known, strict=True)
+    ]
     return out, continuations
 
 
