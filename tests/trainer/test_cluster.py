@@ -30,6 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(cluster, "reserve", lambda *_: {})
     monkeypatch.setattr(cluster, "describe_room", lambda _: "asked")
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: seen.append(bundles))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # an earlier test may have left one
     monkeypatch.setattr("ray.shutdown", lambda: seen.append("shutdown"))
     return seen
 

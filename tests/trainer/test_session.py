@@ -200,7 +200,7 @@ def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_sa
 
     stream = SimpleNamespace(**{"submit": lambda *_: None, "finished": lambda: [], breaks: lost})
     pipeline = asynchronous.Pipeline(cast(Any, stream), GREEDY, starts=1, max_staleness=1, iterations=4)
-    monkeypatch.setattr(loop, "choose_starts", lambda *_: [])
+    monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     parts = SimpleNamespace(learner=SimpleNamespace(version=0), pipeline=pipeline, replay=None)
     settings, clock = SimpleNamespace(refresh_states=0), PhaseClock()
     with pytest.raises(error, match="is used up"):

@@ -31,7 +31,7 @@ OLD, NEW = Machine(2, 24.0, bfloat16=False), Machine(2, 24.0)
 
 
 def made(*options: str, machine: Machine = NEW, device: str = "cpu") -> Config:
-    return resolved(override(Config(), options), SMOL, LIMITS, 9, machine, device)[0]
+    return resolved(override(Config(), ["--model.path=owner/name", *options]), SMOL, LIMITS, 9, machine, device)[0]
 
 
 def test_nothing_is_left_to_choose_and_a_resumed_run_reads_the_same() -> None:
@@ -59,6 +59,7 @@ def test_rates_follow_from_the_model() -> None:
     # 1e-6 x sqrt(8e9 / 134.5e6) = 7.7e-6
     assert made().learner.policy_lr == 8e-6
     assert made("--learner.lora_rank", "8").learner.policy_lr == 8e-5
+    assert made("--model.path", "starter").learner.policy_lr == 1e-4  # trained from scratch
     assert (made().learner.value_lr, made("--learner.value_model", "shared").learner.value_lr) == (1e-5, 3e-4)
 
 
