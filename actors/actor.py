@@ -1,8 +1,6 @@
-"""The Ray actor around one engine: thin, so that its logic can be tested without Ray.
-
-Invariant: one thread serves one call at a time. So weights are swapped between engine steps, and a call that does not
-return means that the process is dead or hung.
-"""
+"""The Ray actor around one engine: thin, so that its logic can be tested without Ray. Invariant: one thread serves one
+call at a time. So weights are swapped between engine steps, and a call that does not return means that the process is
+dead or hung."""
 
 import os
 from collections.abc import Sequence
@@ -39,10 +37,8 @@ class StepResult:
 
 
 class RolloutActor:
-    """One engine in its own process; `ray.remote` is applied where it is created.
-
-    `start` builds the engine, not the constructor, so that the caller gets its errors unwrapped.
-    """
+    """One engine in its own process; `ray.remote` is applied where it is created. `start` builds the engine, not the
+    constructor, so that the caller gets its errors unwrapped."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -74,12 +70,9 @@ class RolloutActor:
         self._engine.abort()
 
     def load_weights(self, weights: Weights, members: Sequence[Process] = ()) -> Acknowledgement:
-        """Swap the weights; see `Engine.load_weights`.
-
-        `members`: the actors that take part in a direct transfer, if the learner offers one. If that fails, the weights
-        come from the object store and the acknowledgement says why: a broadcast must not depend on the health of other
-        engines.
-        """
+        """Swap the weights; see `Engine.load_weights`. `members`: the actors that take part in a direct transfer, if
+        the learner offers one. If that fails, the weights come from the object store and the acknowledgement says why:
+        a broadcast must not depend on the health of other engines."""
         own = self.process()
         if weights.direct is None or own not in members:
             return self._engine.load_weights(self._stored(weights))

@@ -1,8 +1,6 @@
 """The driver's handle of one rollout actor: starts it, gives it requests with deadlines, says why it failed, and ends
-it.
-
-Invariant: an actor answers its requests in the order in which it got them, and the first of them always has a deadline.
-"""
+it. Invariant: an actor answers its requests in the order in which it got them, and the first of them always has a
+deadline."""
 
 import logging
 import os
@@ -146,10 +144,8 @@ class ActorHandle:
         self._actor = None
 
     def explain(self, error: BaseException) -> str:
-        """Why the actor failed, with the end of its log, in one line.
-
-        On a busy machine Ray may report an actor as unreachable seconds before it notices that the process has died.
-        """
+        """Why the actor failed, with the end of its log, in one line. On a busy machine Ray may report an actor as
+        unreachable seconds before it notices that the process has died."""
         process = self.process
         unreachable = isinstance(error, ray.exceptions.ActorUnavailableError)
         dead = unreachable and process is not None and _here(process) and not _is_worker(process.pid)
@@ -183,9 +179,7 @@ class ActorHandle:
 
 def answers(actors: Sequence[ActorHandle], seconds: float) -> Iterator[tuple[ActorHandle, Request, Any]]:
     """Wait up to `seconds` for an answer; yields (actor, request, result or exception) for every one that has arrived.
-
-    A request past its deadline yields a TimeoutError.
-    """
+    A request past its deadline yields a TimeoutError."""
     busy = [actor for actor in actors if actor.requests]
     if not busy:
         return

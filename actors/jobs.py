@@ -1,8 +1,5 @@
 """What travels between the driver and a rollout actor, jobs one way and finished continuations the other, and what an
-engine does with them.
-
-No Ray. `actors/engines.py` says what all engines keep to.
-"""
+engine does with them. No Ray. `actors/engines.py` says what all engines keep to."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -41,10 +38,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One finished sample of the start `start_id`; fields as in `core.records.Trajectory`.
-
-    Lists and not arrays: Ray would send each array as a buffer of its own.
-    """
+    """One finished sample of the start `start_id`; fields as in `core.records.Trajectory`. Lists and not arrays: Ray
+    would send each array as a buffer of its own."""
 
     start_id: str
     sample: int
@@ -65,10 +60,8 @@ class Engine(Protocol):
         """Samples in flight."""
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Queue the samples of `jobs`. A replayed prefix uses part of the response's token budget.
-
-        Temperature 0 is greedy: the most likely tokens, with the model's log-probabilities at temperature 1.
-        """
+        """Queue the samples of `jobs`. A replayed prefix uses part of the response's token budget. Temperature 0 is
+        greedy: the most likely tokens, with the model's log-probabilities at temperature 1."""
 
     def step(self) -> None:
         """Take one step, and add the samples that it finishes to `_done`."""
@@ -92,10 +85,8 @@ class Engine(Protocol):
         """Drop everything that is in flight."""
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps; samples in flight continue with the new ones.
-
-        Raises WeightError when a parameter is missing.
-        """
+        """Swap the weights between two steps; samples in flight continue with the new ones. Raises WeightError when a
+        parameter is missing."""
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""

@@ -1,8 +1,5 @@
-"""Which samples wait, which are in which engine, and which are done.
-
-Invariant: every sample that was added is waiting, in flight, or done, and it is done once. A second result for it, from
-a lost engine, is ignored.
-"""
+"""Which samples wait, which are in which engine, and which are done. Invariant: every sample that was added is waiting,
+in flight, or done, and it is done once. A second result for it, from a lost engine, is ignored."""
 
 import heapq
 import math
@@ -48,11 +45,8 @@ class _Entry:
 
 
 class Ledger:
-    """Starts from their submission to their last result.
-
-    Earlier calls are served first. Within a call the starts with the largest token budget come first, so that long
-    samples do not run alone at the end.
-    """
+    """Starts from their submission to their last result. Earlier calls are served first. Within a call the starts with
+    the largest token budget come first, so that long samples do not run alone at the end."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -88,10 +82,8 @@ class Ledger:
         return all(start.id in self._complete for start in starts)
 
     def add(self, starts: Sequence[Start], sampling: Sampling, urgent: bool = False) -> None:
-        """Queue the starts of one call: behind all earlier ones, or (`urgent`) before them.
-
-        Raises ConfigError, and adds none, when two starts have the same id.
-        """
+        """Queue the starts of one call: behind all earlier ones, or (`urgent`) before them. Raises ConfigError, and
+        adds none, when two starts have the same id."""
         ids = {start.id for start in starts}
         if len(ids) != len(starts) or ids & self._entries.keys():
             raise ConfigError("two rollout starts have the same id; a result counts once per (start id, sample)")
@@ -105,11 +97,9 @@ class Ledger:
             heapq.heappush(self._queue, (place, start.id, tuple(range(start.samples))))
 
     def take(self, engine: str, samples: int) -> list[Job]:
-        """Jobs for `engine`: at most `samples` samples.
-
-        A start with more samples than fit is split. A suspect (see `requeue`) goes only to an engine without samples,
-        alone and to one engine at a time: if that engine raises, the suspect is the cause.
-        """
+        """Jobs for `engine`: at most `samples` samples. A start with more samples than fit is split. A suspect (see
+        `requeue`) goes only to an engine without samples, alone and to one engine at a time: if that engine raises, the
+        suspect is the cause."""
         mine, jobs, kept = self._keys_of[engine], list[Job](), []
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):
             return []
@@ -156,12 +146,9 @@ class Ledger:
                     self._complete[one.start_id] = None
 
     def requeue(self, engine: str, raised: bool = False) -> Start | None:
-        """Queue the samples of a lost `engine` again.
-
-        If the engine `raised` while it generated, one of its starts may be the cause. All of them become suspects and
-        are tried one at a time (see `take`). A suspect whose engine raises again is dropped and returned, and the
-        others are cleared. The death of a process makes no suspects.
-        """
+        """Queue the samples of a lost `engine` again. If the engine `raised` while it generated, one of its starts may
+        be the cause. All of them become suspects and are tried one at a time (see `take`). A suspect whose engine
+        raises again is dropped and returned, and the others are cleared. The death of a process makes no suspects."""
         lost = defaultdict[str, list[int]](list)
         for key in list(self._keys_of[engine]):
             lost[key[0]].append(key[1])
@@ -208,11 +195,8 @@ class Ledger:
 
 def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
     """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it
-    decodes at once.
-
-    It may have AHEAD more only while that many wait for each of the `engines`: samples inside one engine cannot go to
-    an idle one.
-    """
+    decodes at once. It may have AHEAD more only while that many wait for each of the `engines`: samples inside one
+    engine cannot go to an idle one."""
     ahead = math.ceil(decoded * AHEAD)
     plenty = ledger.waiting - max(0, decoded - in_flight) >= ahead * engines
     return min(math.ceil(ledger.open / engines), decoded + ahead if plenty else decoded)

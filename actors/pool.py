@@ -1,6 +1,5 @@
-"""The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail.
-
-In asynchronous mode the thread of `actors/stream.py` calls it.
+"""The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail. In
+asynchronous mode the thread of `actors/stream.py` calls it.
 
     ledger (waiting | in flight | done)  --jobs-->  rollout-0, rollout-1, ...   step for a moment
                  ^                                          |
@@ -42,11 +41,9 @@ logger = logging.getLogger("retrospect.actors")
 
 
 class RolloutPool:
-    """`rollout.actors` rollout actors.
-
-    The constructor returns when all of them serve. Every start that makes engines raise is passed to `quarantine`, with
-    the reason. Raises ModelError when the model cannot be loaded and ActorError when an actor does not start.
-    """
+    """`rollout.actors` rollout actors. The constructor returns when all of them serve. Every start that makes engines
+    raise is passed to `quarantine`, with the reason. Raises ModelError when the model cannot be loaded and ActorError
+    when an actor does not start."""
 
     def __init__(self, recipe: EngineRecipe, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
         config = recipe.config
@@ -83,11 +80,8 @@ class RolloutPool:
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
         """Generate all samples of all starts, before everything that was submitted; returns them ordered by start and
-        sample.
-
-        Samples of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError after more
-        restarts than `max_restarts`; LearnerError when the weights are lost (see `check`).
-        """
+        sample. Samples of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError
+        after more restarts than `max_restarts`; LearnerError when the weights are lost (see `check`)."""
         self._add(starts, sampling, urgent=True)
         while not self._ledger.finished(starts):
             if self._weights_lost:
@@ -143,10 +137,8 @@ class RolloutPool:
         return [process.pid for actor in self._actors if (process := actor.process)]
 
     def pump(self) -> None:
-        """One round: give work to idle engines, then wait for the next answers of busy ones and accept them.
-
-        Raises what `_replace` raises, in this call and in every later one.
-        """
+        """One round: give work to idle engines, then wait for the next answers of busy ones and accept them. Raises
+        what `_replace` raises, in this call and in every later one."""
         if self.stopping:
             raise ActorError("the rollout pool is closing")
         if self._error is not None:
@@ -290,11 +282,9 @@ class RolloutPool:
 
 
 class RestartBudget:
-    """How many losses of rollout actors a run survives: at most `allowed` incidents within any `window` seconds.
-
-    Losses of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new
-    incident, so that actors that die after every start use the budget up.
-    """
+    """How many losses of rollout actors a run survives: at most `allowed` incidents within any `window` seconds. Losses
+    of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new incident, so
+    that actors that die after every start use the budget up."""
 
     def __init__(self, allowed: int, window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._allowed, self._window, self._clock = allowed, window, clock
@@ -317,6 +307,5 @@ class RestartBudget:
         else:
             raise ActorError(
                 f"{name}: {reason}; rollout.max_restarts = {self._allowed} within {self._window:g} s is used up: look "
-                "into its log, "
-                f"or allow more restarts"
+                "into its log, or allow more restarts"
             )

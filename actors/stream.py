@@ -1,8 +1,6 @@
-"""Runs the pool on a thread, so that generation continues while the learner works (asynchronous mode).
-
-Invariant: only the thread changes the pool. It runs a call between two rounds of the pool. An error that ends the
-thread is raised in every later call.
-"""
+"""Runs the pool on a thread, so that generation continues while the learner works (asynchronous mode). Invariant: only
+the thread changes the pool. It runs a call between two rounds of the pool. An error that ends the thread is raised in
+every later call."""
 
 import queue
 import threading
@@ -52,10 +50,8 @@ class RolloutStream:
         self._call(lambda: self._pool.submit(starts, sampling))
 
     def finished(self) -> list[Finished]:
-        """The starts that were completed since the last call; waits for the first.
-
-        Raises the error that ended the thread, and ActorError when no engine has any of the starts.
-        """
+        """The starts that were completed since the last call; waits for the first. Raises the error that ended the
+        thread, and ActorError when no engine has any of the starts."""
         found: list[Finished] = []
         while not found or not self._finished.empty():
             try:

@@ -9,11 +9,7 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -58,11 +54,8 @@ class BufferTransfer(WeightTransferEngine[WeightTransferInitInfo, Update]):
             raise WeightError(f"weights of version {version} lack {sorted(missing)[0]} ({len(missing)} parameters)")
 
     def finish_weight_update(self) -> None:
-        """Prepare the kernels again.
-
-        With tied embeddings vLLM 0.32 on CPU keeps the output layer's packed copy of the *old* embedding
-        (log-probabilities are off by 12 nats from Hugging Face), so it is packed again here.
-        """
+        """Prepare the kernels again. With tied embeddings vLLM 0.32 on CPU keeps the output layer's packed copy of the
+        *old* embedding (log-probabilities are off by 12 nats from Hugging Face), so it is packed again here."""
         finalize_layerwise_reload(self.model, self.model_config)
         head = getattr(self.model, "lm_head", None)
         if self.device.type == "cpu" and isinstance(getattr(head, "weight", None), torch.Tensor):

@@ -1,6 +1,5 @@
-"""Responses in several turns: an engine whose samples stop at a tool's call and go on after its answer.
-
-To its caller it is an engine like any other (`actors.jobs.Engine`). Invariants:
+"""Responses in several turns: an engine whose samples stop at a tool's call and go on after its answer. To its caller
+it is an engine like any other (`actors.jobs.Engine`). Invariants:
 
 - A continuation begins and ends with a token of the policy. An answer that leaves no room for one is not given: the
   response is truncated.

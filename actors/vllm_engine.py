@@ -1,8 +1,5 @@
-"""A vLLM engine inside this process: token in, token out, stepped by one thread.
-
-vLLM disables `torch.set_num_threads` in its process and seeds torch again. `trainer/local.py` shares the process, so it
-sets its threads first.
-"""
+"""A vLLM engine inside this process: token in, token out, stepped by one thread. vLLM disables `torch.set_num_threads`
+in its process and seeds torch again. `trainer/local.py` shares the process, so it sets its threads first."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -28,10 +25,7 @@ FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.R
 
 
 class VllmEngine(Engine):
-    """One engine and its samples in flight.
-
-    Raises ModelError when the model directory cannot be used.
-    """
+    """One engine and its samples in flight. Raises ModelError when the model directory cannot be used."""
 
     def __init__(
         self, model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str = "engine"
@@ -76,11 +70,8 @@ class VllmEngine(Engine):
         return int(self._engine.get_num_unfinished_requests())
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Queue the samples of `jobs`; see `Engine.add`.
-
-        Every sample is one request (vLLM would seed the children of an `n`-request with seed, seed + 1, ...). Samples
-        of a start share its context through the prefix cache.
-        """
+        """Queue the samples of `jobs`; see `Engine.add`. Every sample is one request (vLLM would seed the children of
+        an `n`-request with seed, seed + 1, ...). Samples of a start share its context through the prefix cache."""
         from vllm.inputs.engine import tokens_input
 
         for job in jobs:
@@ -104,11 +95,9 @@ class VllmEngine(Engine):
         self._done = []
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps. Raises WeightError when a parameter is missing.
-
-        The samples in flight are prefilled again with the new weights, so that every later token is drawn from exactly
-        the new policy. The prefix cache is emptied here, because vLLM does not do it.
-        """
+        """Swap the weights between two steps. Raises WeightError when a parameter is missing. The samples in flight are
+        prefilled again with the new weights, so that every later token is drawn from exactly the new policy. The prefix
+        cache is emptied here, because vLLM does not do it."""
         self._wake(WEIGHTS)
         with ThreadPoolExecutor(1) as hashing:  # hashes the weights while vLLM copies them
             received = hashing.submit(digest, weights)
@@ -120,11 +109,9 @@ class VllmEngine(Engine):
         return Acknowledgement(self.name, weights.manifest.version, received.result())
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2.
-
-        The first T - 1 tokens are the prompt of a request. The last token is scored as its response, so a sequence may
-        be as long as the engine's context.
-        """
+        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2. The first T - 1 tokens are
+        the prompt of a request. The last token is scored as its response, so a sequence may be as long as the engine's
+        context."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -192,8 +179,7 @@ def _continuation(output: Any) -> Continuation:
     if result.finish_reason not in FINISHES:
         raise RuntimeError(
             f"vLLM gave up {output.request_id} after {len(result.token_ids)} tokens ({result.finish_reason}); with "
-            f"{STRUCTURED} it does so "
-            f"where no token of the model's vocabulary fits the grammar"
+            f"{STRUCTURED} it does so where no token of the model's vocabulary fits the grammar"
         )
     sample, start_id = output.request_id.split("/", 1)
     versions = [-1] * len(result.token_ids)

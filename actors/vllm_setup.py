@@ -37,10 +37,8 @@ def environment(device: str, threads: int) -> dict[str, str]:
 
 
 def stop_tokens(model_path: str) -> list[int]:
-    """End-of-sequence tokens of a checkpoint: those of its generation config and its config.
-
-    Raises ModelError when it names none.
-    """
+    """End-of-sequence tokens of a checkpoint: those of its generation config and its config. Raises ModelError when it
+    names none."""
     from transformers import AutoConfig, GenerationConfig
 
     found: set[int] = set()

@@ -1,7 +1,5 @@
-"""`launch.py check`: checks a recipe before training and prints what follows from it.
-
-Invariant: no actor is started and no model is built; the output says what was not checked.
-"""
+"""`launch.py check`: checks a recipe before training and prints what follows from it. Invariant: no actor is started
+and no model is built; the output says what was not checked."""
 
 import contextlib
 from argparse import Namespace

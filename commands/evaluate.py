@@ -1,7 +1,5 @@
-"""`launch.py evaluate`: evaluates one model, or one against another, on the held-out problems of a recipe.
-
-Invariant: both models answer the same problems under the same judge; every response is written with its verdict.
-"""
+"""`launch.py evaluate`: evaluates one model, or one against another, on the held-out problems of a recipe. Invariant:
+both models answer the same problems under the same judge; every response is written with its verdict."""
 
 import json
 import os
@@ -107,10 +105,8 @@ def evaluate_target(options: Namespace) -> int:
 def evaluate_models(
     config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False
 ) -> Evaluation:
-    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it.
-
-    `local`: in this process, without Ray. Returns what was measured of `target`.
-    """
+    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it. `local`:
+    in this process, without Ray. Returns what was measured of `target`."""
     if against:
         check_place(against, "--against")
     for path in filter(None, (target, against)):
@@ -162,11 +158,8 @@ def evaluate_model(config: Config, task: "Task", model: str, device: Device, loc
 
 
 def check_unseen(task: TaskConfig, target: str) -> None:
-    """Raises ConfigError when the evaluation would contain problems that the run of `target` was trained on.
-
-    A run holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash
-    decides.
-    """
+    """Raises ConfigError when the evaluation would contain problems that the run of `target` was trained on. A run
+    holds out `task.eval_problems` of its data, or all of `task.eval_path`. For generated problems the hash decides."""
     run = run_of(Path(target))
     if run is None:
         return
@@ -182,8 +175,7 @@ def check_unseen(task: TaskConfig, target: str) -> None:
             if asked.eval_problems > known.eval_problems:
                 raise ConfigError(
                     f"task.eval_problems = {asked.eval_problems}, but {target} held out {known.eval_problems} and was "
-                    "trained on the "
-                    f"others; lower it, or name other data in task.eval_path"
+                    "trained on the others; lower it, or name other data in task.eval_path"
                 )
 
 

@@ -1,8 +1,5 @@
 """`launch.py export`: writes a run's policy with its tokenizer, curves and a model card into a folder, or uploads them
-to the hub.
-
-It reads only the run's files, so the run may still be running.
-"""
+to the hub. It reads only the run's files, so the run may still be running."""
 
 import shutil
 import tempfile
@@ -23,11 +20,8 @@ HUB = "hub:"
 
 
 def export_run(options: Namespace) -> int:
-    """Export the newest policy of a run to `--to FOLDER` or `--to hub:OWNER/NAME`.
-
-    Raises CheckpointError without a run or a checkpoint, ConfigError for a folder that is not empty, ModelError when
-    the upload fails.
-    """
+    """Export the newest policy of a run to `--to FOLDER` or `--to hub:OWNER/NAME`. Raises CheckpointError without a run
+    or a checkpoint, ConfigError for a folder that is not empty, ModelError when the upload fails."""
     run, target = RunDirectory.open(options.run), options.to
     if not target.startswith(HUB):
         folder = Path(target).expanduser()
@@ -61,8 +55,7 @@ def model_card(config: Config, run: RunDirectory) -> str:
         head["base_model"] = config.model.path
     rows = [
         f"| {line['iteration']} | {100 * line['success']:.1f} % | {100 * line['low']:.1f} to {100 * line['high']:.1f} "
-        "% "
-        f"| {line['problems']} |"
+        f"% | {line['problems']} |"
         for line in read_jsonl(run.evaluations)
     ]
     table = ["| iteration | success | 95 % interval | problems |", "|---|---|---|---|", *rows]

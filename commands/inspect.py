@@ -1,7 +1,5 @@
-"""`launch.py inspect`: shows a run's replay store in a browser, live while the run goes on.
-
-It reads only the run's files and listens on loopback only.
-"""
+"""`launch.py inspect`: shows a run's replay store in a browser, live while the run goes on. It reads only the run's
+files and listens on loopback only."""
 
 import threading
 from argparse import Namespace

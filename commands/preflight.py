@@ -1,9 +1,6 @@
 """The checks before anything expensive: `launch.py check` prints what they find, `train` and a resume stop at the
-first.
-
-Invariant: no actor is started and no model is built. `check_configuration` reads nothing but the configuration, so it
-can be called again when a field has changed; the other checks look at the machine, the cluster and the data.
-"""
+first. Invariant: no actor is started and no model is built. `check_configuration` reads nothing but the configuration,
+so it can be called again when a field has changed; the other checks look at the machine, the cluster and the data."""
 
 import socket
 
@@ -25,10 +22,7 @@ from trainer.model.files import check_place
 
 def preflight(config: Config, *, local: bool = False, offline: bool = False) -> None:
     """All checks of a training run but those of its model. `local`: in this process; `offline`: of the configuration
-    alone.
-
-    Raises ConfigError, ClusterError, ModelError, DataError.
-    """
+    alone. Raises ConfigError, ClusterError, ModelError, DataError."""
     check_configuration(config)
     if not offline:
         check_surroundings(config, local)

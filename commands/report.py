@@ -1,7 +1,5 @@
-"""`launch.py report`: summarises the results of one or several runs so far, on the terminal and as one page.
-
-It reads only the runs' files, so they may still be running.
-"""
+"""`launch.py report`: summarises the results of one or several runs so far, on the terminal and as one page. It reads
+only the runs' files, so they may still be running."""
 
 from argparse import Namespace
 
@@ -14,9 +12,7 @@ from monitor.run_files import read_run
 
 def report_runs(options: Namespace) -> int:
     """Print each run's summary and write its curves and page again; of several runs also one page that compares them.
-
-    Raises CheckpointError when one is no run or has no iteration yet.
-    """
+    Raises CheckpointError when one is no run or has no iteration yet."""
     runs = [read_run(RunDirectory.open(path)) for path in options.runs]
     for item in runs:
         draw_report(item)

@@ -105,8 +105,7 @@ def reward_job(config: Config) -> SupervisedJob:
 
 def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messages]]], list[str]]:
     """The chosen and the rejected dialogue of each usable row of `reward_model.pairs`, each with its place in the file;
-    and what is wrong with the other rows, a line for each reason. Raises DataError.
-    """
+    and what is wrong with the other rows, a line for each reason. Raises DataError."""
     columns = {"reward_model.chosen": settings.chosen, "reward_model.rejected": settings.rejected}
     rows = read_dialogues(settings.pairs, settings.split, columns)
     usable, wrong = [], defaultdict(list)

@@ -1,8 +1,6 @@
-"""`launch.py runs`: lists the runs of a folder, the one that was active last first.
-
-It reads only files and imports no library that is slow to load. A run counts as running while a process holds its lock,
-so a run on another machine of a shared disk may be shown as stopped.
-"""
+"""`launch.py runs`: lists the runs of a folder, the one that was active last first. It reads only files and imports no
+library that is slow to load. A run counts as running while a process holds its lock, so a run on another machine of a
+shared disk may be shown as stopped."""
 
 import json
 import sys
@@ -29,10 +27,7 @@ TAIL = 65536
 
 def list_runs(options: Namespace) -> int:
     """Print state, step, best held-out success, last activity, size and the last line of the log of every run below
-    `root`.
-
-    Raises CheckpointError when there is none.
-    """
+    `root`. Raises CheckpointError when there is none."""
     root = options.root.expanduser()
     runs = [RunDirectory(path.parent) for path in root.glob("*/config.yaml")]
     if not runs:

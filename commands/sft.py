@@ -1,9 +1,6 @@
 """`launch.py sft`: supervised fine-tuning on a task's canonical solutions, or on dialogues (loss on the assistant's
-tokens).
-
-`model.path` of another run can name the model that it writes (RUN/policy). Invariant: held-out rows are never trained
-on. They are the task's evaluation problems, and the dialogues with the smallest hashes.
-"""
+tokens). `model.path` of another run can name the model that it writes (RUN/policy). Invariant: held-out rows are never
+trained on. They are the task's evaluation problems, and the dialogues with the smallest hashes."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -71,10 +68,7 @@ def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
 
 def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> list[Text]:
     """Prompts with their canonical solutions; only the solution has loss. Prints how many of the `kind` problems are
-    left out.
-
-    Raises DataError when no problem has a solution that fits.
-    """
+    left out. Raises DataError when no problem has a solution that fits."""
     solved = [(problem.prompt_ids, problem.solution_ids) for problem in problems if problem.solution_ids is not None]
     found = [
         Text(np.concatenate(parts), np.arange(len(parts[0]), len(parts[0]) + len(parts[1]), dtype=np.int32))
@@ -84,15 +78,13 @@ def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> lis
     if not found:
         raise DataError(
             f"task {task_title(config.task)}: no canonical solution within sft.max_tokens = {config.sft.max_tokens} to "
-            "learn from; set "
-            f"task.columns.solution, raise it, or give dialogues in sft.path"
+            "learn from; set task.columns.solution, raise it, or give dialogues in sft.path"
         )
     if len(found) < len(problems):
         print(
             f"task {task_title(config.task)}: {len(problems) - len(found)} of {len(problems)} {kind} problems left "
-            "out: "
-            f"{len(solved) - len(found)} over sft.max_tokens, the others without a canonical solution within "
-            f"rollout.max_response_tokens"
+            f"out: {len(solved) - len(found)} over sft.max_tokens, the others without a canonical solution within "
+            "rollout.max_response_tokens"
         )
     return found
 

@@ -1,7 +1,5 @@
-"""Preparation that `sft` and `reward-model` share: check the model, read dialogues, hold out rows.
-
-Invariant: held-out rows and the task's evaluation prompts are never trained on.
-"""
+"""Preparation that `sft` and `reward-model` share: check the model, read dialogues, hold out rows. Invariant: held-out
+rows and the task's evaluation prompts are never trained on."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Literal, TypeVar
@@ -22,13 +20,9 @@ SectionName = Literal["sft", "reward_model"]
 
 
 def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -> tuple[str, Config]:
-    """Check model.path. Returns its directory or hub name, and the configuration with type and micro-batch chosen.
-
-    Each row has `dialogues` dialogues of at most `max_tokens` tokens.
-
-    Raises ModelError, and ConfigError when a row does not fit a micro-batch or the model, or when adapters are
-    configured.
-    """
+    """Check model.path. Returns its directory or hub name, and the configuration with type and micro-batch chosen. Each
+    row has `dialogues` dialogues of at most `max_tokens` tokens. Raises ModelError, and ConfigError when a row does not
+    fit a micro-batch or the model, or when adapters are configured."""
     learner, tokens = config.learner, getattr(config, section).max_tokens
     if learner.lora_rank:
         raise ConfigError(
@@ -57,10 +51,7 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
 
 def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:
     """The dialogues of each row, one per column, each with its place in the file (for errors). `columns`: by
-    configuration field.
-
-    Raises DataError.
-    """
+    configuration field. Raises DataError."""
     found = []
     for number, row in enumerate(load_rows(path, split), 1):
         if missing := missing_column(row, columns.items(), f"{path}: row {number}"):
@@ -78,11 +69,9 @@ def hold_out(
     evaluated: Set[str],
     left_out: str,
 ) -> tuple[list[RowType], list[RowType]]:
-    """Training rows and held-out rows. Those with the smallest keys are held out, for any seed and order.
-
-    `rows` of one key (a hash) are all trained on or all held out; those with a key in `evaluated` are not trained on.
-    Raises DataError when no training row is left.
-    """
+    """Training rows and held-out rows. Those with the smallest keys are held out, for any seed and order. `rows` of one
+    key (a hash) are all trained on or all held out; those with a key in `evaluated` are not trained on. Raises
+    DataError when no training row is left."""
     settings: SupervisedConfig = getattr(config, section)
     ordered = [(key, row) for key in sorted(rows) for row in rows[key]]
     print(f"{path}: {left_out}")

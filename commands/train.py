@@ -1,7 +1,5 @@
-"""`launch.py train`: starts a new run or resumes an earlier one.
-
-Invariant: no actor starts before configuration, model and data have been checked.
-"""
+"""`launch.py train`: starts a new run or resumes an earlier one. Invariant: no actor starts before configuration, model
+and data have been checked."""
 
 import sys
 from argparse import Namespace
@@ -79,10 +77,7 @@ def train(config: Config, recipe: str, local: bool = False, callback: Callback |
 
 def resume(place: str, options: Sequence[str], local: bool = False, callback: Callback | None = None) -> RunDirectory:
     """Continue a run from its last checkpoint, with single fields changed by `options`. `place`: its directory, or its
-    URI.
-
-    `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change.
-    """
+    URI. `local`: all in this process, without Ray. Raises ConfigError for a field that a run cannot change."""
     run = RunDirectory.open(download(place, override(Config(), options).run.root) if "://" in place else Path(place))
     with checkpoint.one_line_if_full(run), run.lock():
         before = load_config(run.config)

@@ -1,8 +1,6 @@
 """The fields of the configuration as command-line options: parses them, explains them, and names the nearest one for a
-typo.
-
-Invariant: an option has the dotted name that its field has in a recipe, after `--`; hyphens count as underscores.
-"""
+typo. Invariant: an option has the dotted name that its field has in a recipe, after `--`; hyphens count as
+underscores."""
 
 import argparse
 import difflib

@@ -1,7 +1,5 @@
-"""The typed configuration of a run: every field with its default, unit and bounds.
-
-Every part gets only its sections. Unknown keys are errors. Checks that need more than one field are in `core/plan.py`.
-"""
+"""The typed configuration of a run: every field with its default, unit and bounds. Every part gets only its sections.
+Unknown keys are errors. Checks that need more than one field are in `core/plan.py`."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,8 +1,5 @@
-"""Errors that a user can act on: one line that names the field, file or actor and what to do.
-
-`launch.py` prints the line (without a traceback) and exits with status 2. Any other exception is a bug
-and keeps its traceback.
-"""
+"""Errors that a user can act on: one line that names the field, file or actor and what to do. `launch.py` prints the
+line (without a traceback) and exits with status 2. Any other exception is a bug and keeps its traceback."""
 
 
 class RetrospectError(Exception):
@@ -11,10 +8,7 @@ class RetrospectError(Exception):
 
 def first_line(error: BaseException) -> str:
     """The first line with text of another library's error, without its full stop; the name of its type if it has no
-    text.
-
-    Pydantic's first line only counts ("1 validation error for ..."): the lines after it are joined instead.
-    """
+    text. Pydantic's first line only counts ("1 validation error for ..."): the lines after it are joined instead."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
         return " ".join(lines[1:])[:300]

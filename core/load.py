@@ -1,7 +1,5 @@
-"""Configuration files: YAML in, `Config` out. Every error is one line that names the field and says what to do.
-
-Nothing here imports an engine.
-"""
+"""Configuration files: YAML in, `Config` out. Every error is one line that names the field and says what to do. Nothing
+here imports an engine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,10 +30,8 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_config(path: Path | str) -> Config:
-    """The configuration of a YAML file; sections and fields that it leaves out keep their defaults.
-
-    Raises ConfigError for an unreadable file, an unknown key (with the nearest valid name) or a bad value.
-    """
+    """The configuration of a YAML file; sections and fields that it leaves out keep their defaults. Raises ConfigError
+    for an unreadable file, an unknown key (with the nearest valid name) or a bad value."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -63,10 +59,7 @@ def parse_config(data: Mapping[str, Any], source: str) -> Config:
 
 def override(config: Config, options: Sequence[str]) -> Config:
     """The configuration with fields changed by options `--section.field value` or `--section.field=value`; `null` is
-    none.
-
-    Raises ConfigError naming the option.
-    """
+    none. Raises ConfigError naming the option."""
     data = config.model_dump()
     for option in OptionParser().read(options).fields:
         name, _, text = option.removeprefix("--").partition("=")

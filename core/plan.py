@@ -1,7 +1,5 @@
 """What a configuration implies before anything starts: batch sizes, weight transport, and the resources to reserve.
-
-Contradictions between fields are found here; each error is one line.
-"""
+Contradictions between fields are found here; each error is one line."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,33 +60,28 @@ def check_algorithm(config: Config, trajectories: int) -> None:
     if config.rollout.resample and config.rollout.max_staleness:
         raise ConfigError(
             "rollout.resample waits for the engines again, but rollout.max_staleness is "
-            f"{config.rollout.max_staleness}; set one "
-            f"of them to 0"
+            f"{config.rollout.max_staleness}; set one of them to 0"
         )
     if not config.replay.fill and (config.rollout.resample or config.rollout.max_staleness):
         raise ConfigError(
             "replay.fill = false makes iterations of different sizes, which rollout.resample and rollout.max_staleness "
-            "above 0 cannot "
-            "use; set both to 0, or replay.fill to true"
+            "above 0 cannot use; set both to 0, or replay.fill to true"
         )
     if config.rollout.gpus < 1 and config.rollout.tensor_parallel > 1:
         raise ConfigError(
             f"rollout.gpus = {config.rollout.gpus:g} with rollout.tensor_parallel = {config.rollout.tensor_parallel}: "
-            "Ray gives "
-            f"shares of a single GPU only; set one of them to 1"
+            "Ray gives shares of a single GPU only; set one of them to 1"
         )
     if config.replay.imitated and algorithm.positive_coefficient == 0:
         raise ConfigError(
             "replay.imitated has no effect while algorithm.positive_coefficient, its weight in the loss, is 0; set "
-            "that to 1, or "
-            "replay.imitated to 0"
+            "that to 1, or replay.imitated to 0"
         )
     _check_learner(config.learner)
     if algorithm.kl_coefficient > 0 and (algorithm.chosen_kl, algorithm.kl_placement) == ("k1", "loss"):
         raise ConfigError(
             "algorithm.kl_estimator 'k1' has no effect as a term of the loss, because its gradient is 0 on average; "
-            "set it to k2 or "
-            "k3, or algorithm.kl_placement to reward"
+            "set it to k2 or k3, or algorithm.kl_placement to reward"
         )
     if algorithm.kl_target is not None and algorithm.kl_coefficient == 0:
         raise ConfigError(
@@ -97,8 +90,7 @@ def check_algorithm(config: Config, trajectories: int) -> None:
     if algorithm.kl_target is not None and algorithm.kl_horizon < trajectories:
         raise ConfigError(
             f"algorithm.kl_horizon = {algorithm.kl_horizon} is less than the {trajectories} trajectories of an "
-            "iteration, after "
-            f"each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
+            f"iteration, after each of which algorithm.kl_coefficient is adapted; raise it to at least {trajectories}"
         )
 
 
@@ -130,20 +122,17 @@ def plan_warnings(config: Config) -> list[str]:
     if algorithm.kl_coefficient > 0 and algorithm.chosen_kl != algorithm.unbiased_kl:
         lines.append(
             f"algorithm.kl_estimator '{algorithm.kl_estimator}' in the {algorithm.kl_placement}: its gradient is not "
-            "that of the "
-            f"reverse KL; '{algorithm.unbiased_kl}' has that (docs/learner.md)"
+            f"that of the reverse KL; '{algorithm.unbiased_kl}' has that (docs/learner.md)"
         )
     if algorithm.kl_coefficient > 0 and algorithm.kl_fades and config.task.name == "dialogue":
         lines.append(
             "algorithm.kl_schedule 'unsolved' gives up the KL as rewards rise above reward_model.threshold; to keep "
-            "the policy near its "
-            "start, set algorithm.kl_target, or the schedule to constant"
+            "the policy near its start, set algorithm.kl_target, or the schedule to constant"
         )
     if config.replay.imitated and config.rollout.samples == 1:
         lines.append(
             "replay.imitated has no effect with rollout.samples 1, because it repeats successes of problems of which "
-            "at most half of the "
-            "rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
+            "at most half of the rollouts succeed; raise rollout.samples to 2 or more, or set replay.imitated to 0"
         )
     return lines
 
@@ -161,8 +150,7 @@ def batch_plan(config: Config) -> BatchPlan:
     if trajectories % learner.minibatches:
         raise ConfigError(
             f"rollout.starts x rollout.samples = {rollout.starts} x {rollout.samples} = {trajectories} trajectories do "
-            "not "
-            f"divide into learner.minibatches = {learner.minibatches}; change one of the three"
+            f"not divide into learner.minibatches = {learner.minibatches}; change one of the three"
         )
     minibatch = trajectories // learner.minibatches
     if minibatch < learner.ranks:
@@ -174,8 +162,7 @@ def batch_plan(config: Config) -> BatchPlan:
     if 0 < learner.micro_batch_tokens < context:
         raise ConfigError(
             f"learner.micro_batch_tokens = {learner.micro_batch_tokens} is less than a whole sequence: "
-            "rollout.max_prompt_tokens + "
-            f"rollout.max_response_tokens = {context}; raise it to at least {context}"
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {context}; raise it to at least {context}"
         )
     for source in task_sources(config.task):
         task = source.config
@@ -187,8 +174,7 @@ def batch_plan(config: Config) -> BatchPlan:
     if config.replay.ratio > 0 and config.replay.capacity < config.replay.start_states:
         raise ConfigError(
             f"replay.capacity = {config.replay.capacity} is less than replay.start_states = "
-            f"{config.replay.start_states}, so that "
-            f"replay would never begin; raise the one or lower the other"
+            f"{config.replay.start_states}, so that replay would never begin; raise the one or lower the other"
         )
     check_starter(config)
     check_algorithm(config, trajectories)
@@ -207,10 +193,8 @@ def batch_plan(config: Config) -> BatchPlan:
 
 def transport(config: Config, device: str) -> Literal["object_store", "collective", "ipc"]:
     """How weights reach the engines on `device`; decides 'auto'. Raises ConfigError for a transport that cannot work.
-
     NCCL (collective) needs a GPU per process. CUDA shares memory (ipc) between processes on one GPU. An engine on
-    several GPUs keeps its model in other processes than the receiving one, so it needs the object store.
-    """
+    several GPUs keeps its model in other processes than the receiving one, so it needs the object store."""
     asked, rollout, cluster = config.learner.transport, config.rollout, config.cluster
     cuda = device == "cuda"
     one_gpu = rollout.actors * rollout.gpus + config.learner.ranks * cluster.learner_gpus <= 1
@@ -227,8 +211,7 @@ def transport(config: Config, device: str) -> Literal["object_store", "collectiv
     if asked == "ipc" and cuda and not one_gpu:
         raise ConfigError(
             "learner.transport 'ipc' needs all engines on the learner's GPU; lower rollout.gpus and "
-            "cluster.learner_gpus until "
-            "all engines and ranks add up to at most 1, or set learner.transport to auto"
+            "cluster.learner_gpus until all engines and ranks add up to at most 1, or set learner.transport to auto"
         )
     if asked == "collective" and cuda and not own_gpus:
         raise ConfigError(
@@ -241,9 +224,7 @@ def transport(config: Config, device: str) -> Literal["object_store", "collectiv
 
 def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing.
-
-    Raises ConfigError when they cannot exchange weights as configured, or ranks cannot exchange gradients.
-    """
+    Raises ConfigError when they cannot exchange weights as configured, or ranks cannot exchange gradients."""
     transport(config, device)
     cuda = device == "cuda"
     if config.rollout.sleep and not cuda:
@@ -251,8 +232,7 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     if cuda and config.learner.ranks > 1 and config.cluster.learner_gpus < 1:
         raise ConfigError(
             f"cluster.learner_gpus = {config.cluster.learner_gpus:g} with learner.ranks = {config.learner.ranks}: NCCL "
-            "exchanges "
-            f"gradients between ranks with a GPU each; set one of them to 1"
+            "exchanges gradients between ranks with a GPU each; set one of them to 1"
         )
     rollout_gpus = config.rollout.tensor_parallel * config.rollout.gpus if cuda else 0.0
     return (
@@ -307,8 +287,7 @@ def check_starter(config: Config) -> None:
     if config.cluster.device != "cuda" and size not in HEAD_SIZES:
         raise ConfigError(
             f"starter.hidden_size / starter.heads = {size}: vLLM's CPU engine has heads of "
-            f"{', '.join(map(str, HEAD_SIZES))}; "
-            f"change one of them"
+            f"{', '.join(map(str, HEAD_SIZES))}; change one of them"
         )
 
 

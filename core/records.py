@@ -1,6 +1,5 @@
-"""The typed records that travel between the parts (the words are explained in docs/architecture.md).
-
-A rollout passes through these records in the loop:
+"""The typed records that travel between the parts (the words are explained in docs/architecture.md). A rollout passes
+through these records in the loop:
 
     Start -> Trajectory (actors) -> Judged (tasks) -> Scored (learner) -> CutTrajectory / Outcome (replay)
 
@@ -27,11 +26,8 @@ StateKey = int
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How continuations are drawn, in one batch of rollouts.
-
-    max_response_tokens counts the whole response: a start with a prefix of K tokens may generate max_response_tokens -
-    K more.
-    """
+    """How continuations are drawn, in one batch of rollouts. max_response_tokens counts the whole response: a start
+    with a prefix of K tokens may generate max_response_tokens - K more."""
 
     temperature: float  # 0: greedy
     top_p: float
@@ -78,10 +74,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What one rollout begins from: a problem's root (no prefix) or a replayed state.
-
-    `samples` continuations are drawn from it. `id` is unique in a run; a result counts once per (id, sample).
-    """
+    """What one rollout begins from: a problem's root (no prefix) or a replayed state. `samples` continuations are drawn
+    from it. `id` is unique in a run; a result counts once per (id, sample)."""
 
     id: str
     problem_id: str
@@ -104,10 +98,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A start and one continuation of it, as the engine produced it, with what a tool answered in between.
-
-    The first and the last token of a continuation are the policy's.
-    """
+    """A start and one continuation of it, as the engine produced it, with what a tool answered in between. The first
+    and the last token of a continuation are the policy's."""
 
     start: Start
     sample: int  # in [0, start.samples)
@@ -133,11 +125,8 @@ class Trajectory:
         return np.concatenate([self.start.prompt_ids, self.start.prefix_ids, self.tokens])
 
     def states(self, boundaries: Boundaries) -> IntArray:
-        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation.
-
-        A tool's answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before
-        one.
-        """
+        """Lengths of the response [S], increasing, at which a state is strictly inside the continuation. A tool's
+        answer ends a step, too. The policy goes on from a state, so none is inside an answer or right before one."""
         depth = self.start.prefix_ids.size
         lengths = boundaries(self.response_ids)
         lengths = lengths[lengths > depth]
@@ -199,10 +188,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class CutTrajectory:
-    """A trajectory and where it is cut into states, as the replay store takes it.
-
-    State i is the problem plus response_ids[:lengths[i]], with 0 < lengths[i] < R, increasing.
-    """
+    """A trajectory and where it is cut into states, as the replay store takes it. State i is the problem plus
+    response_ids[:lengths[i]], with 0 < lengths[i] < R, increasing."""
 
     problem_id: str
     response_ids: IntArray  # [R]

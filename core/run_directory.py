@@ -1,7 +1,6 @@
-"""The run directory: the paths of all files of a run, and atomic writes of text into them.
-
-Invariants: a directory with a `config.yaml` is a run; a new run never writes into one that has results; one process at
-a time trains into it. All paths are absolute, because actors have another working directory.
+"""The run directory: the paths of all files of a run, and atomic writes of text into them. Invariants: a directory with
+a `config.yaml` is a run; a new run never writes into one that has results; one process at a time trains into it. All
+paths are absolute, because actors have another working directory.
 
     config.yaml      resolved configuration        checkpoints/  see trainer/checkpoint.py
     versions.json    Python, packages, git commit  replay/       journal of the replay store since the last checkpoint
@@ -71,11 +70,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, name: str, recipe: str, *, now: datetime | None = None) -> "RunDirectory":
-        """Create a run at root/name; without a name at root/RECIPE-YYYYmmdd-HHMMSS, numbered if that exists.
-
-        A directory whose run has no results (its start failed) is reused. Raises ConfigError when the directory has
-        results, or cannot be made.
-        """
+        """Create a run at root/name; without a name at root/RECIPE-YYYYmmdd-HHMMSS, numbered if that exists. A
+        directory whose run has no results (its start failed) is reused. Raises ConfigError when the directory has
+        results, or cannot be made."""
         root = root.expanduser().resolve()
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
         path = root / (name or f"{recipe}-{stamp}")
@@ -126,9 +123,7 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from training into the directory; the lock ends with the process, however it ends.
-
-        Raises ConfigError when another process has the lock.
-        """
+        Raises ConfigError when another process has the lock."""
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,10 +154,8 @@ def check_root(root: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file's text. After a crash at any moment the file has either the whole old or the whole new text.
-
-    A lone surrogate, which UTF-8 cannot encode, is written as its escape; JSON reads it back as the same.
-    """
+    """Replace the file's text. After a crash at any moment the file has either the whole old or the whole new text. A
+    lone surrogate, which UTF-8 cannot encode, is written as its escape; JSON reads it back as the same."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -214,10 +207,8 @@ def tail(path: Path, size: int) -> list[str]:
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
     """Versions of Retrospect, of Python, of the packages that affect results (from their metadata: nothing is
-    imported), and the git commit.
-
-    `source` is the source tree, by default that of this file. Packages that are not installed are left out.
-    """
+    imported), and the git commit. `source` is the source tree, by default that of this file. Packages that are not
+    installed are left out."""
     found = {"retrospect": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -243,11 +234,9 @@ def write_samples(
     decode: Callable[[IntArray], str],
     problems: Mapping[str, Problem],
 ) -> Path:
-    """Write SAMPLES responses of the iteration; returns samples/NNNNNN.jsonl. `problems`: by id.
-
-    They alternate between replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's
-    tokens, and `values` the critic's value before each; null before those that a tool wrote.
-    """
+    """Write SAMPLES responses of the iteration; returns samples/NNNNNN.jsonl. `problems`: by id. They alternate between
+    replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's tokens, and `values` the
+    critic's value before each; null before those that a tool wrote."""
     seen: Counter[tuple[bool, bool]] = Counter()
 
     def _place(item: Scored) -> tuple[int, bool, bool]:
@@ -285,11 +274,8 @@ def _sample(item: Scored, decode: Callable[[IntArray], str], problems: Mapping[s
 
 
 def quarantine(run: RunDirectory, start: Start, reason: str) -> None:
-    """Save a start that no engine can generate to quarantine/START-SEED.json, and log it in one line.
-
-    The seed in the name tells an evaluation's greedy and sampled starts apart. If the file cannot be written, the run
-    continues.
-    """
+    """Save a start that no engine can generate to quarantine/START-SEED.json, and log it in one line. The seed in the
+    name tells an evaluation's greedy and sampled starts apart. If the file cannot be written, the run continues."""
     record = {
         "start": start.id,
         "problem": start.problem_id,

@@ -1,9 +1,6 @@
 """The start of a run's processes: their environment, less garbage collection, whether the Ray cluster answers, and
-where actors go in it.
-
-The environment is set at the start of the process, before torch is imported. Invariant: a variable that the user has
-set keeps its value.
-"""
+where actors go in it. The environment is set at the start of the process, before torch is imported. Invariant: a
+variable that the user has set keeps its value."""
 
 import atexit
 import gc
@@ -64,11 +61,8 @@ atexit.register(gc.unfreeze)  # else Triton reports a leak when the process ends
 @contextmanager
 def without_gc() -> Iterator[None]:
     """Collect no garbage inside the block. Later collections skip all objects that exist at its end (modules, classes,
-    data).
-
-    torch, DeepSpeed and vLLM make a million lasting objects. To visit them takes a tenth to a fourth of the time, and
-    half a second in every `gc.collect()` of a library.
-    """
+    data). torch, DeepSpeed and vLLM make a million lasting objects. To visit them takes a tenth to a fourth of the
+    time, and half a second in every `gc.collect()` of a library."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -105,8 +99,7 @@ def check_reachable(cluster: ClusterConfig) -> None:
     if "/" in named or not host or not port.isdigit():
         raise ClusterError(
             f"{source} = {named!r} is not the host:port of a Ray head; the driver runs on a node of the cluster: start "
-            "it there, or "
-            f"by `ray job submit`"
+            "it there, or by `ray job submit`"
         )
     if why := _silence(host, int(port)):
         raise ClusterError(
@@ -135,10 +128,8 @@ def _silence(host: str, port: int) -> str:
 
 
 def in_group(role: str, index: int) -> dict[str, Any]:
-    """Ray's options that place an actor in bundle `index` of the role's group.
-
-    None when this namespace has no such group, as in tests of single parts.
-    """
+    """Ray's options that place an actor in bundle `index` of the role's group. None when this namespace has no such
+    group, as in tests of single parts."""
     from ray.util import get_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -128,11 +128,8 @@ def pack(
     bucket_bytes: int = BUCKET_BYTES,
     sender: Sender | None = None,
 ) -> Weights:
-    """Publish the tensors (any device, consumed one by one) bucket by bucket.
-
-    `publish` copies a bucket and returns a handle by which engines get it (`ray.put`); `sender` offers the same bytes
-    directly.
-    """
+    """Publish the tensors (any device, consumed one by one) bucket by bucket. `publish` copies a bucket and returns a
+    handle by which engines get it (`ray.put`); `sender` offers the same bytes directly."""
     specs: list[TensorSpec] = []
     handles: list[Any] = []
     digests: list[Future[str]] = []

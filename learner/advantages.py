@@ -1,8 +1,6 @@
-"""Generalised advantage estimation and whitening, in plain torch.
-
-Invariant: only positions with mask 1 (tokens that the policy generated in this trajectory) count; prompt, replayed
-prefix and tool output change nothing. Shapes: B sequences, T tokens.
-"""
+"""Generalised advantage estimation and whitening, in plain torch. Invariant: only positions with mask 1 (tokens that
+the policy generated in this trajectory) count; prompt, replayed prefix and tool output change nothing. Shapes: B
+sequences, T tokens."""
 
 from typing import Literal
 
@@ -38,10 +36,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float 
 
 
 def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """Length-adaptive lambda 1 - 1 / (alpha l) of each sequence [B], at least 0 (VAPO, 2504.05118, section 4.2).
-
-    With it the sum of the weights lambda^k does not saturate before the end of a long response.
-    """
+    """Length-adaptive lambda 1 - 1 / (alpha l) of each sequence [B], at least 0 (VAPO, 2504.05118, section 4.2). With
+    it the sum of the weights lambda^k does not saturate before the end of a long response."""
     return (1.0 - 1.0 / (alpha * lengths.clamp(min=1).to(torch.float64))).clamp(min=0.0)
 
 

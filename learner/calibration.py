@@ -1,7 +1,5 @@
 """How well the critic predicts success: explained variance, AUC and Brier score of V against outcomes. Pure numpy.
-
-Invariant: an AUC or Brier score that the data do not define (one class only, nothing to compare) is NaN, not 0.5.
-"""
+Invariant: an AUC or Brier score that the data do not define (one class only, nothing to compare) is NaN, not 0.5."""
 
 import math
 from collections.abc import Sequence
@@ -80,9 +78,7 @@ def comparable_states(
 
 def auc(values: Reals, correct: Flags, groups: Numbers | None = None) -> float:
     """Chance that a correct item has a higher value than a wrong one [N] (ties count half); NaN without such a pair.
-
-    With `groups` only items of the same group are compared, and every such pair counts the same.
-    """
+    With `groups` only items of the same group are compared, and every such pair counts the same."""
     groups = np.zeros(len(values), np.int64) if groups is None else groups
     wins, positives, negatives = _mixed_groups(values, correct, groups)
     return float(wins.sum() / (positives * negatives).sum()) if len(wins) else math.nan

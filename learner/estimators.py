@@ -73,11 +73,8 @@ def returns(episodes: Episodes) -> Tensor:
 
 def vineppo(episodes: Episodes) -> Tensor:
     """VinePPO [B, T]: what a step changes in the chance of success, the same for all its tokens (2410.01679, section
-    4).
-
-    A = (rewards received in the step) + gamma V(next step) - V(step),    V = mean reward of continuations; 0 after the
-    end
-    """
+    4). A = (rewards received in the step) + gamma V(next step) - V(step), V = mean reward of continuations; 0 after the
+    end"""
     out = torch.zeros_like(episodes.rewards)
     step = torch.full_like(episodes.groups, -1)  # of the next token
     following = torch.zeros_like(out[:, 0])  # V where that step begins
@@ -93,10 +90,8 @@ def vineppo(episodes: Episodes) -> Tensor:
 
 
 def _compared(episodes: Episodes, formula: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """[B, T] `formula(rewards [G], lengths [G])` of every group of at least two sequences; 0 for the others.
-
-    A sequence whose mask is all 0 (no loss) counts in no baseline.
-    """
+    """[B, T] `formula(rewards [G], lengths [G])` of every group of at least two sequences; 0 for the others. A sequence
+    whose mask is all 0 (no loss) counts in no baseline."""
     totals, lengths = episodes.totals(), episodes.mask.sum(dim=1)
     out = torch.zeros_like(totals)
     for group in torch.unique(episodes.groups[lengths > 0]):
@@ -107,19 +102,15 @@ def _compared(episodes: Episodes, formula: Callable[[Tensor, Tensor], Tensor]) -
 
 
 def dr_grpo(episodes: Episodes) -> Tensor:
-    """Dr. GRPO [B, T]: R - mean of the group (2503.20783, section 3).
-
-    Without GRPO's deviation, which favours questions that are nearly always or nearly never solved. The paper's loss
-    also divides by a constant instead of the response's length: `algorithm.aggregation: constant`.
-    """
+    """Dr. GRPO [B, T]: R - mean of the group (2503.20783, section 3). Without GRPO's deviation, which favours questions
+    that are nearly always or nearly never solved. The paper's loss also divides by a constant instead of the response's
+    length: `algorithm.aggregation: constant`."""
     return _compared(episodes, lambda rewards, _: rewards - rewards.mean())
 
 
 def grpo(episodes: Episodes) -> Tensor:
-    """GRPO [B, T]: (R - mean) / (deviation + 1e-6) of the group (2402.03300, section 4.1.2).
-
-    The deviation is the sample's (divisor G - 1), as in verl and TRL.
-    """
+    """GRPO [B, T]: (R - mean) / (deviation + 1e-6) of the group (2402.03300, section 4.1.2). The deviation is the
+    sample's (divisor G - 1), as in verl and TRL."""
     return _compared(episodes, lambda rewards, _: (rewards - rewards.mean()) / (rewards.std() + _EPS))
 
 
@@ -129,10 +120,8 @@ def rloo(episodes: Episodes) -> Tensor:
 
 
 def opo(episodes: Episodes) -> Tensor:
-    """OPO [B, T]: R - sum(length R) / sum(length) of the group (2505.23585, section 3).
-
-    This baseline has the least gradient variance if the squared gradient norm of a response grows with its length.
-    """
+    """OPO [B, T]: R - sum(length R) / sum(length) of the group (2505.23585, section 3). This baseline has the least
+    gradient variance if the squared gradient norm of a response grows with its length."""
     return _compared(episodes, lambda rewards, lengths: rewards - (lengths * rewards).sum() / lengths.sum())
 
 

@@ -147,13 +147,12 @@ class LearnerGroup:
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
 
-        During the critic's warm-up (the first `critic_warmup` updates) only the critic learns,
-        on Monte-Carlo returns (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated
-        responses: it says nothing about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One
-        that arises in a loss or a gradient skips that step on all ranks. Skipped steps count in the learning-rate
-        schedule. The policy takes no more steps after a pass that moved it by more than `kl_stop`. The critic's
-        calibration is measured at the `boundaries` of each response. Raises DivergenceError when `max_skipped_steps` in
-        a row were skipped.
+        During the critic's warm-up (the first `critic_warmup` updates) only the critic learns, on Monte-Carlo returns
+        (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated responses: it says nothing
+        about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One that arises in a loss or a
+        gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The policy takes no
+        more steps after a pass that moved it by more than `kl_stop`. The critic's calibration is measured at the
+        `boundaries` of each response. Raises DivergenceError when `max_skipped_steps` in a row were skipped.
 
         `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved,
         and no `kl_target`, the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which
@@ -256,11 +255,9 @@ class LearnerGroup:
             )
 
     def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> Gap:
-        """Remember how far engines and learner, which have loaded the same weights, differ.
-
-        `broadcast` compares with it, on the same `probe_sequences` first `sequences` [T >= 2]. Raises WeightError when
-        it is more than rounding.
-        """
+        """Remember how far engines and learner, which have loaded the same weights, differ. `broadcast` compares with
+        it, on the same `probe_sequences` first `sequences` [T >= 2]. Raises WeightError when it is more than
+        rounding."""
         probe = list(islice(sequences, self._config.probe_sequences))
         noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
         check_noise(noise, self._recipe.dtype)
@@ -309,10 +306,8 @@ class LearnerGroup:
 
     def save(self, directory: Path) -> list[str]:
         """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
-
         Returns the names of all files that any rank sees there; the caller checks that it sees them too. Raises
-        CheckpointError.
-        """
+        CheckpointError."""
         directory.mkdir(parents=True, exist_ok=True)
         written = self._ranks.call_same(RankWorker.save, str(directory))
         self._state.save(directory / "learner.json")
@@ -320,11 +315,8 @@ class LearnerGroup:
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with
-        another.
-
-        The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError when the
-        checkpoint is incomplete or was written with other settings.
-        """
+        another. The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError
+        when the checkpoint is incomplete or was written with other settings."""
         state = read_state(directory / "learner.json", self._state.layout)
         self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)
         state.continue_with(len(self._ranks), self._algorithm.kl_coefficient)

@@ -1,9 +1,6 @@
 """The losses of critic and KL per token, and the weights that turn losses into a mean over the global batch. Plain
-torch.
-
-Invariant: no function reduces over tokens. A loss is `(weights * per_token).sum()` however the batch is split, so the
-sum over micro-batches and ranks is the mean over the global batch. Shapes: N tokens in any layout.
-"""
+torch. Invariant: no function reduces over tokens. A loss is `(weights * per_token).sum()` however the batch is split,
+so the sum over micro-batches and ranks is the mean over the global batch. Shapes: N tokens in any layout."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,10 +27,8 @@ def ratio(log_new: Tensor, log_old: Tensor) -> Tensor:
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Clipped squared error with factor 1/2 [N]: 1/2 max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2).
-
-    As in the PPO reference implementation (openai/baselines, ppo2); values may move by `clip` from the old ones.
-    """
+    """Clipped squared error with factor 1/2 [N]: 1/2 max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2). As in the
+    PPO reference implementation (openai/baselines, ppo2); values may move by `clip` from the old ones."""
     near = old_values + torch.clamp(values - old_values, -clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (near - returns).square())
 
@@ -61,21 +56,16 @@ def truncated_importance(proximal: Tensor, behaviour: Tensor, cap: float) -> Ten
 
 
 def masked_importance(proximal: Tensor, behaviour: Tensor, floor: float, cap: float) -> Tensor:
-    """pi_prox / pi_behaviour where it is in [floor, cap], else 0 [N].
-
-    IcePop (Ling team, "Small Leak Can Sink a Great Ship", 2025): tokens on which engine and learner disagree too much
-    teach nothing, in either direction.
-    """
+    """pi_prox / pi_behaviour where it is in [floor, cap], else 0 [N]. IcePop (Ling team, "Small Leak Can Sink a Great
+    Ship", 2025): tokens on which engine and learner disagree too much teach nothing, in either direction."""
     weights = ratio(proximal, behaviour)
     return torch.where((weights >= floor) & (weights <= cap), weights, 0.0)
 
 
 def of_sequences(log_ratios: Tensor, counts: Tensor) -> Tensor:
-    """[N] the sum of `log_ratios` [N] over each token's sequence; sequence i has `counts[i]` tokens.
-
-    The logarithm of pi_prox(y) / pi_behaviour(y) of whole sequences, whose weights are unbiased and vary more than
-    those of tokens (TRL: `vllm_importance_sampling_mode`, `sequence_truncate` and `sequence_mask`).
-    """
+    """[N] the sum of `log_ratios` [N] over each token's sequence; sequence i has `counts[i]` tokens. The logarithm of
+    pi_prox(y) / pi_behaviour(y) of whole sequences, whose weights are unbiased and vary more than those of tokens (TRL:
+    `vllm_importance_sampling_mode`, `sequence_truncate` and `sequence_mask`)."""
     sums = torch.segment_reduce(log_ratios, "sum", lengths=counts)
     return torch.repeat_interleave(sums, counts)
 
@@ -111,10 +101,8 @@ CORRECTIONS: Mapping[str, Correction] = {
 
 def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: float, samples: int) -> float:
     """The KL coefficient after an update of `samples` trajectories (Ziegler et al. 1909.08593, section 2.2).
-
     Proportional controller in log space: c (1 + clip(KL / target - 1, +-0.2) samples / horizon), for samples <=
-    horizon.
-    """
+    horizon."""
     error = min(0.2, max(-0.2, measured / target - 1.0))
     return coefficient * (1.0 + error * samples / horizon)
 

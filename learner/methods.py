@@ -1,8 +1,6 @@
-"""Finds the estimator and the policy loss that a configuration names, and checks a user's own on a small batch.
-
-A user's own function is named by its import path, `module:function`; its module is found in the folder that the program
-was started from, too.
-"""
+"""Finds the estimator and the policy loss that a configuration names, and checks a user's own on a small batch. A
+user's own function is named by its import path, `module:function`; its module is found in the folder that the program
+was started from, too."""
 
 from functools import cache
 from typing import Any

@@ -44,8 +44,7 @@ PolicyLoss = Callable[[PolicyTokens], tuple[Tensor, Tensor]]
 
 def ppo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
     """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)) (1707.06347 eq. 7; separate bounds: DAPO, 2503.14476 eq. 10), and
-    for A < 0 at most -A c (dual clip, 1912.09729 eq. 5).
-    """
+    for A < 0 at most -A c (dual clip, 1912.09729 eq. 5)."""
     ratios = ratio(tokens.logprobs, tokens.proximal)
     plain, clipped = -tokens.advantages * ratios, -tokens.advantages * tokens.bounded(ratios)
     loss = torch.maximum(plain, clipped)
@@ -55,12 +54,9 @@ def ppo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 
 
 def gspo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """GSPO (2507.18071): PPO's clip on the sequence's ratio s = (pi_theta(y) / pi_prox(y))^(1 / length).
-
-    In its token form (equations 13 and 14): the value is s for all tokens, the gradient of token t is s A_t grad log
-    pi(t). So advantages may differ between the tokens of a sequence; if they do not, it is the sequence form (equation
-    5).
-    """
+    """GSPO (2507.18071): PPO's clip on the sequence's ratio s = (pi_theta(y) / pi_prox(y))^(1 / length). In its token
+    form (equations 13 and 14): the value is s for all tokens, the gradient of token t is s A_t grad log pi(t). So
+    advantages may differ between the tokens of a sequence; if they do not, it is the sequence form (equation 5)."""
     moved = tokens.logprobs - tokens.proximal
     own = tokens.logprobs - tokens.logprobs.detach()  # 0, with the token's gradient
     s = torch.exp(torch.clamp(own + tokens.sequence_mean(moved).detach(), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
@@ -69,22 +65,17 @@ def gspo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 
 
 def cispo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """CISPO (MiniMax-M1, 2506.13585, equations 4 and 5): -sg(clip(r, 1 - low, 1 + high)) A log pi_theta.
-
-    The clip bounds the weight, not the gradient, so every token teaches. The paper uses no lower bound (`clip_low` near
-    1).
-    """
+    """CISPO (MiniMax-M1, 2506.13585, equations 4 and 5): -sg(clip(r, 1 - low, 1 + high)) A log pi_theta. The clip
+    bounds the weight, not the gradient, so every token teaches. The paper uses no lower bound (`clip_low` near 1)."""
     ratios = ratio(tokens.logprobs, tokens.proximal).detach()
     weights = tokens.bounded(ratios)
     return -weights * tokens.advantages * tokens.logprobs, weights != ratios
 
 
 def gmpo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """GMPO (2507.20673): -A times the geometric mean of the sequence's clipped ratios.
-
-    A token's ratio is clipped on the side that would profit, in logarithms. A is the sequence's mean advantage; every
-    token gets the sequence's loss. The paper clips to (e^-0.4, e^0.4), wider than PPO.
-    """
+    """GMPO (2507.20673): -A times the geometric mean of the sequence's clipped ratios. A token's ratio is clipped on
+    the side that would profit, in logarithms. A is the sequence's mean advantage; every token gets the sequence's loss.
+    The paper clips to (e^-0.4, e^0.4), wider than PPO."""
     logs, sign = tokens.logprobs - tokens.proximal, torch.sign(tokens.advantages)
     near = torch.clamp(logs, math.log(1.0 - tokens.clip_low), math.log(1.0 + tokens.clip_high))
     kept = sign * torch.minimum(sign * logs, sign * near)

@@ -9,9 +9,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 def learning_rate(peak: float, step: int, warmup: int, total: int, schedule: Schedule) -> float:
     """Rate of optimizer step `step` (from 0) of `total`: linear warm-up over `warmup` steps to `peak`, then the
-    schedule.
-
-    `linear` and `cosine` fall towards 0 at the end of the run; a run that continues beyond `total` keeps the last rate.
+    schedule. `linear` and `cosine` fall towards 0 at the end of the run; a run that continues beyond `total` keeps the
+    last rate.
 
     >>> [learning_rate(1.0, step, 4, 8, "constant") for step in range(6)]
     [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]

@@ -1,7 +1,5 @@
 """The rewards that PPO sees: the judge's, scaled and clipped, with those of steps, of truncation and of the KL.
-
-Invariant: the reward of a response is at its last generated token. Shapes: B sequences, T tokens, N tokens in all.
-"""
+Invariant: the reward of a response is at its last generated token. Shapes: B sequences, T tokens, N tokens in all."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """The learner's state between updates, apart from its models: counters, and the decisions that depend on them. Pure.
-
 Kept by `learner.group`, saved with every checkpoint. Invariant: everything that changes the next update is in here or
-in the engines, so that a resumed run repeats the uninterrupted one.
-"""
+in the engines, so that a resumed run repeats the uninterrupted one."""
 
 import json
 from collections.abc import Sequence
@@ -54,9 +52,7 @@ class LearnerState:
 
     def note_steps(self, skipped: list[bool], problems: Sequence[str], *, steps: int, policy_steps: int) -> None:
         """Count an update: which optimizer steps were skipped, and the problem ids of the skipped steps at its end.
-
-        `steps`: those that the policy could have taken; `policy_steps`: those in which it was trained.
-        """
+        `steps`: those that the policy could have taken; `policy_steps`: those in which it was trained."""
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
         before = self.skipped_problems if all(skipped) else []

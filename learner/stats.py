@@ -1,7 +1,5 @@
-"""What one update reports: typed numbers for the console and the metrics files. Pure.
-
-A rank fills a `StepSums` per optimizer step; `learner.group` adds them over ranks and summarises.
-"""
+"""What one update reports: typed numbers for the console and the metrics files. Pure. A rank fills a `StepSums` per
+optimizer step; `learner.group` adds them over ranks and summarises."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -90,11 +88,8 @@ def batch_stats(
     fresh: Flags,
     boundaries: Boundaries,
 ) -> BatchStats:
-    """Statistics of a batch and its targets.
-
-    `behaviour`, `bounded`, `fresh`: of each token, its log-probability in the engine, whether the correction bounds its
-    weight, and whether it is of the current weight version.
-    """
+    """Statistics of a batch and its targets. `behaviour`, `bounded`, `fresh`: of each token, its log-probability in the
+    engine, whether the correction bounds its weight, and whether it is of the current weight version."""
     gap = np.abs(targets.proximal - behaviour)[fresh]
     auc, auc_within, brier = critic_calibration(scored, boundaries)
     return BatchStats(

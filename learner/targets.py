@@ -41,11 +41,8 @@ class TargetBatch:
 
     def teaches(self, rows: Sequence[int], config: AlgorithmConfig) -> bool:
         """Whether the policy learns from some trajectories: from an advantage, a correct or imitated response, or the
-        entropy bonus.
-
-        A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would enlarge rounding
-        errors.
-        """
+        entropy bonus. A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would
+        enlarge rounding errors."""
         correct = config.positive_coefficient > 0 and bool(self.positive[list(rows)].any())
         return config.entropy_coefficient > 0 or correct or bool(self.targets.advantages[self.token_index(rows)].any())
 
@@ -58,10 +55,7 @@ class TargetBatch:
 
     def finite(self, rows: Sequence[int]) -> bool:
         """Whether all targets of some trajectories are finite and no squared error of V overflows. If not, no step is
-        taken.
-
-        Trajectories without loss count too, because weight 0 times NaN is NaN.
-        """
+        taken. Trajectories without loss count too, because weight 0 times NaN is NaN."""
         index = self.token_index(rows)
         part = self.targets.map(lambda column: column[index])
         with np.errstate(over="ignore", invalid="ignore"):
@@ -71,9 +65,7 @@ class TargetBatch:
 
     def weighted(self, rows: Sequence[int], how: Aggregation, longest: int = 0) -> ArrayTargets:
         """Flat targets whose weights give the means over `rows` (one optimizer step); other rows have weight 0.
-
-        `longest`: tokens of the longest possible response, for the aggregation 'constant' of the surrogate.
-        """
+        `longest`: tokens of the longest possible response, for the aggregation 'constant' of the surrogate."""
         members = list(rows)
         counts = np.diff(self.offsets)[members]
         inside = torch.arange(int(counts.max(initial=1)))[None, :] < torch.from_numpy(counts)[:, None]
@@ -213,11 +205,9 @@ def _episodes(
 def _advantages(
     estimator: Estimator, episodes: Episodes, totals: Tensor, config: AlgorithmConfig
 ) -> tuple[Tensor, Flags]:
-    """The policy's advantages [B, T], and whose task rewards differ in their group or source [B].
-
-    Rows without loss take no part in baselines. Where rows are compared, in groups or by whitening, those whose task
-    rewards `totals` [B] do not differ have no advantage, and whitening leaves them out.
-    """
+    """The policy's advantages [B, T], and whose task rewards differ in their group or source [B]. Rows without loss
+    take no part in baselines. Where rows are compared, in groups or by whitening, those whose task rewards `totals` [B]
+    do not differ have no advantage, and whitening leaves them out."""
     mask, groups, replayed = episodes.mask, episodes.groups, episodes.replayed
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
     sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)
@@ -230,11 +220,9 @@ def _advantages(
 
 
 def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
-    """[B] whether a row is of a source whose rewards [B] are not all equal.
-
-    Where they are, the advantages are the critic's errors alone, and a KL that is taken from the reward. Whitened, they
-    would make a step of full strength without any reward.
-    """
+    """[B] whether a row is of a source whose rewards [B] are not all equal. Where they are, the advantages are the
+    critic's errors alone, and a KL that is taken from the reward. Whitened, they would make a step of full strength
+    without any reward."""
     varied = torch.zeros_like(in_loss)
     for source in torch.unique(sources):
         members = (sources == source) & in_loss

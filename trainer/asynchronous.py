@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 class Pipeline:
     """The starts that are submitted to the engines and not yet trained on: `starts` for each of the `iterations`.
-
-    `max_staleness`: versions that a token may be behind the learner, at least 1.
-    """
+    `max_staleness`: versions that a token may be behind the learner, at least 1."""
 
     def __init__(
         self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int, iterations: int
@@ -54,10 +52,7 @@ class Pipeline:
 
     def take(self, version: int) -> list[Trajectory]:
         """Wait for a complete batch for the learner at `version`. Returns all samples of its starts, oldest starts
-        first.
-
-        Raises ActorError when the engines can no longer generate.
-        """
+        first. Raises ActorError when the engines can no longer generate."""
         while (
             chosen := next_batch(self._submitted_at, self._complete, self._starts, version, self._max_staleness)
         ) is None:
@@ -73,25 +68,20 @@ class Pipeline:
 
     def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
         """Continue after iteration `number`: submit the starts of `state` again, to be generated with the current
-        weights.
-
-        `state` is None after a synchronous iteration. Raises ConfigError when the settings allow fewer starts, or when
-        the starts do not fill whole iterations.
-        """
+        weights. `state` is None after a synchronous iteration. Raises ConfigError when the settings allow fewer starts,
+        or when the starts do not fill whole iterations."""
         starts = [_from_json(record) for record in state["in_flight"]] if state else []
         fed = state["fed"] if state else number
         ahead = fed - number
         if ahead > self._max_staleness:
             raise ConfigError(
                 f"rollout.max_staleness = {self._max_staleness}: the checkpoint has starts in flight for {ahead} "
-                "iterations; set "
-                f"rollout.max_staleness to {ahead} or more"
+                f"iterations; set rollout.max_staleness to {ahead} or more"
             )
         if len(starts) != self._starts * ahead:
             raise ConfigError(
                 f"rollout.starts = {self._starts}: the checkpoint has {len(starts)} starts in flight for {ahead} "
-                "iterations; set "
-                f"rollout.starts to {len(starts) // max(1, ahead)}"
+                f"iterations; set rollout.starts to {len(starts) // max(1, ahead)}"
             )
         self._stream.abandon()
         self._open, self._submitted_at, self._complete, self._fed = {}, {}, {}, fed

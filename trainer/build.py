@@ -1,8 +1,6 @@
-"""Builds the components of a run: model and task, the cluster, then store, engines and learner.
-
-Engines are imported inside the functions, so that bad input is reported before vLLM and DeepSpeed load. Invariant: each
-context manager stops what it has started, also after an error.
-"""
+"""Builds the components of a run: model and task, the cluster, then store, engines and learner. Engines are imported
+inside the functions, so that bad input is reported before vLLM and DeepSpeed load. Invariant: each context manager
+stops what it has started, also after an error."""
 
 from __future__ import annotations
 
@@ -113,10 +111,8 @@ def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:
 
 
 def check_methods(config: Config) -> None:
-    """Try tool, estimator, policy loss and ranking on examples; check that they get what they need.
-
-    Raises ConfigError.
-    """
+    """Try tool, estimator, policy loss and ranking on examples; check that they get what they need. Raises
+    ConfigError."""
     from learner.methods import check_estimator, check_policy_loss
     from replay.rankings.find import check_ranking
 
@@ -223,9 +219,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
 
 def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[str]]:
     """The configuration without `auto`; and lines: what was chosen, what looks wrong, and what an iteration will take.
-
-    Raises ConfigError when the sizes contradict each other.
-    """
+    Raises ConfigError when the sizes contradict each other."""
     machine = this_machine()
     device = expected_device(config.cluster)
     config, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
@@ -308,11 +302,8 @@ def _start_both(
     ready: Callable[[str], None],
     one_process: bool,
 ) -> tuple[Any, Any]:
-    """Start engines and learner at the same time: each spends most of its time importing.
-
-    In one process the learner starts first: it sets the number of threads and the process group, which is impossible
-    after vLLM.
-    """
+    """Start engines and learner at the same time: each spends most of its time importing. In one process the learner
+    starts first: it sets the number of threads and the process group, which is impossible after vLLM."""
 
     def _start(name: str, one: Callable[[], Any]) -> Any:
         started = stack.enter_context(closing(one()))

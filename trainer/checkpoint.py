@@ -62,11 +62,9 @@ class Best:
 def save(
     run: RunDirectory, parts: "Components", progress: RunProgress, keep: int, success: float | None = None
 ) -> Path:
-    """Write a checkpoint atomically, then delete all but the newest `keep` and the best.
-
-    `success`: on held-out problems, if this iteration was evaluated. Raises CheckpointError, and leaves `latest`
-    unchanged, when the checkpoint cannot be written or a part of it is on another disk.
-    """
+    """Write a checkpoint atomically, then delete all but the newest `keep` and the best. `success`: on held-out
+    problems, if this iteration was evaluated. Raises CheckpointError, and leaves `latest` unchanged, when the
+    checkpoint cannot be written or a part of it is on another disk."""
     final = run.checkpoints / f"{progress.iteration:06d}"
     try:
         with replacing(final) as temporary:  # `final` exists if the run was resumed from an earlier checkpoint
@@ -99,11 +97,9 @@ def save(
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that replaces `folder` when the block ends without an error.
-
-    `folder` is always the complete old or the complete new one. If the process is killed between the two renames it is
-    missing; then the next call restores the old one first.
-    """
+    """A new folder that replaces `folder` when the block ends without an error. `folder` is always the complete old or
+    the complete new one. If the process is killed between the two renames it is missing; then the next call restores
+    the old one first."""
     temporary, old = _sibling(folder, "tmp"), _sibling(folder, "old")
     if old.exists() and not folder.exists():
         old.rename(folder)
@@ -190,9 +186,8 @@ def _sibling(folder: Path, end: str) -> Path:
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
     """The checkpoints to delete: all but that of `iteration`, the `keep` - 1 newest before it, and the best.
-
-    Checkpoints of later iterations count as the oldest: the run was resumed from an earlier one and writes them again.
-    """
+    Checkpoints of later iterations count as the oldest: the run was resumed from an earlier one and writes them
+    again."""
     others = {int(path.name): path for path in run.checkpoints.iterdir() if path.is_dir() and path.name.isdigit()}
     others.pop(iteration, None)
     order = sorted(others, key=lambda number: (number < iteration, number))
@@ -217,11 +212,8 @@ def is_best(run: RunDirectory, success: float) -> bool:
 
 
 def name_best(run: RunDirectory, iteration: int, success: float | None) -> None:
-    """Make the new checkpoint of `iteration` the best if its success (None: not evaluated) is the highest.
-
-    If it has replaced the best checkpoint, it stays the best with its new success; without an evaluation `best` is
-    removed.
-    """
+    """Make the new checkpoint of `iteration` the best if its success (None: not evaluated) is the highest. If it has
+    replaced the best checkpoint, it stays the best with its new success; without an evaluation `best` is removed."""
     top = best(run)
     replaced = top is not None and top.iteration == iteration
     if success is not None and (replaced or is_best(run, success)):
@@ -270,10 +262,8 @@ def in_flight(progress: RunProgress) -> int:
 
 
 def continue_from(path: Path, parts: "Components") -> RunProgress:
-    """Restore all parts from a checkpoint.
-
-    Raises ConfigError when the checkpoint has starts of asynchronous mode in flight and the run is synchronous.
-    """
+    """Restore all parts from a checkpoint. Raises ConfigError when the checkpoint has starts of asynchronous mode in
+    flight and the run is synchronous."""
     progress = progress_of(path)
     if parts.pipeline is None and (count := in_flight(progress)):
         raise ConfigError(

@@ -1,7 +1,5 @@
 """Attaches to the running Ray cluster or starts a local one, and checks its resources before anything else starts.
-
-Invariant: `connect` yields only when the cluster has what the run asks for.
-"""
+Invariant: `connect` yields only when the cluster has what the run asks for."""
 
 import logging
 import os
@@ -94,8 +92,7 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
     except Exception as error:  # Ray raises a plain Exception when its processes start late
         raise ClusterError(
             f"cluster.address = {cluster.address!r}: cannot connect to Ray: {first_line(error)}; start a head with "
-            "`ray start --head`, "
-            f"fix the address, or use --cluster.address local"
+            "`ray start --head`, fix the address, or use --cluster.address local"
         ) from error
     if on_terminate is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)  # replaces Ray's handler, which ends the process at once
@@ -103,8 +100,7 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
 
 def bring_up(init: Callable[[], object]) -> None:
     """Start a local Ray by `init`. When its processes start late, kill them and try again, at most STARTS times in
-    total. Raises what `init` raises.
-    """
+    total. Raises what `init` raises."""
     before = set(psutil.Process().children())
     for left in reversed(range(STARTS)):
         try:
@@ -136,10 +132,8 @@ def defaults(variables: Mapping[str, str]) -> Iterator[None]:
 
 def find() -> str | None:
     """The address to attach to: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded on this machine;
-    else 'local'.
-
-    A killed head leaves its record, and Ray would wait minutes for it. So a recorded head counts only if it listens.
-    """
+    else 'local'. A killed head leaves its record, and Ray would wait minutes for it. So a recorded head counts only if
+    it listens."""
     if os.environ.get("RAY_ADDRESS"):
         return None
     recorded = read_ray_address()
@@ -197,10 +191,8 @@ def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:
 
 def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementGroup]:
     """Make one placement group per role, named as the role. It ends with this driver's job. Returns them by role.
-
     Raises ClusterError after `seconds` when the nodes have no room: others use them, or no single node is large enough.
-    A table is printed first.
-    """
+    A table is printed first."""
     room, deadline = describe_room(bundles), time.monotonic() + seconds
     groups = {}
     for role in bundles:
@@ -214,19 +206,16 @@ def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementG
             print(room, flush=True)
             raise ClusterError(
                 f"no room on the nodes for {role.count} {role.name}{'s' if role.count > 1 else ''} with {role.cpus:g} "
-                "CPUs and "
-                f"{role.gpus:g} GPUs each; end what uses the nodes, lower the count or the cluster section's shares, "
-                "or add nodes"
+                f"CPUs and {role.gpus:g} GPUs each; end what uses the nodes, lower the count or the cluster section's "
+                "shares, or add nodes"
             )
     return groups
 
 
 @contextmanager
 def watched(groups: Mapping[str, PlacementGroup]) -> Iterator[None]:
-    """Inside the block one line says that a group has lost a node and waits for another.
-
-    Ray notices a lost node later than those who wait for its actors, in 15 seconds to a minute.
-    """
+    """Inside the block one line says that a group has lost a node and waits for another. Ray notices a lost node later
+    than those who wait for its actors, in 15 seconds to a minute."""
     ended = threading.Event()
 
     def _watch() -> None:

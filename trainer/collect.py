@@ -42,11 +42,8 @@ def collect_metrics(
     busy_before: float,
     evaluation: Evaluation | None,
 ) -> IterationMetrics:
-    """The metrics of an iteration.
-
-    `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that the engines worked before this
-    one.
-    """
+    """The metrics of an iteration. `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that
+    the engines worked before this one."""
     batch, gap = result.batch, result.broadcast.gap
     judged = batch.all_judged
     tokens = sum(int(item.trajectory.generated.sum()) for item in [*judged, *batch.extra])

@@ -21,10 +21,8 @@ SINGLE: dict[str, dict[str, Any]] = {
 
 
 def single_process(config: Config) -> Config:
-    """The configuration changed so that one process can run it. Also sets environment variables of this process.
-
-    Must be called before torch's compiler and vLLM are imported, because they read these variables on import.
-    """
+    """The configuration changed so that one process can run it. Also sets environment variables of this process. Must
+    be called before torch's compiler and vLLM are imported, because they read these variables on import."""
     from actors.vllm_setup import environment
 
     device = choose_device(config.cluster, _torch_sees_gpu)

@@ -207,10 +207,8 @@ def flatten_sources(metrics: IterationMetrics) -> dict[str, float]:
 
 
 def unflatten(values: dict[str, Any]) -> IterationMetrics:
-    """The inverse of `flatten` and `flatten_sources`; null becomes NaN.
-
-    Unknown names are ignored; missing ones become NaN, or 0 if they are counts.
-    """
+    """The inverse of `flatten` and `flatten_sources`; null becomes NaN. Unknown names are ignored; missing ones become
+    NaN, or 0 if they are counts."""
     found: dict[str, Any] = {}
     for name, entry in _entries():
         value = values.get(name)
@@ -236,11 +234,9 @@ class MetricSink(Protocol):
 
 
 class JsonlSink:
-    """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null.
-
-    `last`: the iteration after which the run continues; later and incomplete lines are dropped. So after a resume every
-    iteration is in the file once, also if the process was killed during a write.
-    """
+    """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null. `last`: the
+    iteration after which the run continues; later and incomplete lines are dropped. So after a resume every iteration
+    is in the file once, also if the process was killed during a write."""
 
     def __init__(self, path: Path, *, last: int = 0) -> None:
         keep_lines(path, "iteration", last)

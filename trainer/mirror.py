@@ -1,8 +1,6 @@
 """A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system): checkpoints, numbers, report.
-
 Invariant: `checkpoints/latest` at the URI names a complete checkpoint: it is written last, and deleted before a
-checkpoint of its name is written again.
-"""
+checkpoint of its name is written again."""
 
 import logging
 from contextlib import suppress
@@ -35,10 +33,7 @@ def open_store(uri: str) -> tuple[FileSystem, str]:
 
 def upload(run: RunDirectory, uri: str, checkpoint: str = "") -> str:
     """Copy the run to uri/NAME: its `checkpoint`, if one is named, and all files that are not of checkpoints or of the
-    live store.
-
-    Returns the end of a line for a person. A failure is a warning: the next checkpoint tries again.
-    """
+    live store. Returns the end of a line for a person. A failure is a warning: the next checkpoint tries again."""
     try:
         store, root = open_store(uri)
         _upload(run, store, f"{root}/{run.name}", checkpoint)
@@ -71,10 +66,7 @@ def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) ->
 
 def download(uri: str, root: Path) -> Path:
     """Copy the run at `uri` with its newest and its best checkpoint to root/NAME, unless a run with a checkpoint is
-    there.
-
-    Raises CheckpointError when it cannot be read.
-    """
+    there. Raises CheckpointError when it cannot be read."""
     store, base = open_store(uri)
     run = RunDirectory(root.expanduser().resolve() / base.rpartition("/")[2])
     if (run.checkpoints / "latest").exists():

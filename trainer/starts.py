@@ -1,7 +1,5 @@
-"""Makes starts of problems and replayed states, and cut trajectories and outcomes for the replay store.
-
-Pure functions. Invariant: results depend only on the arguments, so an iteration can be repeated.
-"""
+"""Makes starts of problems and replayed states, and cut trajectories and outcomes for the replay store. Pure functions.
+Invariant: results depend only on the arguments, so an iteration can be repeated."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,10 +73,8 @@ def replayed_starts(
 
 
 def replayed_count(most: int, share: Share, progress: float, unsolved: float) -> int:
-    """How many starts of an iteration are replayed, of at most `most`.
-
-    `progress`: share of the run that is over. `unsolved`: recent share of fresh problems of which every sample failed:
-    they teach nothing.
+    """How many starts of an iteration are replayed, of at most `most`. `progress`: share of the run that is over.
+    `unsolved`: recent share of fresh problems of which every sample failed: they teach nothing.
 
     >>> [replayed_count(64, share, 0.25, 0.5) for share in ("constant", "annealed", "unsolved")]
     [64, 48, 32]
@@ -216,10 +212,7 @@ def erroneous_share(
     decode: Callable[[IntArray], str],
 ) -> float:
     """Share of wrong prefixes among those of replayed starts that `prefix_correct` can check (it returns None for
-    others).
-
-    NaN without such starts.
-    """
+    others). NaN without such starts."""
     replayed = [start for start in starts if start.replayed]
     checked = [prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed]
     known = [correct for correct in checked if correct is not None]

@@ -83,11 +83,9 @@ class ActorCritic(ABC):
 
 
 class SeparateModels(ActorCritic):
-    """Policy and critic with an engine each.
-
-    Order of a step: the policy's passes; if its gradient is finite, the critic's passes and step; if that was applied, the policy's
-    step. The policy's gradient stays in memory until then, so that both models skip a step or neither does.
-    """
+    """Policy and critic with an engine each. Order of a step: the policy's passes; if its gradient is finite, the
+    critic's passes and step; if that was applied, the policy's step. The policy's gradient stays in memory until then,
+    so that both models skip a step or neither does."""
 
     def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""

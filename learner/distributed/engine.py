@@ -27,10 +27,8 @@ first: 5 bytes per weight more memory, and a backward pass of 71 M weights in bf
 
 
 def join_ranks(store: TCPStore, rank: int, ranks: int, device: str, timeout: float) -> None:
-    """Enter DeepSpeed's process group (gloo or nccl), which meets at `store`.
-
-    A process that has a group of this size stays in it: an earlier learner or an engine of vLLM in this process has made it.
-    """
+    """Enter DeepSpeed's process group (gloo or nccl), which meets at `store`. A process that has a group of this size
+    stays in it: an earlier learner or an engine of vLLM in this process has made it."""
     # DeepSpeed's autotuner would import mlflow: two seconds of every rank. None in its place makes that import fail.
     hidden = sys.modules.setdefault("mlflow", None) is None  # type: ignore[arg-type]
     import deepspeed
@@ -85,11 +83,9 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def engine_config(options: LearnerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """DeepSpeed's configuration. Gradients are accumulated in fp32 whatever the type of the weights.
-
-    bf16 needs the fp32 master weights of a ZeRO optimizer, and stage 1 has a separate one for fp32 gradients, which neither offloads
-    nor checks for overflow in the same way. So stages 0 and 1 run as 2 there.
-    """
+    """DeepSpeed's configuration. Gradients are accumulated in fp32 whatever the type of the weights. bf16 needs the
+    fp32 master weights of a ZeRO optimizer, and stage 1 has a separate one for fp32 gradients, which neither offloads
+    nor checks for overflow in the same way. So stages 0 and 1 run as 2 there."""
     bf16 = dtype is torch.bfloat16
     stage = max(2, options.zero_stage) if bf16 else options.zero_stage
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "reduce_bucket_size": BUCKET}
@@ -210,11 +206,9 @@ class TrainEngine:
         self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def restore(self, directory: Path, tag: str, same_ranks: bool = True) -> bool:
-        """Read what `save` wrote; False if there is no usable checkpoint.
-
-        Another number of ranks reads it through DeepSpeed's universal checkpoint format. Without ZeRO nothing is partitioned,
-        so a checkpoint fits any number of ranks.
-        """
+        """Read what `save` wrote; False if there is no usable checkpoint. Another number of ranks reads it through
+        DeepSpeed's universal checkpoint format. Without ZeRO nothing is partitioned, so a checkpoint fits any number of
+        ranks."""
         if same_ranks or self._stage == 0:
             found, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_module_strict=False)
             return found is not None

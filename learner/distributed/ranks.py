@@ -28,13 +28,7 @@ class Ranks:
     """The Ray actors "learner-rank-I", and calls of methods of `RankWorker` on them."""
 
     def __init__(
-        self,
-        config: LearnerConfig,
-        *,
-        device: Device,
-        cpus: float,
-        gpus: float,
-        worker: type[RankWorker] = RankWorker,
+        self, config: LearnerConfig, *, device: Device, cpus: float, gpus: float, worker: type[RankWorker] = RankWorker
     ) -> None:
         self._deadline = config.deadline
         taken = set(ray.util.list_named_actors())
@@ -66,10 +60,8 @@ class Ranks:
         return lambda: self._gather(asked, method.__name__)
 
     def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
-        """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order.
-
-        Raises LearnerError when a rank died, raised or did not answer in time, now or in an earlier call; the group has ended.
-        """
+        """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order. Raises LearnerError when
+        a rank died, raised or did not answer in time, now or in an earlier call; the group has ended."""
         return self.begin(method, *args)()
 
     def call_same(self, method: Callable[..., R], *args: Any) -> list[R]:
@@ -117,10 +109,8 @@ class Ranks:
 
 
 def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
-    """Choose the error to report: a rank's own RetrospectError, else a death, else what the lowest rank raised.
-
-    A death comes before a CheckpointError, because a rank that loses its connection to a dead one raises that.
-    """
+    """Choose the error to report: a rank's own RetrospectError, else a death, else what the lowest rank raised. A death
+    comes before a CheckpointError, because a rank that loses its connection to a dead one raises that."""
     dead = {rank: error for rank, error in failures.items() if isinstance(error, ray.exceptions.RayActorError)}
     for error in failures.values():
         cause = getattr(error, "cause", None)
@@ -134,10 +124,8 @@ def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
 
 
 class LocalRanks(Ranks):
-    """One rank in this process, called directly (`launch.py train --local`), so that a debugger stops where an error arises.
-
-    The environment of `rank_environment` must be set.
-    """
+    """One rank in this process, called directly (`launch.py train --local`), so that a debugger stops where an error
+    arises. The environment of `rank_environment` must be set."""
 
     def __init__(self) -> None:
         self._worker = RankWorker(publish=copied)

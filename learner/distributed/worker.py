@@ -1,8 +1,6 @@
-"""One rank of the learner: policy and critic in their DeepSpeed engines, and a reference policy if there is one.
-
-A Ray actor made by `learner.distributed.ranks`; the driver sends ready arrays and reads plain results. Invariant: every method
-is called on all ranks in the same order with the same number of micro-batches (collectives inside).
-"""
+"""One rank of the learner: policy and critic in their DeepSpeed engines, and a reference policy if there is one. A Ray
+actor made by `learner.distributed.ranks`; the driver sends ready arrays and reads plain results. Invariant: every
+method is called on all ranks in the same order with the same number of micro-batches (collectives inside)."""
 
 import contextlib
 import os
@@ -78,9 +76,7 @@ class RankWorker:
         self, path: str, learner: LearnerConfig, algorithm: AlgorithmConfig, dtype: str, temperature: float, seed: int
     ) -> str:
         """Build the engines from the policy's directory, and the reference policy if `kl_coefficient` is above 0.
-
-        Returns the policy's class and its number of trained parameters, which a checkpoint must match.
-        """
+        Returns the policy's class and its number of trained parameters, which a checkpoint must match."""
         torch.manual_seed(seed)
         kind: torch.dtype = getattr(torch, dtype)
         find_policy_loss(algorithm.policy_loss)  # raises here if this node lacks a user's module
@@ -117,10 +113,8 @@ class RankWorker:
 
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch], untrained: bool) -> list[list[FloatArray]]:
-        """Values, proximal and reference log-probabilities [N] of every micro-batch.
-
-        An `untrained` policy is the reference, and any policy stands for a missing one: one pass serves both.
-        """
+        """Values, proximal and reference log-probabilities [N] of every micro-batch. An `untrained` policy is the
+        reference, and any policy stands for a missing one: one pass serves both."""
         proximal, values = self._actor_critic.score(batches)
         one_pass = untrained or not self._has_reference
         reference = proximal if one_pass else self._references(batches)

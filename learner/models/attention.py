@@ -89,10 +89,8 @@ class BranchAttention:
         self._masks: dict[tuple[int | None, torch.dtype], list[Tensor | None]] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """query [1, heads, T, D], key and value [1, key-value heads, T, D] -> [1, T, heads, D].
-
-        `window`: most tokens of its row that a token sees, itself included; None: all before it.
-        """
+        """query [1, heads, T, D], key and value [1, key-value heads, T, D] -> [1, T, heads, D]. `window`: most tokens
+        of its row that a token sees, itself included; None: all before it."""
         heads, size = query.shape[1], query.shape[3]
         lines = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [T, heads x D]
         if (window, query.dtype) not in self._masks:  # one for all layers

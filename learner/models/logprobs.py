@@ -1,8 +1,6 @@
 """Log-probabilities and entropies of chosen tokens from their logits [N, V], with their own backward pass. Plain torch.
-
 Called by `learner.models.pretrained`. torch's own functions would need about six more tensors of the logits' size.
-Invariant: a row's results depend on that row alone, bit for bit, so that scoring and training agree.
-"""
+Invariant: a row's results depend on that row alone, bit for bit, so that scoring and training agree."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,11 +14,9 @@ CPU_BLOCK = 2**18
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N] of softmax(logits / temperature).
-
-    With `training` the forward pass writes the probabilities over the logits, and the backward pass the gradient over
-    these: neither has memory of its own. torch refuses a second backward pass.
-    """
+    """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N] of softmax(logits /
+    temperature). With `training` the forward pass writes the probabilities over the logits, and the backward pass the
+    gradient over these: neither has memory of its own. torch refuses a second backward pass."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -47,9 +43,7 @@ class TokenLogprobs(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         """With p = softmax(z / T): d log p_t / dz_j = (1[j = t] - p_j) / T, and d H / dz_j = -p_j (log p_j + H) / T.
-
-        The target's own p_t comes from its log-probability: in bf16 1 - p_t of a likely token would be 0.
-        """
+        The target's own p_t comes from its log-probability: in bf16 1 - p_t of a likely token would be 0."""
         probabilities, targets, logprobs, entropies = ctx.saved_tensors
         outer = torch.zeros_like(entropies) if of_logprobs is None else of_logprobs / ctx.temperature
         for rows in _blocks(probabilities):
@@ -70,10 +64,8 @@ class TokenLogprobs(torch.autograd.Function):
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets and entropies [N] fp32 of softmax(logits / temperature), from logits [N, V].
-
     Without gradients (scoring) the entropies are NaN. With them the logits are overwritten: whoever computed them must
-    not read them again (a linear layer does not).
-    """
+    not read them again (a linear layer does not)."""
     training = torch.is_grad_enabled() and logits.requires_grad
     logprobs, entropies = TokenLogprobs.apply(logits, targets, temperature, training)
     return logprobs, entropies

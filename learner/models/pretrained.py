@@ -41,10 +41,9 @@ class PolicyModel(nn.Module):
         self.model = model
 
     def forward(self, line: Line, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [N] fp32 of the scored tokens, of the distribution softmax(logits / temperature).
-
-        Without gradients (scoring) the entropies are NaN. `temperature`: of the sampling that the log-probabilities are compared with.
-        """
+        """Log-probabilities and entropies [N] fp32 of the scored tokens, of the distribution softmax(logits /
+        temperature). Without gradients (scoring) the entropies are NaN. `temperature`: of the sampling that the
+        log-probabilities are compared with."""
         logprobs, entropy = self.read(_states(self.model.get_decoder(), line), line.targets, temperature)
         return logprobs[line.copies], entropy[line.copies]
 
@@ -111,11 +110,8 @@ class SharedModel(PolicyModel):
     def forward(  # type: ignore[override]  # it returns values too
         self, line: Line, temperature: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, entropies and values [N] fp32.
-
-        Without `temperature` only values: the other two are empty, the language-model head is not read, and gradients
-        stop at the value head (the policy must not change).
-        """
+        """Log-probabilities, entropies and values [N] fp32. Without `temperature` only values: the other two are empty,
+        the language-model head is not read, and gradients stop at the value head (the policy must not change)."""
         with torch.set_grad_enabled(temperature is not None and torch.is_grad_enabled()):
             states = _states(self.model.get_decoder(), line)
         values: Tensor = self.head(states)[line.copies, 0]
@@ -126,10 +122,8 @@ class SharedModel(PolicyModel):
 
 
 class RewardModel(nn.Module):
-    """A sequence classifier with one label. Its output at the last token that is not padding is the score of the dialogue.
-
-    The Hugging Face class finds that token, so the score is the same wherever the saved model is loaded.
-    """
+    """A sequence classifier with one label. Its output at the last token that is not padding is the score of the
+    dialogue. The Hugging Face class finds that token, so the score is the same wherever the saved model is loaded."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -154,10 +148,8 @@ def load_shared(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) 
 
 
 def load_value(path: str | Path, dtype: torch.dtype, lora: Lora | None = None) -> ValueModel:
-    """The critic: a pretrained trunk and a head of zeros, or a reward model's trunk and its score as the head.
-
-    Adapters are added to the trunk only; the head is trained fully. Raises ModelError as `load_policy`.
-    """
+    """The critic: a pretrained trunk and a head of zeros, or a reward model's trunk and its score as the head. Adapters
+    are added to the trunk only; the head is trained fully. Raises ModelError as `load_policy`."""
     if not is_reward_model(read_config(path)):
         return ValueModel(_load(AutoModel, "the critic's trunk", path, dtype, lora))
     reward = _load(AutoModelForSequenceClassification, "a reward model", path, dtype, None)

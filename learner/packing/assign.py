@@ -21,10 +21,8 @@ Sizes = npt.NDArray[np.int64]
 
 def assign_steps(starts: Sequence[Start], steps: int, rng: np.random.Generator) -> list[list[int]]:
     """Rows of every optimizer step of a pass, drawn at random, as evenly as possible; `starts` are those of the rows.
-
     Rows of one problem, and in it of one start, stay together (at most cut between steps), so that a step reads what
-    they share once.
-    """
+    they share once."""
     problems: dict[str, dict[str, list[int]]] = {}
     for row in rng.permutation(len(starts)).tolist():
         problems.setdefault(starts[row].problem_id, {}).setdefault(starts[row].id, []).append(row)
@@ -36,9 +34,7 @@ def assign_steps_apart(
     own: Sequence[Start], imitated: Sequence[Start], steps: int, rng: np.random.Generator
 ) -> list[list[int]]:
     """`assign_steps` for own rows and for imitated rows behind them, each by itself: every step has its part of both.
-
-    The own rows of a step are those that it would have without imitated ones.
-    """
+    The own rows of a step are those that it would have without imitated ones."""
     first, second = assign_steps(own, steps, rng), assign_steps(imitated, steps, rng)
     behind = [[len(own) + row for row in rows] for rows in second]
     none: list[int] = []
@@ -47,11 +43,8 @@ def assign_steps_apart(
 
 def assign_trees(rows: Sequence[IntArray], budget: int, ranks: int) -> Assignment:
     """As few and as even micro-batches as fit the budget, where each token that rows of a micro-batch share counts
-    once.
-
-    A tree is cut only where it must be or where that makes the ranks' work more even; then its prefix is computed
-    again. `budget`: tokens of one micro-batch; a longer row is alone in its micro-batch.
-    """
+    once. A tree is cut only where it must be or where that makes the ranks' work more even; then its prefix is computed
+    again. `budget`: tokens of one micro-batch; a longer row is alone in its micro-batch."""
     order, shared = in_order(rows)
     sizes = np.array([len(rows[row]) for row in order], dtype=np.int64)
     ends = np.cumsum(sizes - shared)  # of each row in the line of all rows
@@ -93,10 +86,8 @@ def _fewest(begins_of: Callable[[int], list[int]], budget: int, ranks: int) -> l
 
 
 def _cuts(sizes: Sizes, shared: Sizes, ends: Sizes, bound: int) -> list[int]:
-    """The first row of each group of neighbours whose line fits the bound (a longer row is alone).
-
-    A group takes all rows that fit, or, from the half on, ends where the next row shares least with it.
-    """
+    """The first row of each group of neighbours whose line fits the bound (a longer row is alone). A group takes all
+    rows that fit, or, from the half on, ends where the next row shares least with it."""
     begins, at = [], 0
     while at < len(sizes):
         begins.append(at)

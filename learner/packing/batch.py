@@ -43,11 +43,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What a model reads in one pass: a line of prefix trees (`learner.packing.trees`), and which of its tokens are
-    scored.
-
-    A token that several rows share is scored once, M times in all, although each of these rows has its own loss term
-    for it.
-    """
+    scored. A token that several rows share is scored once, M times in all, although each of these rows has its own loss
+    term for it."""
 
     tokens: IndexArray  # [T] the line
     depths: IndexArray  # [T] position of each token in its rows

@@ -1,9 +1,6 @@
 """Micro-batches of supervised training as numpy arrays: texts with some tokens to learn, and pairs of dialogues. Pure
-numpy.
-
-Invariant: weights add up to one over the micro-batches of a step, so the loss is a mean over the step however the step
-is split.
-"""
+numpy. Invariant: weights add up to one over the micro-batches of a step, so the loss is a mean over the step however
+the step is split."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

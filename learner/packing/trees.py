@@ -19,8 +19,7 @@ IndexArray = npt.NDArray[np.int64]
 def in_order(rows: Sequence[IntArray]) -> tuple[list[int], IndexArray]:
     """Row numbers in the order of their tokens (rows that begin alike are neighbours), and how many tokens each row [n]
     of this order shares with the row before it. The line of any rows that are neighbours has the first one's tokens and
-    the others' unshared ones.
-    """
+    the others' unshared ones."""
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     shared = [0] * min(1, len(rows))
     shared += [_shared(rows[first], rows[second]) for first, second in pairwise(order)]
@@ -46,8 +45,7 @@ def line_of(rows: Sequence[IntArray]) -> tuple[IndexArray, IndexArray, list[Inde
 def branches(depths: IndexArray) -> Iterator[tuple[IndexArray, IndexArray]]:
     """Split a line into branches, stretches without a fork that begin at a root or a fork: (places of the branch's
     tokens [L], places of all tokens from the root to the branch's last one [P]). Token i of a branch sees the first P -
-    L + i + 1 of the latter.
-    """
+    L + i + 1 of the latter."""
     begins = np.flatnonzero(np.diff(depths, prepend=-2) != 1).tolist()
     path = np.zeros(int(depths.max(initial=0)) + 1, dtype=np.int64)
     for begin, end in zip(begins, [*begins[1:], len(depths)], strict=True):

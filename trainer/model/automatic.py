@@ -1,7 +1,5 @@
-"""Chooses what a recipe leaves to `auto`: it follows from the model, the data and the machine.
-
-Invariant: a resumed run reads the chosen values from its configuration, so another machine does not change them.
-"""
+"""Chooses what a recipe leaves to `auto`: it follows from the model, the data and the machine. Invariant: a resumed run
+reads the chosen values from its configuration, so another machine does not change them."""
 
 from collections.abc import Mapping
 
@@ -46,11 +44,9 @@ def expected_device(cluster: ClusterConfig) -> Device:
 def resolved(
     config: Config, info: ModelInfo, limits: TokenLimits, solutions: int, machine: Machine, device: str
 ) -> tuple[Config, list[str]]:
-    """The configuration without `auto`, and a line for each value that was chosen, with its reason.
-
-    `limits`: of prompts and responses, as the task has them; `solutions`: canonical ones that these follow from;
-    `device`: 'cpu' or 'cuda'.
-    """
+    """The configuration without `auto`, and a line for each value that was chosen, with its reason. `limits`: of
+    prompts and responses, as the task has them; `solutions`: canonical ones that these follow from; `device`: 'cpu' or
+    'cuda'."""
     lines: list[str] = []
     rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}
     if not config.rollout.max_prompt_tokens:
@@ -115,11 +111,9 @@ def policy_rate(parameters: int, lora: bool) -> float:
 
 
 def activation_gib(config: Config, info: ModelInfo, tokens: int) -> float:
-    """About how much memory the activations of a forward pass over so many tokens take until its backward pass.
-
-    Per layer and token: 14 numbers per hidden unit (norms, projections, residuals) and 5 per unit of the feed-forward
-    part.
-    """
+    """About how much memory the activations of a forward pass over so many tokens take until its backward pass. Per
+    layer and token: 14 numbers per hidden unit (norms, projections, residuals) and 5 per unit of the feed-forward
+    part."""
     of_layer = info.hidden if config.learner.gradient_checkpointing else 14 * info.hidden + 5 * info.intermediate
     return tokens * info.layers * of_layer * SIZES[config.model.dtype] / 2**30
 
@@ -132,10 +126,8 @@ def pass_tokens(config: Config, info: ModelInfo, longest: int, machine: Machine,
 
 
 def _running(config: Config, info: ModelInfo, device: str) -> int:
-    """Sequences that one engine decodes at once. If many use more than half of their budget, vLLM preempts some.
-
-    Raises ConfigError if the cache does not hold one.
-    """
+    """Sequences that one engine decodes at once. If many use more than half of their budget, vLLM preempts some. Raises
+    ConfigError if the cache does not hold one."""
     if device == "cuda":
         return MOST_RUNNING
     of_token = 2 * info.layers * info.key_value_width * SIZES[config.model.dtype]

@@ -70,10 +70,8 @@ def model_of(target: Path) -> str:
 
 
 def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
-    """Check a model (directory or hub name) and load the task with its tokenizer; the caller closes the task.
-
-    Raises ModelError, DataError, ConfigError.
-    """
+    """Check a model (directory or hub name) and load the task with its tokenizer; the caller closes the task. Raises
+    ModelError, DataError, ConfigError."""
     from tasks.problems import TokenLimits
     from tasks.task import build_task
 
@@ -226,15 +224,13 @@ def check_value_model(path: str, policy: str) -> None:
     if critic.model_type != own.model_type:
         raise ModelError(
             f"learner.value_path = {path}: a {critic.model_type} model, but the policy is {own.model_type}; name one "
-            "of the "
-            f"policy's family, or leave it empty"
+            "of the policy's family, or leave it empty"
         )
     theirs, ours = (int(config.get_text_config().vocab_size) for config in (critic, own))
     if theirs != ours:
         raise ModelError(
             f"learner.value_path = {path}: {theirs} rows of embedding, the policy has {ours}: another tokenizer; name "
-            "a critic "
-            f"with the policy's"
+            "a critic with the policy's"
         )
 
 
@@ -244,6 +240,5 @@ def check_vocabulary(path: str, info: ModelInfo, tokenizer: "PreTrainedTokenizer
     if largest >= info.vocabulary:
         raise ModelError(
             f"model.path = {path}: vocabulary mismatch: the tokenizer has token ids up to {largest}, the model's "
-            "embedding "
-            f"{info.vocabulary} rows; use the model's own tokenizer or resize its embedding"
+            f"embedding {info.vocabulary} rows; use the model's own tokenizer or resize its embedding"
         )

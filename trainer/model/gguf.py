@@ -1,9 +1,6 @@
 """Reads a model from a `.gguf` file: converts it once to an ordinary Hugging Face folder, which the rest of the program
-uses.
-
-Invariant: a folder in the cache is complete, because it is written under a temporary name and then renamed. Its name
-contains the digest of the file's content, so a file that changes is converted again.
-"""
+uses. Invariant: a folder in the cache is complete, because it is written under a temporary name and then renamed. Its
+name contains the digest of the file's content, so a file that changes is converted again."""
 
 import contextlib
 import hashlib
@@ -36,10 +33,7 @@ eight bits."""
 
 def model_folder(path: str, field: str = "", cache: Path = CACHE) -> str:
     """The Hugging Face folder of a `.gguf` file, converted if the cache lacks it. Any other path or hub name is
-    returned unchanged.
-
-    `field`: the configuration field that names the file, for errors. Raises ModelError.
-    """
+    returned unchanged. `field`: the configuration field that names the file, for errors. Raises ModelError."""
     file = Path(path).expanduser()
     if file.suffix.lower() != ".gguf" or file.is_dir():
         return path
