@@ -1,6 +1,5 @@
-"""The fields of the configuration as command-line options: parses them, explains them, and names the nearest one for a
-typo. Invariant: an option has the dotted name that its field has in a recipe, after `--`; hyphens count as
-underscores."""
+"""The fields of the configuration as command-line options. Invariant: an option has the dotted name that its field has
+in a recipe, after `--`; hyphens count as underscores."""
 
 import argparse
 import difflib
@@ -75,8 +74,7 @@ def explained(field: FieldInfo) -> str:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Parses every field as an option into `fields`, a list of '--section.field=value', and the options that a command
-    adds."""
+    """Parses fields into `fields`, a list of '--section.field=value', and the options that a command adds."""
 
     def __init__(self, command: str = "", about: str = "", fields: bool = True) -> None:
         """`fields`: False for a command that takes no configuration."""
@@ -93,8 +91,7 @@ class OptionParser(argparse.ArgumentParser):
                 self.add_field(f"--{name}", name)
 
     def add_field(self, option: str, name: str, **shown: str) -> None:
-        """An option that sets the field `name`; `shown`: metavar and help, without which it does not appear in the help
-        text."""
+        """An option that sets the field `name`; `shown`: metavar and help, without which --help leaves it out."""
         template = f"--{name}={{}}"
         shown = shown or {"help": argparse.SUPPRESS}
         self.add_argument(option, dest="fields", action="append", type=template.format, **shown)  # type: ignore[arg-type]

@@ -1,5 +1,4 @@
-"""Configuration files: YAML in, `Config` out. Every error is one line that names the field and says what to do. Nothing
-here imports an engine."""
+"""Configuration files: YAML in, `Config` out. Every error is one line that names the field and says what to do."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -58,8 +57,7 @@ def parse_config(data: Mapping[str, Any], source: str) -> Config:
 
 
 def override(config: Config, options: Sequence[str]) -> Config:
-    """The configuration with fields changed by options `--section.field value` or `--section.field=value`; `null` is
-    none. Raises ConfigError naming the option."""
+    """The configuration with options `--section.field value` (or `=value`; `null` is none). Raises ConfigError."""
     data = config.model_dump()
     for option in OptionParser().read(options).fields:
         name, _, text = option.removeprefix("--").partition("=")

@@ -10,8 +10,7 @@ import psutil
 
 NVIDIA = "/proc/driver/nvidia/gpus"  # one entry per GPU; needs no CUDA library
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
-"""What Linux calls a CPU's instructions for bfloat16. Without them such a model computes several times slower than in
-float32."""
+"""What Linux calls a CPU's instructions for bfloat16, without which it computes several times slower than float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,7 @@ def _has_bfloat16() -> bool:
 
 
 def cpu_speed(dtype: str, threads: int) -> float:
-    """Floating-point operations per second of a matrix product of `dtype` on so many threads: the best of 30, however
-    busy the machine is."""
+    """Floating-point operations per second of a matrix product: the best of 30, however busy the machine is."""
     import torch
 
     before = torch.get_num_threads()

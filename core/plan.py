@@ -1,5 +1,4 @@
-"""What a configuration implies before anything starts: batch sizes, weight transport, and the resources to reserve.
-Contradictions between fields are found here; each error is one line."""
+"""What a configuration implies before anything starts: batch sizes, weight transport, resources; contradictions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +43,7 @@ class Resources:
 
 
 def check_algorithm(config: Config, trajectories: int) -> None:
-    """Raises ConfigError if fields of algorithm, rollout or learner contradict each other. `trajectories`: of one
-    iteration."""
+    """Raises ConfigError if fields contradict each other. `trajectories`: of one iteration."""
     algorithm = config.algorithm
     if algorithm.overlong == "soft" and 0 < config.rollout.max_response_tokens < algorithm.overlong_buffer:
         raise ConfigError(
@@ -226,26 +224,19 @@ def placement(config: Config, device: str) -> tuple[Bundle, ...]:
     """The processes of a run and what each reserves on `device` ('cpu' or 'cuda'). Shards and judges reserve nothing.
     Raises ConfigError when they cannot exchange weights as configured, or ranks cannot exchange gradients."""
     transport(config, device)
-    cuda = device == "cuda"
-    if config.rollout.sleep and not cuda:
+    rollout, learner, cluster, cuda = config.rollout, config.learner, config.cluster, device == "cuda"
+    if rollout.sleep and not cuda:
         raise ConfigError("rollout.sleep moves weights off a GPU, but the device is cpu; set it to false")
-    if cuda and config.learner.ranks > 1 and config.cluster.learner_gpus < 1:
+    if cuda and learner.ranks > 1 and cluster.learner_gpus < 1:
         raise ConfigError(
-            f"cluster.learner_gpus = {config.cluster.learner_gpus:g} with learner.ranks = {config.learner.ranks}: NCCL "
+            f"cluster.learner_gpus = {cluster.learner_gpus:g} with learner.ranks = {learner.ranks}: NCCL "
             "exchanges gradients between ranks with a GPU each; set one of them to 1"
         )
-    rollout_gpus = config.rollout.tensor_parallel * config.rollout.gpus if cuda else 0.0
+    rollout_gpus = rollout.tensor_parallel * rollout.gpus if cuda else 0.0
+    learner_gpus = cluster.learner_gpus if cuda else 0.0
     return (
-        Bundle(
-            "rollout actor", config.rollout.actors, config.cluster.rollout_cpus, rollout_gpus, config.cluster.spread
-        ),
-        Bundle(
-            "learner rank",
-            config.learner.ranks,
-            config.cluster.learner_cpus,
-            config.cluster.learner_gpus if cuda else 0.0,
-            config.cluster.spread,
-        ),
+        Bundle("rollout actor", rollout.actors, cluster.rollout_cpus, rollout_gpus, cluster.spread),
+        Bundle("learner rank", learner.ranks, cluster.learner_cpus, learner_gpus, cluster.spread),
         Bundle("replay shard", config.replay.shards, 0.0, 0.0),
         *reward_placement(config, device),
     )
@@ -269,8 +260,7 @@ def supervised_placement(config: Config, device: str) -> tuple[Bundle, ...]:
     return placement(config, device)[1:2]
 
 
-HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of attention heads that vLLM's CPU engine supports."""
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes of heads that vLLM's CPU engine supports
 
 
 def check_starter(config: Config) -> None:

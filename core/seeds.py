@@ -1,6 +1,5 @@
-"""All randomness comes from one run seed. `derive` turns the run seed and a path of labels into an independent seed.
-The same labels give the same seed on every machine and in every process. A new consumer of randomness does not change
-the others."""
+"""All randomness comes from one run seed. A path of labels gives the same seed on every machine and in every process,
+so a new consumer of randomness does not change the others."""
 
 import hashlib
 

@@ -1,6 +1,5 @@
-"""The start of a run's processes: their environment, less garbage collection, whether the Ray cluster answers, and
-where actors go in it. The environment is set at the start of the process, before torch is imported. Invariant: a
-variable that the user has set keeps its value."""
+"""The start of a run's processes: environment, garbage collection, whether the Ray cluster answers, where actors go.
+Invariant: a variable that the user has set keeps its value."""
 
 import atexit
 import gc
@@ -14,19 +13,17 @@ from core.config import ClusterConfig
 from core.errors import ClusterError, first_line
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
-"""How OpenMP's threads wait for each other; read when torch is imported. Engines, ranks and the system share the cores.
-Long spinning is 40x slower on a busy machine (128 against 5,055 tokens/s). Sleeping at once makes two threads slower
-than one (an update of 3.97 s against 2.68 s). With a short spin the update takes 2.26 s, and 5.5 s next to two busy
-processes."""
+"""How OpenMP's threads wait; read when torch is imported. Long spinning is 40x slower on a busy machine (128 against
+5,055 tokens/s); sleeping at once makes two threads slower than one (an update of 3.97 s against 2.68 s); a short spin
+takes 2.26 s, and 5.5 s next to two busy processes."""
 
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",  # large blocks come from the heap too
     "MALLOC_TRIM_THRESHOLD_": str(2**40),  # the heap never shrinks
     "MALLOC_TOP_PAD_": str(2**26),  # the heap grows in steps of 64 MB
 }
-"""Read by glibc when an engine's or a rank's process starts (mallopt(3)). By default every block of more than 32 MB is
-mapped anew and the system clears its pages, which took a third of the time to load weights into a layer, and a seventh
-of an update. Other C libraries ignore these."""
+"""Read by glibc (mallopt(3)). By default every block above 32 MB is mapped anew and cleared, which took a third of the
+time to load weights into a layer, and a seventh of an update. Other C libraries ignore these."""
 
 
 ENVIRONMENT = {
@@ -89,8 +86,7 @@ ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 
 
 def check_reachable(cluster: ClusterConfig) -> None:
-    """Raises ClusterError within twice ANSWER_SECONDS when no Ray head answers at a named address, or it is not
-    host:port."""
+    """Raises ClusterError within twice ANSWER_SECONDS when no Ray head answers at a named host:port."""
     named = named_address(cluster)
     if named in ("", "auto", "local"):
         return
@@ -128,8 +124,7 @@ def _silence(host: str, port: int) -> str:
 
 
 def in_group(role: str, index: int) -> dict[str, Any]:
-    """Ray's options that place an actor in bundle `index` of the role's group. None when this namespace has no such
-    group, as in tests of single parts."""
+    """Ray's options that place an actor in bundle `index` of the role's group; none in a namespace without it."""
     from ray.util import get_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

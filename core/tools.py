@@ -1,9 +1,6 @@
-"""What a user adds in Python: objects that the configuration names by import path, and the tool that answers calls in
-responses.
-
-A response in several turns: the policy writes a call, the tool's answer follows, and the policy goes on. Invariant: a
-tool is a pure function of the response's text, so a run repeats, and a response tells which of its tokens were answers.
-"""
+"""What a user adds in Python by import path, and the tool that answers calls in responses: the policy writes a call,
+the tool's answer follows, and the policy goes on. Invariant: a tool is a pure function of the response's text, so a run
+repeats, and a response tells which of its tokens were answers."""
 
 import importlib
 import os
@@ -27,8 +24,7 @@ class Tool:
     >>> calculator = Tool("=", lambda text: "4]" if text.endswith("[2+2=") else None)
     """
 
-    ends: str
-    """Characters. The tool is asked when the policy has written a token whose text ends with one of them."""
+    ends: str  # characters. The tool is asked when the policy has written a token whose text ends with one of them.
     answer: Callable[[str], str | None]
     """Text of the response so far -> the text that follows; None if this is no call. It must not raise, or depend on
     anything else."""
@@ -53,8 +49,7 @@ class TokenTool:
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def mask(self, response: IntArray) -> Flags:
-        """[R] False where the tool answers a call of a response that was written as a whole, such as a canonical
-        solution."""
+        """[R] False where the tool answers a call of a response that was written as a whole (a canonical solution)."""
         mask, tokens = np.ones(response.size, np.bool_), response.tolist()
         for at, token in enumerate(tokens, 1):
             if token in self.calls and mask[at - 1]:
@@ -64,8 +59,7 @@ class TokenTool:
 
 
 def imported(field: str, path: str) -> Any:
-    """The object at an import path 'module:name', also in the folder that the program was started from. Raises
-    ConfigError."""
+    """The object at an import path 'module:name', also in the working directory. Raises ConfigError."""
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

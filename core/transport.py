@@ -1,13 +1,8 @@
-"""Direct transfer of weights from learner rank 0 to the engines. Every broadcast also puts a copy into the object
-store.
-
-`learner.distributed.worker` owns a `Sender`. `core.weights.pack` stages every bucket in it and puts its offer into
-`Weights.direct`, and `actors.actor` calls `receive` on that. Invariants: torch's default process group is not touched;
-every wait has a deadline; the receiver's digest decides whether the bytes are right.
-
-Each broadcast makes a new group of the engines that serve at that moment. So engines may die and be restarted between
-two broadcasts. An engine that starts after a broadcast reads the object store's copy, without the learner.
-"""
+"""Direct transfer of weights from learner rank 0 to the engines, next to the copy in the object store.
+`core.weights.pack` stages every bucket in a `Sender` and puts its offer into `Weights.direct`; the engines call
+`receive` on that. Invariants: torch's default process group is not touched; every wait has a deadline; the receiver's
+digest decides whether the bytes are right. Each broadcast has a new group of the engines that serve then, so engines
+may die or start between two; one that starts later reads the object store's copy."""
 
 import logging
 import pickle
@@ -28,10 +23,8 @@ from core.weights import Manifest, Member, Received, Sender, SenderHost, TensorS
 
 ALIGNMENT = 16
 """Every tensor in a flat bucket begins at a multiple of so many bytes, so that it can be viewed as any type."""
-GROUP_SECONDS = 60.0
-"""Longest wait of the sender for a receiver, and for one bucket, after the first engine has joined."""
-WORLD = "world"
-"""Key under which the engines tell the sender the size of the group; NOBODY: no engine joins."""
+GROUP_SECONDS = 60.0  # longest wait of the sender for a receiver, and for one bucket, after the first engine has joined
+WORLD = "world"  # key under which the engines tell the sender the size of the group; NOBODY: no engine joins
 NOBODY = "0"
 
 logger = logging.getLogger("retrospect.transport")
@@ -66,8 +59,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandles:
-    """One pickled handle per bucket to the sender's memory: a CUDA handle between processes on a GPU, else shared
-    memory of the host."""
+    """A pickled handle per bucket to the sender's memory: CUDA's between processes on a GPU, else shared memory."""
 
     pickled: tuple[bytes, ...]
 
@@ -160,21 +152,16 @@ def serve_store(host: str, seconds: float) -> TCPStore:
     """A store that listens on a free port of the address `host` alone, not of all of the machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family, backlog=1024)
+    port, timeout = listener.getsockname()[1], timedelta(seconds=seconds)
     store = TCPStore(
-        host,
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=seconds),
-        master_listen_fd=listener.fileno(),
+        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.fileno()
     )
     listener.detach()  # the store closes it
     return store
 
 
 def alone(backend: str) -> None:
-    """Make this process torch's default group, unless it is in one. (vLLM's own store would listen on all
-    addresses.)"""
+    """Make this process torch's default group, unless it is in one. (vLLM's own store would listen everywhere.)"""
     if not torch.distributed.is_initialized():
         store = serve_store("127.0.0.1", GROUP_SECONDS)
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)

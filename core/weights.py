@@ -1,9 +1,6 @@
-"""Model weights as buckets of flat byte buffers, with a manifest that names the tensors and a digest.
-
-The learner calls `pack`. The buckets travel through the object store or `core.transport`. Every engine calls `unpack`
-and acknowledges the version and the digest of what it received. Invariants: `unpack(pack(w)) == w` bit for bit; a
-bucket is copied once, when it is published, so memory never has a second copy of the model or of a bucket.
-"""
+"""Model weights as buckets of flat byte buffers, with a manifest of names and a digest. The learner calls `pack`; the
+buckets travel through the object store or `core.transport`; every engine calls `unpack` and acknowledges version and
+digest. Invariants: `unpack(pack(w)) == w` bit for bit; memory never has a second copy of the model or of a bucket."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,13 +16,10 @@ import xxhash
 from core.records import FloatArray, IntArray
 
 Buffer = npt.NDArray[np.uint8]
-Bucket = list[Buffer]
-"""The bytes of some tensors, one buffer each. Ray keeps one shared copy per node."""
-Received = list[torch.Tensor]
-"""A bucket from a direct transfer: the same bytes as uint8 tensors on the engine's device."""
+Bucket = list[Buffer]  # the bytes of some tensors, one buffer each. Ray keeps one shared copy per node.
+Received = list[torch.Tensor]  # a bucket from a direct transfer: the same bytes as uint8 tensors on the engine's device
 NamedTensor = tuple[str, torch.Tensor]
-BUCKET_BYTES = 2**28
-"""Bytes after which a bucket is full; a larger tensor has a bucket to itself."""
+BUCKET_BYTES = 2**28  # bytes after which a bucket is full; a larger tensor has a bucket to itself
 
 
 @dataclass(frozen=True, slots=True)
