@@ -1,6 +1,5 @@
-"""The Ray actor around one engine: thin, so that its logic can be tested without Ray. Invariant: one thread serves one
-call at a time. So weights are swapped between engine steps, and a call that does not return means that the process is
-dead or hung."""
+"""The Ray actor around one engine. Invariant: one thread serves one call at a time, so weights are swapped between
+engine steps, and a call that does not return means that the process is dead or hung."""
 
 import os
 from collections.abc import Sequence
@@ -15,8 +14,7 @@ from core.transport import synchronise
 from core.weights import Acknowledgement, Bucket, Member, Weights, resolved
 
 DIRECT_SECONDS = 60.0
-"""Longest wait for the sender or another engine in a direct transfer. At most a quarter of `rollout.deadline`: time
-must be left to read the object store's copy."""
+"""Longest wait in a direct transfer; at most a quarter of `rollout.deadline`, so that the other copy can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,7 @@ class StepResult:
 
 
 class RolloutActor:
-    """One engine in its own process; `ray.remote` is applied where it is created. `start` builds the engine, not the
-    constructor, so that the caller gets its errors unwrapped."""
+    """One engine in its own process. `start` builds it, so that the caller gets its errors unwrapped."""
 
     def __init__(self, name: str) -> None:
         self._name = name

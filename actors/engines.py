@@ -1,13 +1,7 @@
-"""Builds the engine of a rollout actor: `actors/vllm_engine.py`, and around it `actors/turns.py` where there is a tool.
-Invariants:
-
-- Weights change between two steps only.
-- A token's log-probability is that of the distribution it was drawn from, and its version names the weights that drew
-  it.
-- Sample i of a start is drawn with `derive(start.seed, i)` from its context and the weights. With vLLM on CPU the other
-  samples of a batch do not change it. Elsewhere they change the order of sums, so that a near tie may be decided
-  differently.
-"""
+"""Builds the engine of a rollout actor. Invariants: weights change between two steps only; a token's log-probability is
+that of the distribution it was drawn from, and its version names the weights; sample i of a start is drawn with
+`derive(start.seed, i)` from its context and the weights. With vLLM on CPU the other samples of a batch do not change
+it. Elsewhere they change the order of sums, so that a near tie may be decided differently."""
 
 from actors.jobs import Engine
 from actors.turns import TurnsEngine
@@ -17,8 +11,7 @@ from core.tools import TokenTool, load_tool
 
 
 def build_engine(model_path: str, config: RolloutConfig, *, dtype: str, device: Device, seed: int, name: str) -> Engine:
-    """Load a model. `seed`: for random numbers that do not come from a sample's own seed. Raises ModelError,
-    ConfigError."""
+    """Load a model. `seed`: for numbers that no sample's own seed gives. Raises ModelError, ConfigError."""
     engine = VllmEngine(model_path, config, dtype=dtype, device=device, seed=seed, name=name)
     if not config.tool:
         return engine

@@ -1,6 +1,5 @@
-"""The driver's handle of one rollout actor: starts it, gives it requests with deadlines, says why it failed, and ends
-it. Invariant: an actor answers its requests in the order in which it got them, and the first of them always has a
-deadline."""
+"""The driver's handle of one rollout actor. Invariant: an actor answers its requests in order, and the first of them
+always has a deadline."""
 
 import logging
 import os
@@ -23,17 +22,13 @@ from core.run_directory import tail
 from core.startup import in_group
 
 NAME_TRIES, NAME_PAUSE = 300, 0.1
-"""Tries, and seconds between them, until Ray frees the name of a killed actor. After that the name counts as another
-pool's."""
+"""Tries, and seconds between them, until Ray frees a killed actor's name; then it counts as another pool's."""
 START_SECONDS = 600.0
 """Deadline for a process to start, and again for its engine to load the model (large models on slow disks)."""
-EXIT_SECONDS = 1.0
-"""How long a process may take to exit when Ray asks it to. A suspended process never does."""
-LOG_LINES, LOG_BYTES = 3, 4096
-"""How much of the end of an actor's log goes into the line about its failure."""
+EXIT_SECONDS = 1.0  # how long a process may take to exit when Ray asks it to. A suspended process never does.
+LOG_LINES, LOG_BYTES = 3, 4096  # how much of the end of an actor's log goes into the line about its failure
 DIED = "its process died"
-SLOW_SHARE = 0.25
-"""Share of the deadline after which an actor that has not answered is reported as slow."""
+SLOW_SHARE = 0.25  # share of the deadline after which an actor that has not answered is reported as slow
 
 logger = logging.getLogger("retrospect.actors")
 
@@ -116,8 +111,7 @@ class ActorHandle:
         return request
 
     def answer(self) -> tuple[Request, Any]:
-        """Remove the first request, which is done; returns it with its result or exception (a RetrospectError
-        unwrapped)."""
+        """Remove the first request, which is done: (it, its result or exception; a RetrospectError unwrapped)."""
         request = self.requests.popleft()
         if self.requests:
             self.requests[0].begun = time.monotonic()
@@ -162,19 +156,15 @@ class ActorHandle:
         return f"; its log ends: {' | '.join(lines)}" if lines else ""
 
     def _named_actor(self) -> Any:
-        """Create an actor under the handle's name; wait while Ray has not freed it. Raises ActorError if another pool
-        has it."""
-        taken: ValueError | None = None
+        """Create an actor; wait while Ray has not freed its name. Raises ActorError if another pool has it."""
         for _ in range(NAME_TRIES):
-            try:
+            with suppress(ValueError):
                 return self._recipe.create(self.name, self.index)
-            except ValueError as error:
-                taken = error
             time.sleep(NAME_PAUSE)
         raise ActorError(
             f"{self.name}: an actor of this name is already running in this Ray namespace; "
             f"close the other pool or use another namespace"
-        ) from taken
+        )
 
 
 def answers(actors: Sequence[ActorHandle], seconds: float) -> Iterator[tuple[ActorHandle, Request, Any]]:
@@ -225,8 +215,7 @@ def _here(process: Process) -> bool:
 
 
 def _await_end(pid: int) -> None:
-    """Wait EXIT_SECONDS for a process that Ray was told to end, then kill it. (If it is killed at once, Ray prints a
-    crash.)"""
+    """Wait EXIT_SECONDS for a process that Ray was told to end, then kill it (at once, Ray would print a crash)."""
     end = time.monotonic() + EXIT_SECONDS
     while _is_worker(pid):
         if time.monotonic() > end:

@@ -1,5 +1,4 @@
-"""What travels between the driver and a rollout actor, jobs one way and finished continuations the other, and what an
-engine does with them. No Ray. `actors/engines.py` says what all engines keep to."""
+"""What travels between the driver and a rollout actor, and what an engine does with it (see `actors/engines.py`)."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -38,8 +37,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One finished sample of the start `start_id`; fields as in `core.records.Trajectory`. Lists and not arrays: Ray
-    would send each array as a buffer of its own."""
+    """One finished sample, as `core.records.Trajectory`. Lists: Ray would send each array as a buffer of its own."""
 
     start_id: str
     sample: int
@@ -60,8 +58,7 @@ class Engine(Protocol):
         """Samples in flight."""
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Queue the samples of `jobs`. A replayed prefix uses part of the response's token budget. Temperature 0 is
-        greedy: the most likely tokens, with the model's log-probabilities at temperature 1."""
+        """Queue the samples of `jobs`. Temperature 0 is greedy, with the model's log-probabilities at temperature 1."""
 
     def step(self) -> None:
         """Take one step, and add the samples that it finishes to `_done`."""
@@ -70,8 +67,7 @@ class Engine(Protocol):
         """If nothing is in flight, free the memory that others may need meanwhile."""
 
     def run(self, seconds: float, refill: int = 0) -> list[Continuation]:
-        """Step for about `seconds`, at least once, or until only `refill` samples are in flight; returns what
-        finished."""
+        """Step for about `seconds`, at least once, or until `refill` samples are in flight; returns what finished."""
         end = time.monotonic() + seconds
         while self.unfinished > refill:
             self.step()
@@ -85,8 +81,7 @@ class Engine(Protocol):
         """Drop everything that is in flight."""
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps; samples in flight continue with the new ones. Raises WeightError when a
-        parameter is missing."""
+        """Swap the weights between two steps. Raises WeightError when a parameter is missing."""
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2."""

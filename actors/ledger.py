@@ -13,14 +13,11 @@ from actors.jobs import Continuation, Job
 from core.errors import ConfigError
 from core.records import Sampling, Start, Trajectory
 
-Key = tuple[str, int]
-"""(start id, sample): a result counts once per key."""
-URGENT = -1
-"""Place in the queue of calls whose caller waits for the result: before all others."""
+Key = tuple[str, int]  # (start id, sample): a result counts once per key
+URGENT = -1  # place in the queue of calls whose caller waits for the result: before all others
 AHEAD = 0.25
 """Extra samples that an engine gets, as a share of those it decodes at once. They begin when others finish."""
-REFILL = 8
-"""While samples wait, an engine returns for more when 1 / REFILL of its samples have finished."""
+REFILL = 8  # while samples wait, an engine returns for more when 1 / REFILL of its samples have finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +205,7 @@ def refill_at(in_flight: int, decoded: int) -> int:
 
 
 def check_room(starts: Iterable[Start], sampling: Sampling, max_prompt_tokens: int, max_response_tokens: int) -> None:
-    """Check that every start fits the engine and leaves room for at least one token. Raises ConfigError naming the
-    start."""
+    """Raises ConfigError when a start does not fit the engine, or leaves no room for a token."""
     if sampling.max_response_tokens > max_response_tokens:
         raise ConfigError(
             f"rollout.max_response_tokens = {max_response_tokens}: responses of {sampling.max_response_tokens} tokens "

@@ -1,9 +1,6 @@
-"""The pool of a run in one process without Ray (`launch.py train --local`): one engine, called directly.
-
-Invariant: the same starts give the same trajectories as `actors/pool.py` with any number of engines, in the same order
-(bit for bit with vLLM on CPU, see `actors/engines.py`). The caller gets an engine's errors unwrapped, so that a
-debugger stops where they arise.
-"""
+"""The pool of a run in one process without Ray (`launch.py train --local`): one engine, called directly, with its
+errors unwrapped. Invariant: the same starts give the same trajectories as `actors/pool.py`, in the same order (bit for
+bit with vLLM on CPU)."""
 
 import time
 from collections.abc import Sequence
@@ -16,8 +13,7 @@ from core.weights import Acknowledgement, Weights
 
 NAME = "rollout-0"
 KEPT: list[Engine] = []
-"""Engines of closed pools. With an engine vLLM would end torch's process groups, also those of the next run in this
-process."""
+"""Engines of closed pools: vLLM would end torch's process groups with them, also those of the next run."""
 
 
 class LocalPool:

@@ -1,15 +1,10 @@
-"""vLLM's own options, passed on by name: `rollout.engine_options` and `rollout.sampling_options`.
-
-Checked by `commands/train.py` and `launch.py check` before anything starts, used by `actors/vllm_engine.py`. The checks
-read vLLM's classes as text, because importing them takes ten seconds and changes the process. Invariant: an option that
-Retrospect sets itself cannot be set here.
-
-Options that exclude tokens (`top_k`, `allowed_token_ids`, `structured_outputs`, ...): let Z(s) be the total probability
-that the model gives to the allowed tokens in state s. The engine reports log pi(a|s) - log Z(s), the learner computes
-log pi(a|s). So `behaviour_gap` is -log Z(s) instead of 0, and the off-policy weight of a token is Z(s) <= 1. This is
-exact: training improves the policy without the option. A token that a grammar forces (Z near 0) has almost no weight;
-`algorithm.importance: mask` leaves it out.
-"""
+"""vLLM's own options by name: `rollout.engine_options` and `rollout.sampling_options`. They are checked before anything
+starts, against vLLM's classes as text: importing them takes ten seconds and changes the process. Invariant: an option
+that Retrospect sets itself cannot be set here. Options that exclude tokens (`top_k`, `structured_outputs`, ...): let
+Z(s) be the probability that the model gives to the allowed tokens in state s. The engine reports log pi(a|s) - log
+Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s), not 0, and a token's off-policy weight Z(s) <=
+1. This is exact: training improves the policy without the option. A forced token (Z near 0) has almost no weight;
+`algorithm.importance: mask` leaves it out."""
 
 import ast
 import difflib
@@ -51,8 +46,7 @@ ENGINE_GPU_ONLY: Mapping[str, str] = {
 }
 """Engine options that can be set on GPUs only; why they cannot on CPU."""
 TEXT = "engines work on token ids (use structured_outputs, allowed_token_ids or logit_bias)"
-STRUCTURED = "structured_outputs"
-"""The sampling option for which an engine loads the tokenizer: a grammar is one of characters."""
+STRUCTURED = "structured_outputs"  # for it an engine loads the tokenizer: a grammar is one of characters
 SAMPLING: Mapping[str, str] = {
     "temperature": "rollout.temperature sets it",
     "top_p": "rollout.top_p sets it",
@@ -70,8 +64,7 @@ SAMPLING: Mapping[str, str] = {
 
 
 def check_options(config: RolloutConfig, device: str) -> None:
-    """Raises ConfigError for an option that vLLM does not have (with the nearest name) or that cannot be set on
-    `cluster.device`."""
+    """Raises ConfigError for an option that vLLM lacks (with the nearest name) or that cannot be set on `device`."""
     gpu_only = {option: f"it needs cluster.device cuda, on CPU {why}" for option, why in ENGINE_GPU_ONLY.items()}
     engine = ENGINE if device == "cuda" else {**ENGINE, **gpu_only}
     for field, given, fixed, file, name in (
@@ -93,8 +86,7 @@ def check_options(config: RolloutConfig, device: str) -> None:
 
 
 def check_sampling_values(given: Mapping[str, object]) -> None:
-    """Raises ConfigError for values that vLLM's own object refuses. Another process imports vLLM, in about ten
-    seconds."""
+    """Raises ConfigError for values that vLLM refuses. Another process imports vLLM, in about ten seconds."""
     if importlib.util.find_spec("vllm") is None:
         return
     done = subprocess.run(
@@ -128,8 +120,8 @@ def check_training_options(config: Config) -> None:
     if STRUCTURED in config.rollout.sampling_options and config.replay.ratio > 0:
         raise ConfigError(
             f"rollout.sampling_options.{STRUCTURED}: vLLM's grammar begins with the first token that is generated and "
-            "knows nothing of "
-            f"a replayed prefix; set replay.ratio to 0, or use it with `launch.py evaluate`, which begins at the root"
+            "knows nothing of a replayed prefix; set replay.ratio to 0, or use it with `launch.py evaluate`, which "
+            "begins at the root"
         )
 
 

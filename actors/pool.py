@@ -1,20 +1,8 @@
-"""The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail. In
-asynchronous mode the thread of `actors/stream.py` calls it.
-
-    ledger (waiting | in flight | done)  --jobs-->  rollout-0, rollout-1, ...   step for a moment
-                 ^                                          |
-                 +------------ finished samples ------------+
-
-Invariants:
-
-- Every start yields each of its samples exactly once, or is quarantined as a whole.
-- An engine generates only with the current weights, after it has acknowledged them.
-- Every wait has a deadline.
-
-An engine gets at most its share of the open samples, and at most 1.25 x `rollout.max_running` samples. The other
-samples wait in the ledger for the first engine with room. While samples wait, an engine with room answers early. An
-engine handles new weights and probes between two requests to generate.
-"""
+"""The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail. Invariants:
+every start yields each of its samples exactly once, or is quarantined as a whole; an engine generates only with the
+current weights, after it has acknowledged them; every wait has a deadline. An engine gets at most its share of the open
+samples, and 1.25 x `rollout.max_running`; the others wait in the ledger, and while they do, an engine with room answers
+early. It handles new weights and probes between two requests to generate."""
 
 import logging
 import time
@@ -32,18 +20,15 @@ from core.records import FloatArray, IntArray, Sampling, Start, Trajectory
 from core.weights import Acknowledgement, WeightHandle
 
 CALL_SECONDS, STREAM_SECONDS = 0.5, 0.2
-"""How long an engine steps before it answers: CALL_SECONDS in `generate`; STREAM_SECONDS after `submit`, because new
-weights wait for it."""
-INCIDENT_SECONDS = 60.0
-"""Seconds within which losses of different actors are one incident: a node is lost, or memory runs out."""
+"""How long an engine steps before it answers: in `generate`, and after `submit`, because new weights wait for it."""
+INCIDENT_SECONDS = 60.0  # losses of different actors within it are one incident: a node is lost, or memory runs out
 
 logger = logging.getLogger("retrospect.actors")
 
 
 class RolloutPool:
-    """`rollout.actors` rollout actors. The constructor returns when all of them serve. Every start that makes engines
-    raise is passed to `quarantine`, with the reason. Raises ModelError when the model cannot be loaded and ActorError
-    when an actor does not start."""
+    """`rollout.actors` rollout actors, all serving. A start that makes engines raise is passed to `quarantine`, with
+    the reason. Raises ModelError when the model cannot be loaded and ActorError when an actor does not start."""
 
     def __init__(self, recipe: EngineRecipe, quarantine: Callable[[Start, str], None] = lambda _, __: None) -> None:
         config = recipe.config
@@ -73,8 +58,7 @@ class RolloutPool:
         return self._weights_lost or not (self._ledger.open or any(actor.requests for actor in self._actors))
 
     def check(self) -> None:
-        """Raises LearnerError when engines must wait for new weights, because the current ones are lost with the
-        learner."""
+        """Raises LearnerError when engines wait for new weights, because the current ones are lost with the learner."""
         if self._weights_lost:
             raise LearnerError("the weights of the rollout actors were lost: the process that published them has died")
 
@@ -96,8 +80,7 @@ class RolloutPool:
         self._add(starts, sampling, urgent=False)
 
     def collect(self) -> list[tuple[str, list[Trajectory]]]:
-        """Remove and return the complete starts, in the order of completion: (start id, its trajectories; none if
-        quarantined)."""
+        """Remove and return the complete starts in order: (start id, its trajectories; none if quarantined)."""
         return [(start_id, self._ledger.collect(start_id)) for start_id in self._ledger.complete]
 
     def abandon(self) -> None:
@@ -106,13 +89,9 @@ class RolloutPool:
         self._ask_all(lambda actor: actor.abort.remote())
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        """Swap the weights of every engine; returns one acknowledgement each, in the order of the engines. Generation
-        continues.
-
-        The pool keeps `handle` for engines that start later. Raises WeightError when the weights do not fit the model,
-        and ActorError when they were lost before every engine had read them. In that case the engines still work and
-        can load other weights.
-        """
+        """Swap the weights of every engine, and of those that start later; one acknowledgement each. Raises WeightError
+        when they do not fit the model, ActorError when they were lost before every engine had read them (the engines
+        still work)."""
         self._weights, self._current, self._weights_lost = handle, None, False
         members = [actor.process for actor in self._actors if actor.serving]
         found: list[Acknowledgement] = self._ask_all(lambda actor: actor.load_weights.remote(handle, members), "load")
@@ -171,9 +150,10 @@ class RolloutPool:
 
         def _serve(_: Any) -> None:
             actor.serving = True
-            if self._weights is not None and not self._weights_lost:
-                load = lambda remote, weights=self._weights: remote.load_weights.remote(weights)  # noqa: E731
-                actor.ask(load, self._config.deadline, lambda _: None, "load")
+            if (weights := self._weights) is not None and not self._weights_lost:
+                actor.ask(
+                    lambda remote: remote.load_weights.remote(weights), self._config.deadline, lambda _: None, "load"
+                )
 
         actor.launch(_serve)
 
@@ -203,8 +183,8 @@ class RolloutPool:
         jobs = ledger.take(actor.name, room)
         if samples := ledger.in_flight(actor.name):
             refill = refill_at(samples, config.max_running) if ledger.waiting else 0
-            generate = lambda remote: remote.generate.remote(jobs, seconds, refill)  # noqa: E731
-            actor.ask(generate, config.deadline, partial(self._accept, actor), "generate")
+            accept = partial(self._accept, actor)
+            actor.ask(lambda remote: remote.generate.remote(jobs, seconds, refill), config.deadline, accept, "generate")
 
     def _accept(self, actor: ActorHandle, result: StepResult) -> None:
         self._ledger.accept(result.finished)
@@ -227,8 +207,7 @@ class RolloutPool:
         self._report(start, reason)
 
     def _ask_all(self, call: Callable[[Any], Any], kind: Kind = "ask") -> list[Any]:
-        """Call all engines that serve; returns their answers in order, at least one. An engine that fails meanwhile is
-        left out."""
+        """Answers of all engines that serve, in order, at least one. An engine that fails meanwhile is left out."""
         found: dict[int, Any] = {}
         while not found:
             asked: list[tuple[ActorHandle, Request]] = []
@@ -246,19 +225,14 @@ class RolloutPool:
     def _verify(self, actor: ActorHandle) -> None:
         """Replace an engine that started during a weight swap if it acknowledged other weights than the rest."""
         if None not in (self._current, actor.acknowledged) and self._current != actor.acknowledged:
-            self._replace(
-                actor, ActorError(f"it acknowledged weights {actor.acknowledged}, the others {self._current}")
-            )
+            error = ActorError(f"it acknowledged weights {actor.acknowledged}, the others {self._current}")
+            self._replace(actor, error)
 
     def _replace(self, actor: ActorHandle, error: BaseException, request: Request | None = None) -> None:
-        """Handle the failure of an actor: queue its samples again and start another process.
-
-        If an engine raises while it generates, a start may be the cause. `Ledger.requeue` finds that start, and it is
-        quarantined; this costs one restart of the budget.
-
-        Raises `error` if it is a WeightError, because a restart would load the same weights; ActorError when the budget
-        is used up.
-        """
+        """Queue a failed actor's samples again and start another process. If an engine raises while it generates, a
+        start may be the cause: `Ledger.requeue` finds and this quarantines it, for one restart of the budget. Raises
+        `error` if it is a WeightError (a restart would load the same weights); ActorError when the budget is used
+        up."""
         if request is not None and request.kind == "load" and weights_lost(error):
             self._weights_lost = True  # the engine still works and keeps its samples
             logger.warning("%s: %s", actor.name, error_text(error))
@@ -282,9 +256,8 @@ class RolloutPool:
 
 
 class RestartBudget:
-    """How many losses of rollout actors a run survives: at most `allowed` incidents within any `window` seconds. Losses
-    of different actors within INCIDENT_SECONDS are one incident. A second loss of the same actor is a new incident, so
-    that actors that die after every start use the budget up."""
+    """At most `allowed` losses of rollout actors within any `window` seconds. Losses of different actors within
+    INCIDENT_SECONDS count once; a second one of the same actor is new: it dies after every start."""
 
     def __init__(self, allowed: int, window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._allowed, self._window, self._clock = allowed, window, clock
@@ -297,8 +270,7 @@ class RestartBudget:
         return len(self._incidents)
 
     def charge(self, name: str, reason: str) -> None:
-        """Count the loss of actor `name`. Raises ActorError, with the one-line `reason`, when it is one incident too
-        many."""
+        """Count the loss of actor `name`. Raises ActorError, with the one-line `reason`, when it is one too many."""
         spent, now = self.spent, self._clock()
         if self._incidents and now - self._incidents[-1][0] < INCIDENT_SECONDS and name not in self._incidents[-1][1]:
             self._incidents[-1][1].add(name)

@@ -1,6 +1,5 @@
 """Runs the pool on a thread, so that generation continues while the learner works (asynchronous mode). Invariant: only
-the thread changes the pool. It runs a call between two rounds of the pool. An error that ends the thread is raised in
-every later call."""
+the thread changes the pool, between two rounds. An error that ends it is raised in every later call."""
 
 import queue
 import threading
@@ -17,11 +16,9 @@ if TYPE_CHECKING:
     from actors.pool import RolloutPool
 
 R = TypeVar("R")
-Finished = tuple[str, list[Trajectory]]
-"""A start id and its trajectories by sample; none if the start was quarantined."""
+Finished = tuple[str, list[Trajectory]]  # a start id and its trajectories by sample; none if the start was quarantined
 
-POLL_SECONDS = 0.5
-"""Seconds between two checks for new calls, or for the end of the thread."""
+POLL_SECONDS = 0.5  # seconds between two checks for new calls, or for the end of the thread
 
 
 class RolloutStream:

@@ -1,9 +1,6 @@
-"""How new weights get into a running vLLM model: a weight transfer engine of vLLM that reads `core.weights.Weights`.
-
-`actors/vllm_setup.py` names it as vLLM's worker extension. So every worker process of an engine imports it, which
-registers the backend, before it loads its model. Invariant: after `finish_weight_update` the model computes with the
-new weights alone, or an error was raised.
-"""
+"""Gets new weights into a running vLLM model: a weight transfer engine that reads `core.weights.Weights`. As vLLM's
+worker extension it is imported, and so registered, in every worker before the model is loaded. Invariant: after
+`finish_weight_update` the model computes with the new weights alone, or an error was raised."""
 
 import warnings
 from dataclasses import dataclass

@@ -1,11 +1,7 @@
-"""Responses in several turns: an engine whose samples stop at a tool's call and go on after its answer. To its caller
-it is an engine like any other (`actors.jobs.Engine`). Invariants:
-
-- A continuation begins and ends with a token of the policy. An answer that leaves no room for one is not given: the
-  response is truncated.
-- The answers use up the response's budget, and have log-probability 0 and the version of the call.
-- The seed of a turn comes from (start, sample, tokens so far), so a sample does not depend on the others.
-"""
+"""Responses in several turns: an engine whose samples stop at a tool's call and go on after its answer. Invariants: a
+continuation begins and ends with a token of the policy (an answer that leaves no room for one is not given: the
+response is truncated); answers use up the response's budget, with log-probability 0 and the version of the call; the
+seed of a turn comes from (start, sample, tokens so far), so a sample does not depend on the others."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

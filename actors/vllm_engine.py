@@ -19,8 +19,7 @@ from core.transport import alone
 from core.weights import Acknowledgement, Weights, digest
 
 WEIGHTS = "weights"
-SLEEPERS = (WEIGHTS, "kv_cache")
-"""vLLM's names of what it can move off the GPU."""
+SLEEPERS = (WEIGHTS, "kv_cache")  # vLLM's names of what it can move off the GPU
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "repetition": Finish.REPETITION}
 
 
@@ -109,9 +108,8 @@ class VllmEngine(Engine):
         return Acknowledgement(self.name, weights.manifest.version, received.result())
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2. The first T - 1 tokens are
-        the prompt of a request. The last token is scored as its response, so a sequence may be as long as the engine's
-        context."""
+        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2. The last token is scored as
+        a response, so a sequence may be as long as the engine's context."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind

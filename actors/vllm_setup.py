@@ -1,5 +1,4 @@
-"""The inputs of vLLM: environment variables, engine arguments, a user's sampling options, end tokens of a
-checkpoint."""
+"""The inputs of vLLM: environment variables, engine arguments, a user's sampling options, end tokens."""
 
 import os
 from collections.abc import Mapping
@@ -13,8 +12,7 @@ from core.startup import KEEP_FREED_MEMORY
 
 CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
 CPU_BLOCK = 32
-"""Tokens per block of the KV cache on CPU. vLLM's default there, 128, would share no shorter prefix; its CPU kernels
-need a multiple of 32."""
+"""Tokens per KV block on CPU, a multiple of 32. vLLM's default there, 128, would share no shorter prefix."""
 
 
 def environment(device: str, threads: int) -> dict[str, str]:
@@ -37,8 +35,7 @@ def environment(device: str, threads: int) -> dict[str, str]:
 
 
 def stop_tokens(model_path: str) -> list[int]:
-    """End-of-sequence tokens of a checkpoint: those of its generation config and its config. Raises ModelError when it
-    names none."""
+    """End-of-sequence tokens of a checkpoint's two configs. Raises ModelError when it names none."""
     from transformers import AutoConfig, GenerationConfig
 
     found: set[int] = set()
@@ -54,8 +51,7 @@ def stop_tokens(model_path: str) -> list[int]:
 
 
 def register_model_class(model_path: str) -> None:
-    """Import the model's class, which vLLM otherwise does in a second process that imports vLLM again (8 s on a first
-    start)."""
+    """Import the model's class here: vLLM would start a process that imports vLLM again (8 s on a first start)."""
     from transformers import AutoConfig
     from vllm import ModelRegistry
 
@@ -89,9 +85,8 @@ def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
             "enforce_eager": True,
             "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
             "block_size": CPU_BLOCK,
-            # A context that is prefilled in two steps crashes a seeded request on CPU: vLLM 0.32 takes back the number
-            # drawn
-            # in the first step with `Generator.get_offset`, which CPU generators lack. So it is prefilled in one step.
+            # One step per prefill: after two, vLLM 0.32 takes back the number drawn in the first with
+            # `Generator.get_offset`, which CPU generators lack, so a seeded request would crash.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(4096, context, config.max_running),  # 4096: vLLM's default on CPU
         }
@@ -99,20 +94,17 @@ def engine_arguments(config: RolloutConfig, device: str) -> dict[str, Any]:
 
 
 def sampling_extras(options: Mapping[str, Any], engine: Any) -> dict[str, Any]:
-    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that vLLM's `engine` would refuse at
-    every start."""
+    """`rollout.sampling_options` as vLLM's types. Raises ConfigError for those that `engine` would refuse."""
     if not options:
         return {}
     from pydantic import TypeAdapter
     from vllm import SamplingParams
     from vllm.exceptions import VLLMError
 
-    config = engine.vllm_config
+    own = engine.vllm_config
     try:
         params = TypeAdapter(SamplingParams).validate_python(dict(options))
-        params.verify(
-            config.model_config, config.speculative_config, config.structured_outputs_config, engine.tokenizer
-        )
+        params.verify(own.model_config, own.speculative_config, own.structured_outputs_config, engine.tokenizer)
     except (ValueError, VLLMError) as error:  # pydantic's ValidationError is a ValueError, vLLM's is not
         raise ConfigError(f"rollout.sampling_options = {sorted(options)}: {first_line(error)}") from error
     return {name: getattr(params, name) for name in options}
