@@ -1,6 +1,5 @@
-"""Generalised advantage estimation and whitening, in plain torch. Invariant: only positions with mask 1 (tokens that
-the policy generated in this trajectory) count; prompt, replayed prefix and tool output change nothing. Shapes: B
-sequences, T tokens."""
+"""Generalised advantage estimation and whitening. Invariant: only positions with mask 1 (tokens that the policy
+generated in this trajectory) count. Shapes: B sequences, T tokens."""
 
 from typing import Literal
 
@@ -42,8 +41,7 @@ def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean) / std [B, T] over the masked positions of the whole batch (population variance); 0 where the mask is
-    0."""
+    """(A - mean) / std [B, T] over the masked positions of the batch (population variance); 0 where the mask is 0."""
     chosen = advantages[mask]
     if chosen.numel() == 0:
         return torch.zeros_like(advantages)
@@ -54,8 +52,7 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def normalised(advantages: Tensor, mask: Tensor, replayed: Tensor, how: Normalise) -> Tensor:
-    """Advantages [B, T] whitened over the batch, or over fresh and replayed rows apart (`replayed` [B] bool), or
-    unchanged."""
+    """Advantages [B, T] whitened over the batch, over fresh and `replayed` [B] rows apart, or unchanged."""
     if how == "none":
         return torch.where(mask, advantages, 0.0)
     if how == "global":

@@ -15,8 +15,7 @@ Numbers = npt.NDArray[np.integer]
 
 
 def explained_variance(values: Reals, returns: Reals) -> float:
-    """1 - Var(R - V) / Var(R): 1 is perfect, below 0 is worse than a constant; 0 if the returns do not vary or are
-    NaN."""
+    """1 - Var(R - V) / Var(R): 1 is perfect, below 0 worse than a constant; 0 if returns do not vary or are NaN."""
     if not varies(returns):
         return 0.0
     spread = float(np.var(returns.astype(np.float64)))
@@ -34,36 +33,28 @@ def every_token(response: IntArray) -> IntArray:
 
 
 def critic_calibration(scored: Sequence[Scored], boundaries: Boundaries) -> tuple[float, float, float]:
-    """(AUC, AUC within start and depth, Brier score) of V against outcomes, measured at the starts and the
-    boundaries."""
+    """(AUC, AUC within start and depth, Brier score) of V against outcomes, at the starts and the boundaries."""
     correct = np.array([s.judged.verdict.correct for s in scored])
     trajectories = [s.trajectory for s in scored]
-    # of each continuation: its boundaries, counted from its first token
-    depths = [one.states(boundaries) - one.start.prefix_ids.size for one in trajectories]
+    depths = [one.states(boundaries) - one.start.prefix_ids.size for one in trajectories]  # of boundaries
 
     def _states(read: Sequence[IntArray]) -> tuple[FloatArray, Flags]:
         values = np.concatenate([s.values[at] for s, at in zip(scored, read, strict=True)])
         return values, np.repeat(correct, [at.size for at in read])
 
     values, succeed = _states([np.append(0, own) for own in depths])
-    read, groups = comparable_states(
-        [one.start.id for one in trajectories], [one.generated for one in trajectories], depths
-    )
+    starts, generated = [one.start.id for one in trajectories], [one.generated for one in trajectories]
+    read, groups = comparable_states(starts, generated, depths)
     return auc(values, succeed), auc(*_states(read), groups), brier(values, succeed)
 
 
 def comparable_states(
     starts: Sequence[str], generated: Sequence[Flags], depths: Sequence[IntArray]
 ) -> tuple[list[IntArray], Numbers]:
-    """Groups of states with the same start and depth: a critic that knows only problem and depth cannot rank states
-    within one.
-
+    """Groups of states of the same start and depth: a critic that knows only problem and depth cannot rank within one.
     Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary.
-
-    Per continuation: `starts` has the id of its start; `generated` [C] says which of its tokens are the policy's,
-    because states begin only before these; `depths` are its boundaries, in tokens from the start. Returns the depths at
-    which each is read, and for all these states, flat, the group (start, depth).
-    """
+    Per continuation: `starts` has its start's id; `generated` [C] the policy's tokens, as states begin only before
+    these; `depths` its boundaries from the start. Returns the depths at which each is read and, flat, the groups."""
     shared: dict[str, list[IntArray]] = {}
     for start, own in zip(starts, depths, strict=True):
         shared.setdefault(start, []).append(own)
@@ -92,8 +83,7 @@ def _mixed_groups(values: Reals, correct: Flags, groups: Numbers) -> tuple[Doubl
     new[1:] = (value[1:] != value[:-1]) | (group[1:] != group[:-1])
     first = np.flatnonzero(new)
     sizes = np.diff(np.append(first, len(order)))
-    # midranks within each group, from 1
-    ranks = np.repeat(first + (sizes + 1) / 2.0, sizes) - np.searchsorted(group, group)
+    ranks = np.repeat(first + (sizes + 1) / 2.0, sizes) - np.searchsorted(group, group)  # mid, in each group, from 1
     positives, negatives = (np.bincount(group, side).astype(np.float64) for side in (right, ~right))
     mixed = (positives > 0) & (negatives > 0)
     good, bad = positives[mixed], negatives[mixed]

@@ -1,9 +1,6 @@
-"""The estimators of the policy's advantages, by their name in `algorithm.estimator`, and what an estimator is.
-
-`learner.targets` calls one on the whole global batch. A new one is a pure function of `Episodes`, a line in
-`ESTIMATORS`, its name in `core/sections/algorithm.py`, and a row in docs/learner.md. Invariant: only positions with
-mask 1 count. Shapes: B sequences, T tokens, G sequences in a group.
-"""
+"""The estimators of the policy's advantages. A new one is a pure function of `Episodes`, a line in `ESTIMATORS`, its
+name in `core/sections/algorithm.py`, and a row in docs/learner.md. Invariant: only positions with mask 1 count. Shapes:
+B sequences, T tokens, G sequences in a group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,8 +37,7 @@ class Episodes:
 
 
 Advantages = Callable[[Episodes], Tensor]
-"""Advantages [B, T] of a batch, finite; positions with mask 0 are ignored. A user's own estimator has this signature,
-too."""
+"""Finite advantages [B, T]; positions with mask 0 are ignored. A user's own estimator has this signature, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +45,13 @@ class Estimator:
     """An estimator and what it needs. A plain function stands for an `Estimator` of it with the defaults."""
 
     advantages: Advantages
-    needs_values: bool = False
-    """Whether it reads `Episodes.values`: then there must be a critic."""
+    needs_values: bool = False  # whether it reads `Episodes.values`: then there must be a critic
     needs_groups: bool = False
     """Whether it compares the continuations of a start: then there must be at least two. A group of equal rewards has
     no advantage; its tokens do not count in the mean of the policy's loss."""
     needs_continuations: bool = False
     """Whether it reads `Episodes.steps` and `step_values`: then the states of every trajectory are continued, too."""
-    whitened: bool = False
-    """Whether `algorithm.normalise` applies to its result."""
+    whitened: bool = False  # whether `algorithm.normalise` applies to its result
 
 
 def advantages_by_critic(episodes: Episodes) -> Tensor:
@@ -102,9 +96,8 @@ def _compared(episodes: Episodes, formula: Callable[[Tensor, Tensor], Tensor]) -
 
 
 def dr_grpo(episodes: Episodes) -> Tensor:
-    """Dr. GRPO [B, T]: R - mean of the group (2503.20783, section 3). Without GRPO's deviation, which favours questions
-    that are nearly always or nearly never solved. The paper's loss also divides by a constant instead of the response's
-    length: `algorithm.aggregation: constant`."""
+    """Dr. GRPO [B, T]: R - mean of the group (2503.20783, section 3), without a deviation, which favours questions
+    nearly always or never solved. The paper's loss divides by a constant: `algorithm.aggregation: constant`."""
     return _compared(episodes, lambda rewards, _: rewards - rewards.mean())
 
 

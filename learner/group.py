@@ -1,9 +1,7 @@
-"""The learner seen from the driver: it scores, updates, broadcasts and saves by calls to all ranks.
-
-The maths over the global batch happens here (`learner.targets`); the ranks get finished micro-batches. Invariants:
-results do not depend on the number of ranks or on the micro-batches; every wait has a deadline; a `LearnerError` ends
-all ranks, and `restart` with `restore` brings them back.
-"""
+"""The learner seen from the driver: it scores, updates, broadcasts and saves by calls to all ranks. The maths over the
+global batch happens here (`learner.targets`). Invariants: results do not depend on the number of ranks or on the
+micro-batches; every wait has a deadline; a `LearnerError` ends all ranks, and `restart` with `restore` brings them
+back."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -79,8 +77,7 @@ class LearnerGroup:
     """PPO on policy and critic over `learner.ranks` processes."""
 
     def __init__(self, recipe: LearnerRecipe) -> None:
-        """Start the ranks and load the models. Raises ModelError when the model cannot be used, LearnerError when a
-        rank did not start."""
+        """Start the ranks and load the models. Raises ModelError when the model cannot be used, else LearnerError."""
         self._recipe = recipe
         self._config, self._algorithm = recipe.config, recipe.algorithm
         self._noise: tuple[Sequence[IntArray], Gap] | None = None  # the probe, and the gap on it before training
@@ -146,18 +143,13 @@ class LearnerGroup:
         imitated: Sequence[Judged] = (),
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
-
-        During the critic's warm-up (the first `critic_warmup` updates) only the critic learns, on Monte-Carlo returns
-        (VC-PPO, 2503.01491). The same holds for a batch of equal rewards without imitated responses: it says nothing
-        about the policy, which takes no step. A minibatch with a NaN or Inf is left out. One that arises in a loss or a
-        gradient skips that step on all ranks. Skipped steps count in the learning-rate schedule. The policy takes no
-        more steps after a pass that moved it by more than `kl_stop`. The critic's calibration is measured at the
-        `boundaries` of each response. Raises DivergenceError when `max_skipped_steps` in a row were skipped.
-
-        `unsolved`: share of the iteration's fresh problems of which every sample fails; with `kl_schedule` unsolved,
-        and no `kl_target`, the weight of the KL follows it (`faded_coefficient`). `imitated`: earlier successes, which
-        only the language-model loss takes.
-        """
+        During the critic's warm-up only the critic learns, on Monte-Carlo returns (VC-PPO, 2503.01491); so it does on
+        equal rewards without imitated responses, which say nothing about the policy. A minibatch with a NaN or Inf is
+        left out; one that arises in a loss or a gradient skips that step on all ranks. Skipped steps count in the
+        learning-rate schedule. The policy takes no more steps after a pass that moved it by more than `kl_stop`. The
+        critic is calibrated at the `boundaries`. Raises DivergenceError when `max_skipped_steps` in a row were skipped.
+        `unsolved`: share of the fresh problems of which every sample fails, which `faded_coefficient` takes.
+        `imitated`: earlier successes, for the language-model loss alone."""
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
         kl = faded_coefficient(state.kl_coefficient, unsolved) if self._algorithm.kl_fades else state.kl_coefficient
@@ -206,7 +198,7 @@ class LearnerGroup:
         critic: bool,
     ) -> list[TakenStep]:
         """One pass over the batch, after the steps `before` of this update; which of the models learn."""
-        state, share = self._state, self._config.critic_epochs / self._config.epochs
+        state, share, total = self._state, self._config.critic_epochs / self._config.epochs, self._recipe.total_steps
         kl_in_loss = algorithm.kl_coefficient if algorithm.kl_placement == "loss" else 0.0
         policy_step = state.policy_steps + sum(step.plans[0].train_policy for step in before)
         value_step = int(state.steps * share) + len(before)
@@ -214,10 +206,8 @@ class LearnerGroup:
         plans: list[list[StepPlan]] = []  # [minibatch][rank]
         for members in minibatches:
             trains = policy and (kl_in_loss > 0 or batch.teaches(members, algorithm))
-            policy_lr = (
-                self._rate(self._config.policy_lr, policy_step, self._recipe.total_steps - late) if trains else 0.0
-            )
-            value_lr = self._rate(self._config.value_lr, value_step, int(self._recipe.total_steps * share))
+            policy_lr = self._rate(self._config.policy_lr, policy_step, total - late) if trains else 0.0
+            value_lr = self._rate(self._config.value_lr, value_step, int(total * share))
             assignment = self._assign([batch.rows[i] for i in members])
             by_rank = train_batches(assignment, batch, members, algorithm.aggregation, self._recipe.longest)
             plans.append([StepPlan(batches, policy_lr, value_lr, kl_in_loss, trains, critic) for batches in by_rank])
@@ -255,9 +245,8 @@ class LearnerGroup:
             )
 
     def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> Gap:
-        """Remember how far engines and learner, which have loaded the same weights, differ. `broadcast` compares with
-        it, on the same `probe_sequences` first `sequences` [T >= 2]. Raises WeightError when it is more than
-        rounding."""
+        """Remember how far engines and learner, which have loaded the same weights, differ on the first `sequences` [T
+        >= 2]; `broadcast` compares with it. Raises WeightError when it is more than rounding."""
         probe = list(islice(sequences, self._config.probe_sequences))
         noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
         check_noise(noise, self._recipe.dtype)
@@ -265,13 +254,9 @@ class LearnerGroup:
         return noise
 
     def broadcast(self, receiver: WeightReceiver) -> BroadcastReport:
-        """Send the policy's weights to every engine as the next version; after the first and every `probe_every`-th,
-        probe them.
-
-        Raises WeightError when an engine acknowledged another version or digest, or its log-probabilities differ from
-        the learner's by more than the noise (`measure_noise`); LearnerError when a rank died, even if the engines
-        noticed it first.
-        """
+        """Send the policy's weights to every engine as the next version; probe after the first and every
+        `probe_every`-th. Raises WeightError when an engine acknowledged other weights, or differs from the learner by
+        more than the noise; LearnerError when a rank died, even if the engines noticed it first."""
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
         (weights,) = [weights for weights in exported if weights is not None]
@@ -291,8 +276,7 @@ class LearnerGroup:
         return BroadcastReport(version, self.check_engines(receiver) if probed else None)
 
     def check_engines(self, receiver: WeightReceiver) -> Gap | None:
-        """How far engines and learner are apart; None if no noise was measured. Raises WeightError when it leaves the
-        noise."""
+        """How far engines and learner are apart; None without measured noise. Raises WeightError beyond the noise."""
         if self._noise is None:
             return None
         probe, noise = self._noise
@@ -305,18 +289,16 @@ class LearnerGroup:
         return self._begin(RankWorker.logprobs, [Row(sequence, 1) for sequence in sequences])()
 
     def save(self, directory: Path) -> list[str]:
-        """Write policy, critic, optimizers, random states and counters into `directory` (made atomic by the caller).
-        Returns the names of all files that any rank sees there; the caller checks that it sees them too. Raises
-        CheckpointError."""
+        """Write policy, critic, optimizers, random states and counters into `directory`. Returns the names of all files
+        that any rank sees there; the caller checks that it sees them too. Raises CheckpointError."""
         directory.mkdir(parents=True, exist_ok=True)
         written = self._ranks.call_same(RankWorker.save, str(directory))
         self._state.save(directory / "learner.json")
         return sorted({name for names in written for name in names})
 
     def restore(self, directory: Path) -> None:
-        """Read what `save` wrote. Training continues bit for bit with the same number of ranks, up to rounding with
-        another. The KL coefficient keeps its adapted value unless another one is configured now. Raises CheckpointError
-        when the checkpoint is incomplete or was written with other settings."""
+        """Read what `save` wrote: training continues bit for bit with as many ranks, up to rounding with others. The KL
+        coefficient stays adapted unless another is configured. Raises CheckpointError."""
         state = read_state(directory / "learner.json", self._state.layout)
         self._ranks.call_same(RankWorker.restore, str(directory), state.ranks)
         state.continue_with(len(self._ranks), self._algorithm.kl_coefficient)
@@ -336,8 +318,7 @@ class LearnerGroup:
         self._ranks.close()
 
     def _begin(self, method: Callable[..., list[FloatArray]], rows: Sequence[Row]) -> Callable[[], list[FloatArray]]:
-        """Start a method of `RankWorker` that gives one number per scored token; the returned function waits for
-        them."""
+        """Start a method that gives one number per scored token; the returned function waits for them."""
         assignment = self._assign(rows)
         finish = self._ranks.begin(method, input_batches(assignment, rows))
         return lambda: results_by_row(assignment, rows, finish())

@@ -17,8 +17,7 @@ K3_RATIO = 10.0
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 = 4.9e8 is far beyond every clip and cannot overflow."""
 LEAST_KL = 0.1
-"""Share of the KL coefficient that never fades. At 0 policies that had mastered a task lost it again (docs/learner.md,
-Rare failures)."""
+"""Share of the KL coefficient that stays: at 0 mastered tasks were lost again (docs/learner.md, Rare failures)."""
 
 
 def ratio(log_new: Tensor, log_old: Tensor) -> Tensor:
@@ -35,12 +34,9 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimator of KL(pi || pi_ref) per token [N], d = log pi - log pi_ref (Schulman, "Approximating KL divergence",
-    2020).
-
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. In the reward k1 gives the gradient of the reverse KL. As a loss term k2
-    does; k1 has no gradient on average, and k3 has that of the forward KL. Below d = -log 10 k3 continues as a straight
-    line with its slope there, -9. So one token cannot dominate the step, and exp cannot overflow.
-    """
+    2020): k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. In the reward k1 gives the gradient of the reverse KL. As a loss
+    term k2 does; k1 has no gradient on average, and k3 has that of the forward KL. Below d = -log 10 k3 goes on as a
+    straight line of slope -9, so one token cannot dominate the step, and exp cannot overflow."""
     d = logprobs - reference
     if estimator == "k1":
         return d
@@ -63,16 +59,14 @@ def masked_importance(proximal: Tensor, behaviour: Tensor, floor: float, cap: fl
 
 
 def of_sequences(log_ratios: Tensor, counts: Tensor) -> Tensor:
-    """[N] the sum of `log_ratios` [N] over each token's sequence; sequence i has `counts[i]` tokens. The logarithm of
-    pi_prox(y) / pi_behaviour(y) of whole sequences, whose weights are unbiased and vary more than those of tokens (TRL:
-    `vllm_importance_sampling_mode`, `sequence_truncate` and `sequence_mask`)."""
+    """[N] the sum of `log_ratios` [N] over each token's sequence of `counts[i]` tokens: whole sequences' weights are
+    unbiased and vary more (TRL: `vllm_importance_sampling_mode`, `sequence_truncate` and `sequence_mask`)."""
     sums = torch.segment_reduce(log_ratios, "sum", lengths=counts)
     return torch.repeat_interleave(sums, counts)
 
 
 Correction = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
-"""(log pi_prox - log pi_behaviour [N], tokens of each sequence, floor, cap) -> the weights [N], and which are bounded.
-"""
+"""(log pi_prox - log pi_behaviour [N], tokens of each sequence, floor, cap) -> weights [N], and which are bounded."""
 
 
 def _truncate(log_ratios: Tensor, counts: Tensor, floor: float, cap: float) -> tuple[Tensor, Tensor]:  # noqa: ARG001
@@ -100,27 +94,22 @@ CORRECTIONS: Mapping[str, Correction] = {
 
 
 def adapted_coefficient(coefficient: float, measured: float, target: float, horizon: float, samples: int) -> float:
-    """The KL coefficient after an update of `samples` trajectories (Ziegler et al. 1909.08593, section 2.2).
-    Proportional controller in log space: c (1 + clip(KL / target - 1, +-0.2) samples / horizon), for samples <=
-    horizon."""
+    """The KL coefficient after an update of `samples` <= `horizon` trajectories (Ziegler et al. 1909.08593, section
+    2.2): c (1 + clip(KL / target - 1, +-0.2) samples / horizon)."""
     error = min(0.2, max(-0.2, measured / target - 1.0))
     return coefficient * (1.0 + error * samples / horizon)
 
 
 def faded_coefficient(coefficient: float, unsolved: float) -> float:
-    """The KL coefficient where a share `unsolved` (0 to 1) of the fresh problems has no success; at least `LEAST_KL` of
-    it."""
+    """The KL coefficient where a share `unsolved` of the fresh problems has no success, at least `LEAST_KL` of it."""
     return coefficient * max(unsolved, LEAST_KL)
 
 
 def aggregation_weights(mask: Tensor, how: Aggregation, longest: int = 0) -> Tensor:
-    """Weights [B, T] whose weighted sum is the mean over the batch; all 0 when the mask is empty.
-
-    token-mean: 1 / (tokens of the batch). sequence-mean: 1 / (sequences with tokens x tokens of the sequence).
-    constant: 1 / (sequences with tokens x `longest`), the longest possible response: the length of a response does not
-    change the weight of its tokens (Dr. GRPO, 2503.20783, section 3). The mask is that of the *global* batch (one
-    optimizer step), so the loss does not depend on how it is split afterwards.
-    """
+    """Weights [B, T] whose weighted sum is the mean over the *global* batch (one optimizer step); all 0 when the mask
+    is empty. token-mean: 1 / (tokens of the batch). sequence-mean: 1 / (sequences with tokens x tokens of the
+    sequence). constant: 1 / (sequences with tokens x `longest`), so that its length does not change a response's weight
+    per token (Dr. GRPO, 2503.20783, section 3)."""
     weights = mask.to(torch.float64)
     lengths = weights.sum(dim=1, keepdim=True)
     sequences = (lengths > 0).sum().clamp(min=1)

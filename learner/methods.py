@@ -1,6 +1,5 @@
-"""Finds the estimator and the policy loss that a configuration names, and checks a user's own on a small batch. A
-user's own function is named by its import path, `module:function`; its module is found in the folder that the program
-was started from, too."""
+"""Finds the estimator and the policy loss that a configuration names, and checks a user's own (`module:function`, also
+in the working directory) on a small batch."""
 
 from functools import cache
 from typing import Any
@@ -15,8 +14,7 @@ from learner.policy_losses import POLICY_LOSSES, PolicyLoss, PolicyTokens
 
 
 def find_estimator(name: str) -> Estimator:
-    """The estimator of `algorithm.estimator`. A user's plain function counts as one that needs values. Raises
-    ConfigError."""
+    """The estimator of `algorithm.estimator`; a plain function counts as one that needs values. Raises ConfigError."""
     if name in ESTIMATORS:
         return ESTIMATORS[name]
     found = _function("algorithm.estimator", name)
@@ -71,20 +69,13 @@ def check_estimator(name: str) -> None:
 
 
 def check_policy_loss(name: str, clip_low: float, clip_high: float, dual_clip: float) -> None:
-    """Compute the loss and the gradient of 4 tokens in two sequences. Raises ConfigError naming what is wrong with
-    them."""
+    """Compute the loss and the gradient of 4 tokens in two sequences. Raises ConfigError naming what is wrong."""
     loss_function = find_policy_loss(name)
     prefix = f"algorithm.policy_loss {name!r} on a batch of 4 tokens"
     logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)
-    tokens = PolicyTokens(
-        logprobs=logprobs,
-        proximal=torch.tensor([-1.5, -2.0, -1.0, -1.0]),
-        advantages=torch.tensor([1.0, 1.0, -1.0, 0.5]),
-        sequence=torch.tensor([0, 0, 1, 1]),
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
+    proximal, advantages = torch.tensor([-1.5, -2.0, -1.0, -1.0]), torch.tensor([1.0, 1.0, -1.0, 0.5])
+    sequence = torch.tensor([0, 0, 1, 1])
+    tokens = PolicyTokens(logprobs, proximal, advantages, sequence, clip_low, clip_high, dual_clip)
     try:
         loss, clipped = loss_function(tokens)
         _check_tensor(prefix, "the loss", loss, logprobs)

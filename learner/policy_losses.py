@@ -1,9 +1,6 @@
-"""The policy losses, by their name in `algorithm.policy_loss`. Plain torch.
-
-`learner.objective` calls one for every micro-batch. Invariants: a loss does not reduce over tokens, so that a batch may
-be split anywhere between two sequences; a sequence is never split. A user's own loss is a function with the signature
-`PolicyLoss`. Shapes: N tokens, sequence after sequence, S sequences.
-"""
+"""The policy losses, by their name in `algorithm.policy_loss`. Invariants: a loss does not reduce over tokens, so that
+a batch may be split anywhere between two sequences; a sequence is never split. A user's own has the signature
+`PolicyLoss`. Shapes: N tokens, sequence after sequence."""
 
 import math
 from collections.abc import Callable
@@ -54,9 +51,8 @@ def ppo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 
 
 def gspo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """GSPO (2507.18071): PPO's clip on the sequence's ratio s = (pi_theta(y) / pi_prox(y))^(1 / length). In its token
-    form (equations 13 and 14): the value is s for all tokens, the gradient of token t is s A_t grad log pi(t). So
-    advantages may differ between the tokens of a sequence; if they do not, it is the sequence form (equation 5)."""
+    """GSPO (2507.18071): PPO's clip on the sequence's ratio s = (pi_theta(y) / pi_prox(y))^(1 / length), in its token
+    form (equations 13 and 14): the value is s for all tokens, the gradient of token t is s A_t grad log pi(t)."""
     moved = tokens.logprobs - tokens.proximal
     own = tokens.logprobs - tokens.logprobs.detach()  # 0, with the token's gradient
     s = torch.exp(torch.clamp(own + tokens.sequence_mean(moved).detach(), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
@@ -73,9 +69,8 @@ def cispo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
 
 
 def gmpo(tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """GMPO (2507.20673): -A times the geometric mean of the sequence's clipped ratios. A token's ratio is clipped on
-    the side that would profit, in logarithms. A is the sequence's mean advantage; every token gets the sequence's loss.
-    The paper clips to (e^-0.4, e^0.4), wider than PPO."""
+    """GMPO (2507.20673): -A times the geometric mean of the sequence's ratios, each clipped in logarithms on the side
+    that would profit; A is the sequence's mean advantage. The paper clips to (e^-0.4, e^0.4), wider than PPO."""
     logs, sign = tokens.logprobs - tokens.proximal, torch.sign(tokens.advantages)
     near = torch.clamp(logs, math.log(1.0 - tokens.clip_low), math.log(1.0 + tokens.clip_high))
     kept = sign * torch.minimum(sign * logs, sign * near)

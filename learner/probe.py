@@ -1,10 +1,7 @@
 """Whether engines and learner compute the same model: their log-probabilities of the same tokens, against the noise of
-this model. Pure numpy.
-
-The digest of a broadcast proves that the weights arrived. A wrong kernel, a layer that kept its old weights or another
-tokenizer shows here. bfloat16 alone makes single tokens differ by 0.4 nats, so the mean and a high quantile are
-compared, with what they were before training, when both sides had the same weights.
-"""
+this model. The digest of a broadcast proves that the weights arrived; a wrong kernel, a layer that kept old weights or
+another tokenizer shows here. bfloat16 alone makes single tokens differ by 0.4 nats, so the mean and a high quantile are
+compared with what they were before training, when both sides had the same weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +20,7 @@ CAUSES = "the weights in the engine, its attention kernel, model.dtype, or the t
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far engines and learner are apart: |log pi_learner - log pi_engine| in nats, of the engine that is
-    furthest."""
+    """How far the furthest engine and the learner are apart: |log pi_learner - log pi_engine| in nats."""
 
     mean: float
     high: float  # 99 % quantile over tokens

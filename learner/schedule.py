@@ -1,5 +1,4 @@
-"""The learning rate of an optimizer step, as a pure function of its number. So a checkpoint needs no scheduler
-state."""
+"""The learning rate of an optimizer step, as a pure function of its number: a checkpoint needs no scheduler state."""
 
 import math
 from typing import Literal

@@ -14,8 +14,7 @@ from core.records import Judged, Scored
 def shaped_rewards(
     scored: Sequence[Scored], config: AlgorithmConfig, inside: Tensor, penalty: Tensor | None, longest: int
 ) -> Tensor:
-    """[B, T] float64: the shaped reward at the last token, minus the KL penalty (flat [N]), plus the rewards of
-    steps."""
+    """[B, T] float64: the shaped reward at the last token, minus the KL penalty (flat [N]), plus those of steps."""
     rewards = torch.zeros(inside.shape, dtype=torch.float64)
     if penalty is not None:
         rewards[inside] = -penalty
@@ -37,13 +36,10 @@ def whole_reward(judged: Judged, config: AlgorithmConfig, longest: int) -> float
 
 
 def shaped_reward(judged: Judged, final_value: float | None, config: AlgorithmConfig, longest: int) -> float:
-    """The reward that PPO sees at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of
-    truncation.
-
-    bootstrap: plus gamma V of the state in which the response was cut, as if it went on (Pardo et al. 1712.00378).
-    soft: minus `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens
-    before `longest` that the response uses, or the whole penalty if it is truncated.
-    """
+    """The reward at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of truncation.
+    bootstrap: plus gamma V of the state in which it was cut, as if it went on (Pardo et al. 1712.00378). soft: minus
+    `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens before `longest`
+    that the response uses, or the whole penalty if it is truncated."""
     reward, truncated = judged_reward(judged.verdict.reward, config), judged.trajectory.finish.truncated
     if config.overlong == "bootstrap" and final_value is not None:
         return reward + config.gamma * final_value

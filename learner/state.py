@@ -1,10 +1,9 @@
-"""The learner's state between updates, apart from its models: counters, and the decisions that depend on them. Pure.
-Kept by `learner.group`, saved with every checkpoint. Invariant: everything that changes the next update is in here or
-in the engines, so that a resumed run repeats the uninterrupted one."""
+"""The learner's state between updates, apart from its models. Invariant: everything that changes the next update is in
+here or in the engines, so that a resumed run repeats the uninterrupted one."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from core.errors import CheckpointError
@@ -45,8 +44,7 @@ class LearnerState:
             self.kl_configured = self.kl_coefficient = kl_configured
 
     def begin_update(self, warmup: int) -> bool:
-        """Whether the policy learns in the update that begins now; `warmup`: updates in which only the critic
-        learns."""
+        """Whether the policy learns in the update that begins now; `warmup`: updates of the critic alone."""
         self.policy_trains = self.policy_trains or self.updates >= warmup
         return self.policy_trains
 
@@ -67,17 +65,14 @@ class LearnerState:
 
 
 def read_state(path: Path, layout: CheckpointLayout) -> LearnerState:
-    """What `save` wrote. Raises CheckpointError when it is unreadable, or written with another layout (each difference
-    is named)."""
+    """What `save` wrote. Raises CheckpointError when it is unreadable or has another layout, naming each difference."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         state = LearnerState(**data | {"layout": CheckpointLayout(**data["layout"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: no complete learner checkpoint ({error})") from error
-    pairs = (
-        (field.name, getattr(state.layout, field.name), getattr(layout, field.name))
-        for field in fields(CheckpointLayout)
-    )
+    now = asdict(layout)
+    pairs = ((name, old, now[name]) for name, old in asdict(state.layout).items())
     different = [f"{name} {old} in the checkpoint, {new} now" for name, old, new in pairs if old != new]
     if different:
         raise CheckpointError(

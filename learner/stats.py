@@ -1,5 +1,4 @@
-"""What one update reports: typed numbers for the console and the metrics files. Pure. A rank fills a `StepSums` per
-optimizer step; `learner.group` adds them over ranks and summarises."""
+"""What one update reports: typed numbers for the console and the metrics files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +15,7 @@ from learner.probe import Gap
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """One optimizer step on one rank. Sums are shares of the global mean; norms and the flag are the same on every
-    rank."""
+    """One optimizer step on one rank: shares of the global mean; norms and the flag are the same on every rank."""
 
     policy: PolicySums
     value_loss: float
@@ -40,9 +38,7 @@ class BatchStats:
     value_brier: float  # of V at starts and boundaries against the outcomes; 0 is perfect
     importance_mean: float  # mean weight pi_prox / pi_behaviour, after the correction's bounds
     importance_truncated: float  # share of tokens whose weight was cut (truncate) or set to 0 (mask)
-    effective_samples: (
-        float  # share of the tokens that these weights leave: (sum w)^2 / (n sum w^2); 1: all weigh the same
-    )
+    effective_samples: float  # share of the tokens that these weights leave, (sum w)^2 / (n sum w^2); 1: all are equal
     reference_kl: float  # mean KL of pi_prox to the reference per token, by k1; 0 without a reference policy
     behaviour_gap_mean: float  # |log pi_prox - log pi_behaviour| over tokens of the current weight version
     behaviour_gap_max: float
@@ -50,8 +46,7 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats(BatchStats):
-    """One update (all epochs and minibatches). Losses and KLs are means over the applied optimizer steps of their
-    model."""
+    """One update. Losses and KLs are means over the applied optimizer steps of their model."""
 
     policy_loss: float
     value_loss: float
@@ -131,8 +126,7 @@ def moved_too_far(steps: Sequence[StepSums], bound: float | None) -> bool:
 
 
 def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) -> UpdateStats:
-    """Statistics of an update from its optimizer steps (each a sum over ranks) and its batch; `rest`: all other
-    fields."""
+    """Statistics of an update from its steps (each a sum over ranks) and its batch; `rest`: all other fields."""
     good = [step for step in steps if not step.skipped]
     of_policy = [step for step in good if step.policy_norm is not None]
     of_critic = [step for step in good if step.value_norm is not None]

@@ -1,9 +1,6 @@
 """Supervised training over DeepSpeed ranks: next-token loss on chosen tokens, and Bradley-Terry on pairs of dialogues.
-
-Driven by `commands/supervised.py` through `SupervisedGroup`. Each rank is a Ray actor with one engine. Invariants:
-every loss is a mean over the whole batch of a step, however it is split into micro-batches and over ranks; all ranks
-run the same number of micro-batches.
-"""
+Invariant: every loss is a mean over the whole batch of a step, however it is split into micro-batches and over
+ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,15 +113,13 @@ class SupervisedGroup:
         cpus: float,
         gpus: float,
     ) -> None:
-        """Start the ranks and load the model. Raises ModelError when it cannot be used, LearnerError when a rank
-        fails."""
+        """Start the ranks and load the model. Raises ModelError when it cannot be used, else LearnerError."""
         self._ranks = Ranks(config, device=device, cpus=cpus, gpus=gpus, worker=SupervisedRank)
         self._ranks.join(device, config.deadline)
         self._ranks.call_same(SupervisedRank.load_objective, objective, path, config, dtype)
 
     def step(self, batches: Sequence[Sequence[Any]], rate: float) -> SupervisedSums:
-        """One optimizer step on micro-batches [rank][...]: the mean loss, the gradient norm, and whether it was
-        applied."""
+        """One step on micro-batches [rank][...]: the mean loss, the gradient norm, and whether it was applied."""
         parts = self._ranks.call(SupervisedRank.step, batches, [rate] * len(batches))
         return SupervisedSums(sum(part.loss for part in parts), parts[0].grad_norm, parts[0].applied)
 

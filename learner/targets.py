@@ -1,9 +1,6 @@
-"""From scored trajectories to loss targets over the *global* batch. Plain torch and numpy.
-
-Rewards come from `learner.shaping`, advantages from the estimator, importance weights from `learner.losses`. Invariant:
-every array is over the tokens that the policy generated in this trajectory. Prompt and replayed prefix are context. A
-tool's answer is left out, so everything is computed as if its gap were not there.
-"""
+"""From scored trajectories to loss targets over the *global* batch. Invariant: every array is over the tokens that the
+policy generated in this trajectory. Prompt and replayed prefix are context; a tool's answer is left out, so everything
+is computed as if its gap were not there."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -41,8 +38,7 @@ class TargetBatch:
 
     def teaches(self, rows: Sequence[int], config: AlgorithmConfig) -> bool:
         """Whether the policy learns from some trajectories: from an advantage, a correct or imitated response, or the
-        entropy bonus. A KL in the loss acts in every step of a batch that teaches. Alone it makes no step: Adam would
-        enlarge rounding errors."""
+        entropy bonus. A KL in the loss alone makes no step: Adam would enlarge rounding errors."""
         correct = config.positive_coefficient > 0 and bool(self.positive[list(rows)].any())
         return config.entropy_coefficient > 0 or correct or bool(self.targets.advantages[self.token_index(rows)].any())
 
@@ -86,8 +82,7 @@ class TargetBatch:
 
 
 def with_imitated(batch: TargetBatch, imitated: Sequence[Judged]) -> TargetBatch:
-    """The batch and, behind it, responses that only the language-model loss takes: no surrogate, no KL and no
-    critic."""
+    """The batch and, behind it, responses that the language-model loss alone takes."""
     rows = [row_of(judged.trajectory) for judged in imitated]
     counts = np.array([row.scored for row in rows], np.int64)
     zeros = np.zeros(int(counts.sum()), np.float32)
@@ -108,8 +103,7 @@ def with_imitated(batch: TargetBatch, imitated: Sequence[Judged]) -> TargetBatch
 def train_batches(
     assignment: Assignment, batch: TargetBatch, members: Sequence[int], how: Aggregation, longest: int = 0
 ) -> list[list[TrainBatch]]:
-    """The micro-batches of one optimizer step over the trajectories `members`, per rank; `assignment` has positions in
-    `members`."""
+    """The micro-batches [rank][...] of an optimizer step; `assignment` has positions in `members`."""
     rows = [batch.rows[i] for i in members]
     targets = batch.weighted(members, how, longest)
 
@@ -129,15 +123,10 @@ def compute_targets(
     boundaries: Boundaries = every_token,
     longest: int = 0,
 ) -> TargetBatch:
-    """The loss targets of a batch of scored trajectories, and its statistics.
-
-    Args:
-        version: the learner's weight version; the engine's numerical gap is measured on its tokens only, which are not
-            stale.
-        kl_coefficient: current weight of the KL to the reference; used if the KL is taken from the reward.
-        boundaries: of a response; the critic's calibration is measured there.
-        longest: tokens of the longest possible response; used if the penalty of overlong responses is soft.
-    """
+    """The loss targets of a batch of scored trajectories, and its statistics. `version`: the learner's; the numerical
+    gap is measured on its tokens only. `kl_coefficient`: of the KL to the reference, if that is taken from the reward.
+    `boundaries`: where the critic is calibrated. `longest`: tokens of the longest possible response, for a soft
+    overlong penalty."""
     rows = [row_of(s.trajectory) for s in scored]
     counts = np.array([row.scored for row in rows], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
@@ -220,9 +209,8 @@ def _advantages(
 
 
 def _rewards_vary(totals: Tensor, in_loss: Tensor, sources: Tensor) -> Tensor:
-    """[B] whether a row is of a source whose rewards [B] are not all equal. Where they are, the advantages are the
-    critic's errors alone, and a KL that is taken from the reward. Whitened, they would make a step of full strength
-    without any reward."""
+    """[B] whether a row is of a source whose rewards [B] differ. Where they do not, advantages are the critic's errors
+    and a KL from the reward alone; whitened, they would make a full step without any reward."""
     varied = torch.zeros_like(in_loss)
     for source in torch.unique(sources):
         members = (sources == source) & in_loss
@@ -241,8 +229,7 @@ def non_finite(scored: Scored) -> bool:
 def skipped_problems(
     scored: Sequence[Scored], minibatches: Sequence[Sequence[int]], skipped: Sequence[bool]
 ) -> list[str]:
-    """Problem ids of the skipped steps at the end of an update: only of trajectories with a NaN or Inf, if there are
-    any."""
+    """Problem ids of the skipped steps at the end of an update, of trajectories with a NaN or Inf if there are any."""
     first = len(skipped) - next((back for back, flag in enumerate(reversed(skipped)) if not flag), len(skipped))
     rows = {row for members in minibatches[first:] for row in members}
     suspects = {row for row in rows if non_finite(scored[row])} or rows

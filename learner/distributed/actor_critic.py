@@ -1,10 +1,6 @@
-"""Policy and critic in their engines: as two models, as two heads of one trunk, or the policy alone. Passes, losses and steps.
-
-`learner.value_model` selects one of the three classes. `learner.distributed.worker` makes it; every rank makes the same calls.
-Invariants: two engines never interleave, one finishes all its passes of a step before the other begins; a step without
-`train_policy` changes no weight of the policy, bit for bit; if the gradient of either model has a NaN or Inf, neither model
-changes.
-"""
+"""Policy and critic in their engines: as two models, as two heads of one trunk, or the policy alone. Invariants: two
+engines never interleave, one finishes all its passes of a step before the other begins; a step without `train_policy`
+changes no weight of the policy, bit for bit; if the gradient of either model has a NaN or Inf, neither changes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -84,8 +80,7 @@ class ActorCritic(ABC):
 
 class SeparateModels(ActorCritic):
     """Policy and critic with an engine each. Order of a step: the policy's passes; if its gradient is finite, the
-    critic's passes and step; if that was applied, the policy's step. The policy's gradient stays in memory until then,
-    so that both models skip a step or neither does."""
+    critic's passes and step; if that was applied, the policy's step. So both models skip a step or neither does."""
 
     def score(self, batches: Sequence[MicroBatch]) -> tuple[list[Tensor], list[Tensor]]:
         """See `ActorCritic`."""

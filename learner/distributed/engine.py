@@ -1,10 +1,7 @@
-"""One model in one DeepSpeed engine: accumulate gradients, step or skip, gather weights, save, restore.
-
-Used by `learner.distributed.actor_critic`: one engine for both models or one for each, never interleaved. Functions import
-DeepSpeed themselves because its environment must be set first. Invariants: if a loss or gradient has a NaN or Inf on any rank,
-the step changes nothing on all ranks; the caller weights tokens over the global batch; any number of backward passes may precede
-a step (`managed_gradient_accumulation: false`).
-"""
+"""One model in one DeepSpeed engine: accumulate gradients, step or skip, gather weights, save, restore. Functions
+import DeepSpeed themselves because its environment must be set first. Invariants: if a loss or gradient has a NaN or
+Inf on any rank, the step changes nothing on all ranks; the caller weights tokens over the global batch; any number of
+backward passes may precede a step."""
 
 import shutil
 import sys
@@ -48,13 +45,10 @@ def _always() -> bool:
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that asks for consent before it steps, and that can itself clip gradients and skip non-finite ones.
-
-    DeepSpeed's ZeRO optimizers call it, once per group of parameters, after a check that the gradients of all ranks are finite. A
-    step without `consent` changes neither weights nor moments; DeepSpeed clears its gradients as after every step. Without ZeRO
-    (stage 0, fp32) DeepSpeed does not check, and NaN gradients reach the weights. Then `max_grad_norm` is given, and DeepSpeed's
-    engine reads the attributes `overflow` and `_global_grad_norm` as from a ZeRO optimizer.
-    """
+    """AdamW that asks for consent before it steps, and that can itself clip gradients and skip non-finite ones. ZeRO's
+    optimizers call it per group, once all ranks' gradients are finite; without consent neither weights nor moments
+    change. At stage 0 (fp32) DeepSpeed does not check, so `max_grad_norm` is given, and its engine reads `overflow` and
+    `_global_grad_norm` here."""
 
     def __init__(self, params: Iterable[dict[str, Any]], max_grad_norm: float | None = None, **options: Any) -> None:
         super().__init__(params, **options)
@@ -138,24 +132,17 @@ class TrainEngine:
         return self._engine(*args, **options)
 
     def backward(self, loss: Tensor, outputs: Tensor) -> None:
-        """Add the gradients of `loss`, this rank's part of a global mean.
-
-        DeepSpeed averages over ranks, so the part is multiplied by their number. A non-finite loss is replaced by one whose
-        gradients are NaN at `outputs` (PPO's clipping could turn them into zeros). The check of the global gradient norm then
-        skips the step on every rank.
-        """
+        """Add the gradients of `loss`, this rank's part of a global mean (DeepSpeed averages, hence the factor). A
+        non-finite loss becomes one whose gradients are NaN at `outputs` (PPO's clipping could turn them into zeros);
+        then the check of the global norm skips the step on every rank."""
         loss = loss * self._ranks if bool(torch.isfinite(loss)) else outputs.sum() * torch.nan
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, rates: Sequence[float | None], consent: Callable[[], bool] = _always) -> tuple[float, bool]:
-        """Apply the accumulated gradients: (gradient norm before clipping, whether applied).
-
-        Args:
-            rates: learning rate of each group. None: the group has no gradients. Neither its weights nor Adam's moments and step
-                count change, so that bias correction begins with its first gradient.
-            consent: called once, when the gradients of all ranks are finite and before any weight changes. If it returns False,
-                nothing changes. It must return the same on every rank, and may use another engine.
-        """
+        """Apply the accumulated gradients: (gradient norm before clipping, whether applied). `rates`: of each group;
+        None: it has no gradients, and neither weights, moments nor step count change, so bias correction begins with
+        its first one. `consent`: called once, with finite gradients and before any weight changes; False: nothing
+        changes. It must return the same on every rank, and may use another engine."""
         groups = self._engine.optimizer.param_groups
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate or 0.0
@@ -206,9 +193,8 @@ class TrainEngine:
         self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def restore(self, directory: Path, tag: str, same_ranks: bool = True) -> bool:
-        """Read what `save` wrote; False if there is no usable checkpoint. Another number of ranks reads it through
-        DeepSpeed's universal checkpoint format. Without ZeRO nothing is partitioned, so a checkpoint fits any number of
-        ranks."""
+        """Read what `save` wrote; False if there is no usable checkpoint. Another number of ranks needs DeepSpeed's
+        universal format, but not at stage 0, where nothing is partitioned."""
         if same_ranks or self._stage == 0:
             found, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_module_strict=False)
             return found is not None

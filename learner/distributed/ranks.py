@@ -1,8 +1,6 @@
-"""Calls to all ranks of the learner: Ray actors, or one rank in this process. Used by `learner.group` and `learner.supervised_group`.
-
-Invariant: a call to Ray actors either returns a result from every rank within the deadline, or ends the whole group with a
-`LearnerError` that names the rank (or with the rank's own `RetrospectError`). The others could only hang in a collective.
-"""
+"""Calls to all ranks of the learner: Ray actors, or one rank in this process. Invariant: a call returns a result from
+every rank within the deadline, or ends the whole group with a `LearnerError` that names the rank (or with its own
+`RetrospectError`): the others could only hang in a collective."""
 
 import contextlib
 import os
@@ -124,8 +122,7 @@ def _explain(failures: dict[int, Exception], method: str) -> RetrospectError:
 
 
 class LocalRanks(Ranks):
-    """One rank in this process, called directly (`launch.py train --local`), so that a debugger stops where an error
-    arises. The environment of `rank_environment` must be set."""
+    """One rank in this process (`launch.py train --local`), for debuggers; with the variables of `rank_environment`."""
 
     def __init__(self) -> None:
         self._worker = RankWorker(publish=copied)
@@ -150,8 +147,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def rank_environment(device: Device, threads: int) -> dict[str, str]:
-    """Environment of a rank's process: thread counts, DeepSpeed's accelerator, and on CPU memory allocation, where the
-    user has not set it."""
+    """Environment of a rank's process: threads, accelerator, on CPU memory allocation where the user has not set it."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
     if device != "cpu":
         return environment

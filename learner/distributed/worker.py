@@ -1,6 +1,5 @@
-"""One rank of the learner: policy and critic in their DeepSpeed engines, and a reference policy if there is one. A Ray
-actor made by `learner.distributed.ranks`; the driver sends ready arrays and reads plain results. Invariant: every
-method is called on all ranks in the same order with the same number of micro-batches (collectives inside)."""
+"""One rank of the learner: policy and critic in their DeepSpeed engines, and a reference policy if there is one.
+Invariant: every method is called on all ranks in the same order with the same number of micro-batches (collectives)."""
 
 import contextlib
 import os
@@ -60,11 +59,9 @@ class RankWorker:
     def join(self, rank: int, ranks: int, address: tuple[str, int], device: Device, timeout: float) -> None:
         """Set the environment that DeepSpeed reads and enter the process group."""
         host, port = address
-        os.environ.update(
-            MASTER_ADDR=host, MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0"
-        )
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+        os.environ["LOCAL_RANK"] = str(rank) if device == "cpu" else "0"
         if device == "cpu":
-            os.environ.update(LOCAL_RANK=str(rank))
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self._rank = rank
         self._device = torch.device(device)

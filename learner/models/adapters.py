@@ -1,9 +1,5 @@
-"""LoRA (2106.09685) through peft: add adapters to a model, and merge them into its weights.
-
-Used by `learner.models.pretrained` (add) and `learner.distributed.worker` (merge: engines and exports get whole matrices under
-Hugging Face's names). peft is imported only where adapters are asked for. Invariants: base weights are frozen; a new adapter changes nothing
-(B = 0); `merged` of a model without adapters is the identity.
-"""
+"""LoRA (2106.09685) through peft: add adapters to a model, and merge them into its weights. Invariants: base weights
+are frozen; a new adapter changes nothing (B = 0); `merged` of a model without adapters is the identity."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,10 +1,6 @@
-"""Attention over lines of prefix trees: a token sees its ancestors and itself, as it does in each of its rows.
-
-`learner.distributed` makes a `Line` of every micro-batch; `learner.models.pretrained` gives it to the model, whose layers call
-what is registered with transformers here. On CPU torch's scaled-dot-product attention reads the branches of the trees, each with
-its path from the root; on GPUs FlexAttention reads the whole line under a block mask. Invariant: results are those of the rows
-read one by one.
-"""
+"""Attention over lines of prefix trees: a token sees its ancestors and itself, as in each of its rows. On CPU torch's
+scaled-dot-product attention reads the branches, each with its path from the root; on GPUs FlexAttention reads the line
+under a block mask. Invariant: results are those of the rows read one by one."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,8 +18,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from learner.packing.batch import MicroBatch
 from learner.packing.trees import IndexArray, branches, subtree_ends
 
-TREE = "prefix_trees"
-"""The name under which transformers finds the attention of this module."""
+TREE = "prefix_trees"  # the name under which transformers finds the attention of this module
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +90,11 @@ class BranchAttention:
         lines = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [T, heads x D]
         if (window, query.dtype) not in self._masks:  # one for all layers
             self._masks[window, query.dtype] = [group.mask(window, query.dtype) for group in self._groups]
-        results = []
+        results, gqa = [], len(lines[1][0]) != len(lines[0][0])
         for group, mask in zip(self._groups, self._masks[window, query.dtype], strict=True):
-            indices = (group.own, group.path, group.path)
-            q, k, v = (
-                F.embedding(index, line).unflatten(2, (-1, size)).transpose(1, 2)
-                for index, line in zip(indices, lines, strict=True)
-            )
-            out = F.scaled_dot_product_attention(
-                q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=len(lines[1][0]) != len(lines[0][0])
-            )
+            read = zip((group.own, group.path, group.path), lines, strict=True)
+            q, k, v = (F.embedding(index, line).unflatten(2, (-1, size)).transpose(1, 2) for index, line in read)
+            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=gqa)
             results.append(out.transpose(1, 2).flatten(0, 1).flatten(1))
         return F.embedding(self._back, torch.cat(results)).view(1, -1, heads, size)
 

@@ -1,6 +1,5 @@
-"""Log-probabilities and entropies of chosen tokens from their logits [N, V], with their own backward pass. Plain torch.
-Called by `learner.models.pretrained`. torch's own functions would need about six more tensors of the logits' size.
-Invariant: a row's results depend on that row alone, bit for bit, so that scoring and training agree."""
+"""Log-probabilities and entropies of chosen tokens from their logits [N, V], with their own backward pass: torch's
+functions would need six more tensors of that size. Invariant: a row's results depend on that row alone, bit for bit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CPU_BLOCK = 2**18
-"""Logits handled at once on CPU (fp32: 1 MB): intermediate results then stay in a core's cache."""
+CPU_BLOCK = 2**18  # logits handled at once on CPU (fp32: 1 MB): intermediate results then stay in a core's cache
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N] of softmax(logits /
-    temperature). With `training` the forward pass writes the probabilities over the logits, and the backward pass the
-    gradient over these: neither has memory of its own. torch refuses a second backward pass."""
+    """(logits [N, V], targets [N], temperature, training) -> log-probabilities and entropies [N]. With `training` the
+    forward pass writes the probabilities over the logits, and the only backward pass the gradient over these."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -51,9 +48,8 @@ class TokenLogprobs(torch.autograd.Function):
             p.scatter_(1, targets[rows, None], logprobs[rows, None].exp())
             bonus = None
             if of_entropies is not None:
-                bonus = (torch.special.entr(p) - p * entropies[rows, None]) * (
-                    of_entropies[rows, None] / ctx.temperature
-                )
+                factor = of_entropies[rows, None] / ctx.temperature
+                bonus = (torch.special.entr(p) - p * entropies[rows, None]) * factor
             p.mul_(-weight).scatter_add_(1, targets[rows, None], weight)
             if bonus is not None:
                 p.add_(bonus)
@@ -64,8 +60,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets and entropies [N] fp32 of softmax(logits / temperature), from logits [N, V].
-    Without gradients (scoring) the entropies are NaN. With them the logits are overwritten: whoever computed them must
-    not read them again (a linear layer does not)."""
+    Without gradients the entropies are NaN. With them the logits are overwritten: nothing else may read them."""
     training = torch.is_grad_enabled() and logits.requires_grad
     logprobs, entropies = TokenLogprobs.apply(logits, targets, temperature, training)
     return logprobs, entropies

@@ -1,9 +1,6 @@
-"""Policy, critic and reward model around Hugging Face models; they compute only what training reads.
-
-Used by `learner.distributed` and `learner.supervised_group`. Invariants: [B, T, V] logits never exist (only the hidden states before
-scored tokens are projected, in chunks); a token's value is that of the state *before* it; there is no dropout, so scoring and
-training use the same function.
-"""
+"""Policy, critic and reward model around Hugging Face models. Invariants: [B, T, V] logits never exist (only the hidden
+states before scored tokens are projected, in chunks); a token's value is that of the state *before* it; there is no
+dropout, so scoring and training use the same function."""
 
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,7 @@ from learner.models.attention import TREE, Line
 from learner.models.logprobs import token_logprobs
 
 CHUNK_LOGITS = 2**27
-"""Most logits computed at once (fp32: 512 MB; 2,730 tokens of 49,152 words). A single chunk is kept for the backward
-pass; several are recomputed there."""
+"""Most logits at once (fp32: 512 MB). A single chunk is kept for the backward pass; several are recomputed there."""
 
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
@@ -41,9 +37,8 @@ class PolicyModel(nn.Module):
         self.model = model
 
     def forward(self, line: Line, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [N] fp32 of the scored tokens, of the distribution softmax(logits /
-        temperature). Without gradients (scoring) the entropies are NaN. `temperature`: of the sampling that the
-        log-probabilities are compared with."""
+        """Log-probabilities and entropies [N] fp32 of the scored tokens under softmax(logits / temperature). Without
+        gradients (scoring) the entropies are NaN."""
         logprobs, entropy = self.read(_states(self.model.get_decoder(), line), line.targets, temperature)
         return logprobs[line.copies], entropy[line.copies]
 

@@ -1,9 +1,6 @@
-"""Assigns rows to optimizer steps, to micro-batches under a token budget, and micro-batches to ranks. Pure numpy.
-
-Invariants: every row is in exactly one micro-batch; every rank gets the same number of micro-batches, some of them
-empty (DeepSpeed's collectives need it); no micro-batch of more than one row exceeds the budget. The assignment to
-micro-batches never changes a loss (see `learner.losses`), only its cost.
-"""
+"""Assigns rows to optimizer steps, to micro-batches under a token budget, and these to ranks. Invariants: every row is
+in exactly one micro-batch; every rank gets as many micro-batches, some of them empty (DeepSpeed's collectives need it);
+none of more than one row exceeds the budget. The assignment never changes a loss, only its cost."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -14,15 +11,13 @@ import numpy.typing as npt
 from core.records import IntArray, Start
 from learner.packing.trees import in_order
 
-Assignment = list[list[IntArray]]
-"""[rank][micro-batch] -> row numbers; an empty array for an empty micro-batch."""
+Assignment = list[list[IntArray]]  # [rank][micro-batch] -> row numbers; an empty array for an empty micro-batch
 Sizes = npt.NDArray[np.int64]
 
 
 def assign_steps(starts: Sequence[Start], steps: int, rng: np.random.Generator) -> list[list[int]]:
-    """Rows of every optimizer step of a pass, drawn at random, as evenly as possible; `starts` are those of the rows.
-    Rows of one problem, and in it of one start, stay together (at most cut between steps), so that a step reads what
-    they share once."""
+    """Rows of every optimizer step of a pass, drawn at random, as evenly as possible. Rows of one problem, and in it of
+    one start, stay together, so that a step reads what they share once."""
     problems: dict[str, dict[str, list[int]]] = {}
     for row in rng.permutation(len(starts)).tolist():
         problems.setdefault(starts[row].problem_id, {}).setdefault(starts[row].id, []).append(row)
@@ -42,9 +37,8 @@ def assign_steps_apart(
 
 
 def assign_trees(rows: Sequence[IntArray], budget: int, ranks: int) -> Assignment:
-    """As few and as even micro-batches as fit the budget, where each token that rows of a micro-batch share counts
-    once. A tree is cut only where it must be or where that makes the ranks' work more even; then its prefix is computed
-    again. `budget`: tokens of one micro-batch; a longer row is alone in its micro-batch."""
+    """As few and as even micro-batches as fit the budget of tokens, where shared tokens count once. A tree is cut only
+    where it must be or where that makes the ranks' work more even. A longer row is alone."""
     order, shared = in_order(rows)
     sizes = np.array([len(rows[row]) for row in order], dtype=np.int64)
     ends = np.cumsum(sizes - shared)  # of each row in the line of all rows

@@ -1,9 +1,6 @@
-"""Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Pure numpy.
-
-Inputs are built here, targets are added by `learner.targets.train_batches`; read by `learner.distributed`. Invariants:
-everything per token is a flat array over the N *scored* tokens of the micro-batch, row after row; tokens that rows
-share exist once in what a model reads.
-"""
+"""Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Invariants: everything
+per token is a flat array over the N *scored* tokens, row after row; tokens that rows share exist once in what a model
+reads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -21,8 +18,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence and where its continuation begins: tokens[:context] are only read, and so are those of a tool behind
-    them."""
+    """One sequence and where its continuation begins; what is before it, and a tool's tokens, are only read."""
 
     tokens: IntArray  # [T]
     context: int  # >= 1: the first scored token needs a state before it
@@ -42,9 +38,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What a model reads in one pass: a line of prefix trees (`learner.packing.trees`), and which of its tokens are
-    scored. A token that several rows share is scored once, M times in all, although each of these rows has its own loss
-    term for it."""
+    """What a model reads in one pass: a line of prefix trees, and which of its tokens are scored. A token that rows
+    share is scored once, M times in all, although each of these rows has its own loss term for it."""
 
     tokens: IndexArray  # [T] the line
     depths: IndexArray  # [T] position of each token in its rows
@@ -110,8 +105,7 @@ def over_continuation(found: FloatArray, trajectory: Trajectory) -> FloatArray:
 
 
 def merged(rows: Sequence[IntArray], scored: Sequence[IndexArray | IntArray]) -> MicroBatch:
-    """Rows of tokens [len] as a model reads them; `scored` are the positions (>= 1) of the tokens of each that are
-    scored."""
+    """Rows of tokens [len] as a model reads them; `scored`: the positions (>= 1) of each row's scored tokens."""
     tokens, depths, places = line_of(rows)
     after = np.concatenate([own[at] for own, at in zip(places, scored, strict=True)])
     before = np.concatenate([own[at - 1] for own, at in zip(places, scored, strict=True)])
@@ -128,8 +122,7 @@ def right_padded(rows: Sequence[IntArray]) -> IndexArray:
 
 
 def shared_share(batches: Sequence[MicroBatch], rows: Sequence[Row]) -> float:
-    """Share of the rows' tokens that the models need not read, because another row of the micro-batch begins with
-    them."""
+    """Share of the rows' tokens that need not be read, because another row of the micro-batch begins with them."""
     read, whole = sum(batch.tokens.size for batch in batches), sum(len(row.tokens) for row in rows)
     return 1.0 - read / whole if read else 0.0
 

@@ -1,6 +1,5 @@
-"""Micro-batches of supervised training as numpy arrays: texts with some tokens to learn, and pairs of dialogues. Pure
-numpy. Invariant: weights add up to one over the micro-batches of a step, so the loss is a mean over the step however
-the step is split."""
+"""Micro-batches of supervised training: texts with some tokens to learn, and pairs of dialogues. Invariant: weights add
+up to one over the micro-batches of a step, so the loss is a mean over the step however it is split."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,11 +61,9 @@ def text_batches(texts: Sequence[Text], budget: int, ranks: int) -> list[list[To
 
 
 def pair_batches(pairs: Sequence[Pair], budget: int, ranks: int) -> list[list[PairBatch]]:
-    """[rank][micro-batch] of one step over these pairs; every pair has the same weight. `budget` in tokens, padding
-    included."""
-    return _built(
-        pairs, assign_padded([2 * pair.width for pair in pairs], budget, ranks), 1.0 / len(pairs), _pair_batch
-    )
+    """[rank][micro-batch] of one step over these pairs, all of one weight. `budget`: tokens, padding included."""
+    assignment = assign_padded([2 * pair.width for pair in pairs], budget, ranks)
+    return _built(pairs, assignment, 1.0 / len(pairs), _pair_batch)
 
 
 def _built(

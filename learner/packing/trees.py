@@ -1,9 +1,7 @@
-"""Rows that begin alike as prefix trees: every shared token stands once in a line of tokens. Pure numpy.
-
-A line has the tokens of all trees in depth-first order, and the depth of each token: its position in its rows. The
-depths alone say what the trees are: the parent of a token of depth d is the last token of depth d - 1 before it, and a
-token of depth 0 is a root. Example: the rows ABC, ABD and X give the line A B C D X with the depths 0 1 2 2 0.
-"""
+"""Rows that begin alike as prefix trees. A line has the tokens of all trees in depth-first order, every shared one
+once, and each token's depth: its position in its rows. The depths say what the trees are: the parent of a token of
+depth d is the last token of depth d - 1 before it, and depth 0 is a root. Rows ABC, ABD and X give the line A B C D X
+with the depths 0 1 2 2 0."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -18,8 +16,7 @@ IndexArray = npt.NDArray[np.int64]
 
 def in_order(rows: Sequence[IntArray]) -> tuple[list[int], IndexArray]:
     """Row numbers in the order of their tokens (rows that begin alike are neighbours), and how many tokens each row [n]
-    of this order shares with the row before it. The line of any rows that are neighbours has the first one's tokens and
-    the others' unshared ones."""
+    of this order shares with the row before it."""
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     shared = [0] * min(1, len(rows))
     shared += [_shared(rows[first], rows[second]) for first, second in pairwise(order)]
@@ -43,9 +40,8 @@ def line_of(rows: Sequence[IntArray]) -> tuple[IndexArray, IndexArray, list[Inde
 
 
 def branches(depths: IndexArray) -> Iterator[tuple[IndexArray, IndexArray]]:
-    """Split a line into branches, stretches without a fork that begin at a root or a fork: (places of the branch's
-    tokens [L], places of all tokens from the root to the branch's last one [P]). Token i of a branch sees the first P -
-    L + i + 1 of the latter."""
+    """Split a line into branches, stretches without a fork: (places of a branch's tokens [L], places of all tokens from
+    the root to its last one [P]). Token i sees the first P - L + i + 1 of the latter."""
     begins = np.flatnonzero(np.diff(depths, prepend=-2) != 1).tolist()
     path = np.zeros(int(depths.max(initial=0)) + 1, dtype=np.int64)
     for begin, end in zip(begins, [*begins[1:], len(depths)], strict=True):
@@ -56,8 +52,7 @@ def branches(depths: IndexArray) -> Iterator[tuple[IndexArray, IndexArray]]:
 
 
 def subtree_ends(depths: IndexArray) -> IndexArray:
-    """[T] for each token the first place behind its descendants. Token k is seen by the tokens q with k <= q <
-    ends[k]."""
+    """[T] the first place behind each token's descendants: token k is seen by the tokens q with k <= q < ends[k]."""
     ends = np.full(len(depths), len(depths), dtype=np.int64)
     open_places: list[int] = []
     for place, depth in enumerate(depths.tolist()):
