@@ -41,13 +41,8 @@ def check_recipe(options: Namespace) -> int:
     """Print resolved values, batch arithmetic and placement. Then check model, data and devices, unless `offline`."""
     config = configuration(options)
     plan = batch_plan(config)
-    lines = [
-        dump_config(config),
-        describe_plan(config, plan),
-        *describe_options(config.rollout),
-        *plan_warnings(config),
-    ]
-    print("\n".join(lines))
+    more = [*describe_options(config.rollout), *plan_warnings(config)]
+    print(dump_config(config), describe_plan(config, plan), *more, sep="\n")
     try:
         preflight(config, offline=options.offline)
         here = choose_device(config.cluster, lambda: this_machine().gpus > 0)
@@ -75,14 +70,11 @@ def describe_plan(config: Config, plan: BatchPlan) -> str:
         "trajectories": f"{plan.starts} starts x {rollout.samples} samples = {plan.trajectories}",
         "minibatch": f"{plan.trajectories} / {learner.minibatches} = {plan.minibatch} trajectories per optimizer step",
         "optimizer steps": f"{learner.epochs} epochs x {learner.minibatches} minibatches = "
-        f"{plan.steps_per_iteration} per iteration, "
-        f"{plan.total_steps} in {config.run.iterations} iterations",
+        f"{plan.steps_per_iteration} per iteration, {plan.total_steps} in {config.run.iterations} iterations",
     }
     if rollout.max_prompt_tokens and rollout.max_response_tokens:  # else they follow from the data
-        rows["context"] = (
-            f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response = {plan.context_tokens} "
-            "tokens"
-        )
+        both = f"{rollout.max_prompt_tokens} prompt + {rollout.max_response_tokens} response"
+        rows["context"] = f"{both} = {plan.context_tokens} tokens"
         rows["generated tokens"] = f"at most {plan.max_tokens:,} per iteration"
     if config.replay.imitated:
         rows["imitated"] = f"up to {config.replay.imitated} earlier own successes, added to every update"
@@ -115,23 +107,18 @@ def check_model_and_data(config: Config) -> str:
     items = task_items(config.task, derive(config.run.seed, "task"))
     left_out = task.left_out if task else items.left_out
     counts = f"{len(items.train)} training problems, {len(items.evaluation)} evaluation problems"
-    data = f"data: {counts} (before the length filter)"
-    lines = [f"model: {model}", *(told or [data])]
+    lines = [f"model: {model}", *(told or [f"data: {counts} (before the length filter)"])]
     lines += [list_bad_rows(left_out.bad_rows)] if left_out.bad_rows else []
     for label, _, source in task_sources(config.task):
         own = [item for item in (*items.train, *items.evaluation) if item.source == label]
-        head = [f"{label}: {len(own)} problems"] if label else []
-        lines += [
-            *head,
-            _first_prompt(own[0], task.tokenizer if task else None),
-            check_judges(source, own, located(config.reward_model)),
-        ]
+        lines += [f"{label}: {len(own)} problems"] if label else []
+        lines.append(_first_prompt(own[0], task.tokenizer if task else None))
+        lines.append(check_judges(source, own, located(config.reward_model)))
     return "\n".join(lines)
 
 
 def _first_prompt(item: Item, tokenizer: Tokenizer | None) -> str:
-    """The first prompt as the model reads it, with the chat template; without a tokenizer, or if that refuses it, its
-    text."""
+    """The first prompt as the model reads it; without a tokenizer, or if that refuses it, its text."""
     if tokenizer is not None:
         with contextlib.suppress(DataError):  # listed with the bad rows
             return f"first prompt, as the model reads it: {tokenizer.decode(render_item(tokenizer, item))!r}"
@@ -141,8 +128,7 @@ def _first_prompt(item: Item, tokenizer: Tokenizer | None) -> str:
 
 
 def check_supervised(config: Config) -> list[str]:
-    """Read the rows of `launch.py sft` and `launch.py reward-model`, if configured. Returns a line for each. Raises
-    DataError."""
+    """A line for the rows of each of `launch.py sft` and `reward-model`, if configured. Raises DataError."""
     lines = []
     if config.sft.path:
         lines.append(f"sft: {len(dialogues(config.sft))} dialogues in {config.sft.path}")

@@ -131,22 +131,18 @@ def evaluate_models(
             write_responses(where, rows)  # written before the other model starts, which may fail
             other = evaluate_model(config, ready.task, rival, device, local) if rival else None
         print_evaluation(ready.model, result)
-        numbers: dict[str, object] = {
-            "model": ready.model,
-            "task": task_title(config.task),
-            **evaluation_record(result),
-        }
+        record: dict[str, object] = {"model": ready.model, "task": task_title(config.task), **evaluation_record(result)}
         if other is not None:
             print_evaluation(rival, other)
             write_responses(where, [*rows, *response_rows(other, ready.task, rival)])
             comparison = compare(result, other, config.run.seed)
             print_comparison(comparison)
-            numbers |= {"against": {"model": rival, **evaluation_record(other)}, "comparison": asdict(comparison)}
+            record |= {"against": {"model": rival, **evaluation_record(other)}, "comparison": asdict(comparison)}
             if config.reward_model.judge.url:
                 judged = compare_by_judge(config.reward_model, ready.task, result, other)
                 print_judged(config.reward_model.judge.model, judged)
-                numbers["judged"] = {"model": config.reward_model.judge.model, **asdict(judged)}
-    write_atomically(where.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
+                record["judged"] = {"model": config.reward_model.judge.model, **asdict(judged)}
+    write_atomically(where.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     print(f"responses: {where}\nnumbers:   {where.with_suffix('.json')}")
     return result
 

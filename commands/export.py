@@ -61,8 +61,8 @@ def model_card(config: Config, run: RunDirectory) -> str:
     table = ["| iteration | success | 95 % interval | problems |", "|---|---|---|---|", *rows]
     method = (
         f"Trained with {config.algorithm.estimator} for {config.run.iterations} iterations of {config.rollout.starts} "
-        "starts x "
-        f"{config.rollout.samples} samples; replay share {config.replay.ratio}, ranking `{config.replay.ranking}`."
+        f"starts x {config.rollout.samples} samples; replay share {config.replay.ratio}, "
+        f"ranking `{config.replay.ranking}`."
     )
     sections = [
         "---\n" + yaml.safe_dump(head, sort_keys=True) + "---",
@@ -80,8 +80,7 @@ def model_card(config: Config, run: RunDirectory) -> str:
 
 
 def upload(folder: Path, name: str, private: bool) -> str:
-    """Upload `folder` to the model repository `name` (made if it does not exist) and return its address. Raises
-    ModelError."""
+    """Upload `folder` to the model repository `name`, made if need be; returns its address. Raises ModelError."""
     from huggingface_hub import HfApi
 
     hub = HfApi()

@@ -1,5 +1,4 @@
-"""`launch.py inspect`: shows a run's replay store in a browser, live while the run goes on. It reads only the run's
-files and listens on loopback only."""
+"""`launch.py inspect`: shows a run's replay store in a browser, live, on loopback only, from the run's files."""
 
 import threading
 from argparse import Namespace

@@ -43,9 +43,8 @@ def configuration(options: argparse.Namespace, recipe: Path = DEFAULT) -> Config
 
 
 def _resume(parser: OptionParser) -> None:
-    parser.add_argument(
-        "--resume", metavar="RUN", help="continue this run from its last checkpoint; train: also its URI"
-    )
+    about = "continue this run from its last checkpoint; train: also its URI"
+    parser.add_argument("--resume", metavar="RUN", help=about)
 
 
 def _engines(parser: OptionParser) -> None:
@@ -55,9 +54,8 @@ def _engines(parser: OptionParser) -> None:
 def _evaluate(parser: OptionParser) -> None:
     parser.set_defaults(target="")
     one = parser.add_mutually_exclusive_group()
-    one.add_argument(
-        "target", nargs="?", default=argparse.SUPPRESS, help="run, checkpoint or model (default: model.path)"
-    )
+    about = "run, checkpoint or model (default: model.path)"
+    one.add_argument("target", nargs="?", default=argparse.SUPPRESS, help=about)
     one.add_argument("--checkpoint", dest="target", default=argparse.SUPPRESS, metavar="PATH", help="the same")
     parser.add_argument("--against", default="", metavar="PATH", help="a second one to compare with: win rate")
     parser.add_argument("--responses", type=Path, metavar="FILE", help=".jsonl or .parquet for all responses")
@@ -84,20 +82,14 @@ def _inspect(parser: OptionParser) -> None:
 
 
 def _runs(parser: OptionParser) -> None:
-    parser.add_argument(
-        "root", type=Path, nargs="?", default=Path("runs"), help="folder of the run directories (default: runs)"
-    )
+    about = "folder of the run directories (default: runs)"
+    parser.add_argument("root", type=Path, nargs="?", default=Path("runs"), help=about)
 
 
 def _report(parser: OptionParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directory, finished, stopped or running")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("report.html"),
-        metavar="FILE",
-        help="page of several runs (default: report.html)",
-    )
+    about = "page of several runs (default: report.html)"
+    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help=about)
 
 
 def _export(parser: OptionParser) -> None:

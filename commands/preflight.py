@@ -1,6 +1,5 @@
 """The checks before anything expensive: `launch.py check` prints what they find, `train` and a resume stop at the
-first. Invariant: no actor is started and no model is built. `check_configuration` reads nothing but the configuration,
-so it can be called again when a field has changed; the other checks look at the machine, the cluster and the data."""
+first. Invariant: no actor is started and no model is built."""
 
 import socket
 
@@ -38,8 +37,7 @@ def check_configuration(config: Config) -> None:
 
 
 def check_surroundings(config: Config, local: bool = False) -> None:
-    """Check what the run needs of this machine, of the cluster and of other servers. Raises ConfigError, ClusterError,
-    ModelError."""
+    """Check this machine, the cluster and other servers. Raises ConfigError, ClusterError, ModelError."""
     check_root(config.run.root)
     check_trackers(config)
     if config.learner.value_path:
@@ -57,8 +55,7 @@ def check_surroundings(config: Config, local: bool = False) -> None:
 
 
 def check_port(cluster: ClusterConfig, port: int) -> None:
-    """Raises ConfigError when the port of the metrics is in use, and a Ray of our own would need it. It would wait
-    without a word."""
+    """Raises ConfigError when the metrics' port is in use and a Ray of our own, which would wait silently, needs it."""
     if not port:
         return
     from trainer.cluster import find

@@ -1,6 +1,5 @@
-"""`launch.py replay`: shows the states of highest priority with their problem's text, prefix, value, posterior,
-provenance, age, lineage and solve rate. They can be filtered by problem, provenance and depth, or written as Parquet
-for pandas and DuckDB. It reads only the run's files, so the run may still be running."""
+"""`launch.py replay`: shows the states of highest priority, filtered by problem, provenance and depth, or writes them
+as Parquet for pandas and DuckDB. It reads only the run's files, so the run may still be running."""
 
 from argparse import Namespace
 

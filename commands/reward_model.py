@@ -1,11 +1,8 @@
-"""`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952), and measures it on
-held-out pairs.
-
-It starts from `model.path` with a new head of one label and writes RUN/policy: a sequence classifier, its tokenizer and
-`reward.json` (mean and deviation of its scores on the held-out dialogues, which normalise rewards). Invariant: pairs of
-one prompt are all trained on or all held out; the prompts with the smallest hashes are held out. Evaluation prompts of
-the task are never trained on, so no policy is evaluated on prompts whose preferences the reward model has seen.
-"""
+"""`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952). It starts from
+`model.path` with a new head and writes RUN/policy: a classifier, its tokenizer and `reward.json` (mean and deviation of
+its held-out scores, which normalise rewards). Invariant: pairs of one prompt, those with the smallest hashes, are held
+out together. Evaluation prompts of the task are never trained on, so no policy is evaluated on prompts whose
+preferences the reward model has seen."""
 
 from argparse import Namespace
 from collections import defaultdict

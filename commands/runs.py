@@ -1,6 +1,5 @@
-"""`launch.py runs`: lists the runs of a folder, the one that was active last first. It reads only files and imports no
-library that is slow to load. A run counts as running while a process holds its lock, so a run on another machine of a
-shared disk may be shown as stopped."""
+"""`launch.py runs`: lists the runs of a folder, the one that was active last first. It reads only files. A run counts
+as running while a process holds its lock, so one on another machine of a shared disk may be shown as stopped."""
 
 import json
 import sys
@@ -19,15 +18,12 @@ from core.load import load_config
 from core.run_directory import RunDirectory, read_jsonl, tail
 from monitor.console import byte_count
 
-WIDTH = 250
-"""Columns where there is no terminal."""
-TAIL = 65536
-"""Bytes at the end of a file in which its last line is searched."""
+WIDTH = 250  # columns where there is no terminal
+TAIL = 65536  # bytes at the end of a file in which its last line is searched
 
 
 def list_runs(options: Namespace) -> int:
-    """Print state, step, best held-out success, last activity, size and the last line of the log of every run below
-    `root`. Raises CheckpointError when there is none."""
+    """Print a line for every run below `root`. Raises CheckpointError when there is none."""
     root = options.root.expanduser()
     runs = [RunDirectory(path.parent) for path in root.glob("*/config.yaml")]
     if not runs:

@@ -1,9 +1,5 @@
-"""A supervised training run: it takes steps over rows, measures on held-out rows, writes checkpoints, and can be
-resumed.
-
-The run directory is that of `core/run_directory.py` (config, metrics.jsonl, checkpoints/, and the model in policy/).
-Invariant: the rows of step s depend only on the seed and s, so a resumed run repeats the uninterrupted one.
-"""
+"""A supervised training run: steps over rows, measures on held-out rows, checkpoints. Invariant: the rows of step s
+depend only on the seed and s, so a resumed run repeats the uninterrupted one."""
 
 import json
 import shutil
@@ -29,8 +25,7 @@ if TYPE_CHECKING:
 Numbers = dict[str, float]
 Batches = Sequence[Sequence[Any]]  # [rank][micro-batch]
 Outputs = Sequence[Sequence[FloatArray]]  # [rank][micro-batch] of the model, see `learner.supervised_group`
-LINES = 20
-"""Number of progress lines of a run."""
+LINES = 20  # number of progress lines of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,7 @@ def begin_supervised(config: Config, make_job: MakeJob, recipe: str) -> int:
 
 
 def resume_supervised(path: Path, options: Sequence[str], make_job: MakeJob) -> int:
-    """Continue from the last checkpoint. Raises ConfigError for any option: the rows of a step depend on the
-    configuration."""
+    """Continue from the last checkpoint. Raises ConfigError for any option: rows depend on the configuration."""
     if options:
         raise ConfigError(f"--resume uses the run's own configuration; leave out {options[0]}")
     run = RunDirectory.open(path)
@@ -111,8 +105,7 @@ def held_out_numbers(group: "SupervisedGroup", job: SupervisedJob) -> Numbers:
 def take_steps(
     group: "SupervisedGroup", job: SupervisedJob, config: Config, run: RunDirectory, resumed: Path | None
 ) -> None:
-    """Take all steps after the checkpoint `resumed` (None: all). DivergenceError after learner.max_skipped_steps in a
-    row."""
+    """All steps after the checkpoint `resumed`. DivergenceError after learner.max_skipped_steps skipped in a row."""
     from learner.schedule import learning_rate
 
     settings, rows = job.settings, len(job.train)

@@ -20,9 +20,8 @@ SectionName = Literal["sft", "reward_model"]
 
 
 def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -> tuple[str, Config]:
-    """Check model.path. Returns its directory or hub name, and the configuration with type and micro-batch chosen. Each
-    row has `dialogues` dialogues of at most `max_tokens` tokens. Raises ModelError, and ConfigError when a row does not
-    fit a micro-batch or the model, or when adapters are configured."""
+    """Check model.path: its directory or hub name, and the configuration without `auto`. Each row has `dialogues`
+    dialogues of at most `max_tokens` tokens. Raises ModelError, ConfigError."""
     learner, tokens = config.learner, getattr(config, section).max_tokens
     if learner.lora_rank:
         raise ConfigError(
@@ -50,8 +49,7 @@ def supervised_model(config: Config, section: SectionName, dialogues: int = 1) -
 
 
 def read_dialogues(path: str, split: str, columns: Mapping[str, str]) -> list[list[tuple[str, Messages]]]:
-    """The dialogues of each row, one per column, each with its place in the file (for errors). `columns`: by
-    configuration field. Raises DataError."""
+    """The dialogues of each row, one per column, with its place in the file. `columns`: by field. Raises DataError."""
     found = []
     for number, row in enumerate(load_rows(path, split), 1):
         if missing := missing_column(row, columns.items(), f"{path}: row {number}"):
@@ -69,9 +67,8 @@ def hold_out(
     evaluated: Set[str],
     left_out: str,
 ) -> tuple[list[RowType], list[RowType]]:
-    """Training rows and held-out rows. Those with the smallest keys are held out, for any seed and order. `rows` of one
-    key (a hash) are all trained on or all held out; those with a key in `evaluated` are not trained on. Raises
-    DataError when no training row is left."""
+    """Training rows and held-out ones, those with the smallest keys, for any seed and order. `rows` of one key (a hash)
+    stay together; keys in `evaluated` are not trained on. Raises DataError when no training row is left."""
     settings: SupervisedConfig = getattr(config, section)
     ordered = [(key, row) for key in sorted(rows) for row in rows[key]]
     print(f"{path}: {left_out}")

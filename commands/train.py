@@ -1,5 +1,4 @@
-"""`launch.py train`: starts a new run or resumes an earlier one. Invariant: no actor starts before configuration, model
-and data have been checked."""
+"""`launch.py train`: starts a new run or resumes an earlier one. Invariant: no actor starts before all was checked."""
 
 import sys
 from argparse import Namespace

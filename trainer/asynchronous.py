@@ -67,9 +67,8 @@ class Pipeline:
         return {"fed": self._fed, "in_flight": [_as_json(start) for start in self._open.values()]}
 
     def restore(self, state: Mapping[str, Any] | None, number: int, version: int) -> None:
-        """Continue after iteration `number`: submit the starts of `state` again, to be generated with the current
-        weights. `state` is None after a synchronous iteration. Raises ConfigError when the settings allow fewer starts,
-        or when the starts do not fill whole iterations."""
+        """Continue after iteration `number`: submit the starts of `state` (None: synchronous) again, for the current
+        weights. Raises ConfigError when the settings allow fewer starts, or these do not fill whole iterations."""
         starts = [_from_json(record) for record in state["in_flight"]] if state else []
         fed = state["fed"] if state else number
         ahead = fed - number
@@ -96,12 +95,9 @@ class Pipeline:
 def next_batch(
     submitted_at: Mapping[str, int], complete: Iterable[str], count: int, version: int, max_staleness: int
 ) -> list[str] | None:
-    """The `count` oldest complete starts for the learner at `version`; None: wait for more.
-
-    `submitted_at`: version at which each open start was submitted. A start is due at that version + `max_staleness`.
-    The batch must leave a schedule of `count` starts per version that meets every later deadline. Earliest deadline
-    first finds one if it exists.
-    """
+    """The `count` oldest complete starts for the learner at `version`; None: wait for more. A start is due at its
+    version `submitted_at` + `max_staleness`. The batch must leave a schedule of `count` starts per version that meets
+    every later deadline; earliest deadline first finds one if it exists."""
     chosen = sorted(complete, key=submitted_at.__getitem__)[:count]
     if len(chosen) < count:
         return None

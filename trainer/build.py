@@ -1,6 +1,5 @@
-"""Builds the components of a run: model and task, the cluster, then store, engines and learner. Engines are imported
-inside the functions, so that bad input is reported before vLLM and DeepSpeed load. Invariant: each context manager
-stops what it has started, also after an error."""
+"""Builds the components of a run. Engines are imported inside the functions, so that bad input is reported before vLLM
+and DeepSpeed load. Invariant: each context manager stops what it has started, also after an error."""
 
 from __future__ import annotations
 
@@ -90,15 +89,12 @@ def evaluation_plan(config: Config) -> EvaluationPlan:
 
 
 def _sampling(config: Config, temperature: float, top_p: float) -> Sampling:
-    rollout = config.rollout
-    return Sampling(
-        temperature, top_p, rollout.max_response_tokens, rollout.repetition_tokens, rollout.repetition_times
-    )
+    own = config.rollout
+    return Sampling(temperature, top_p, own.max_response_tokens, own.repetition_tokens, own.repetition_times)
 
 
 def rollout_settings(config: Config) -> RolloutConfig:
-    """The rollout section; its tool, which answers calls inside responses, is the task's own where none is named.
-    Raises ConfigError."""
+    """The rollout section; its tool is the task's own where none is named. Raises ConfigError."""
     from tasks.kinds import task_tool
 
     return config.rollout.model_copy(update={"tool": config.rollout.tool or task_tool(config.task)})
@@ -111,8 +107,7 @@ def open_tool(config: Config, tokenizer: Tokenizer) -> TokenTool | None:
 
 
 def check_methods(config: Config) -> None:
-    """Try tool, estimator, policy loss and ranking on examples; check that they get what they need. Raises
-    ConfigError."""
+    """Try tool, estimator, policy loss and ranking on examples, and check their needs. Raises ConfigError."""
     from learner.methods import check_estimator, check_policy_loss
     from replay.rankings.find import check_ranking
 
@@ -139,13 +134,14 @@ def _methods(config: Config) -> tuple[Estimator, Ranking]:
 
 
 def check_needs(config: Config) -> None:
-    """Raises ConfigError if the estimator or the ranking lacks what it needs, or a setting is about a critic that is
-    not there."""
+    """Raises ConfigError if estimator or ranking lack what they need, or a setting is about an absent critic."""
     algorithm, learner, (estimator, ranking) = config.algorithm, config.learner, _methods(config)
+    by_estimator = f"algorithm.estimator '{algorithm.estimator}'"
+    by_ranking = f"replay.ranking '{config.replay.ranking}'"
     if (estimator.needs_groups or estimator.needs_continuations) and config.rollout.samples < 2:
         raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' compares the continuations of a start, but rollout.samples "
-            "is 1; raise rollout.samples to at least 2"
+            f"{by_estimator} compares the continuations of a start, but rollout.samples is 1; raise rollout.samples to "
+            "at least 2"
         )
     if ranking.needs_canonical and not config.replay.canonical:
         raise ConfigError(
@@ -157,35 +153,24 @@ def check_needs(config: Config) -> None:
         )
     if estimator.needs_continuations and config.rollout.max_staleness:
         raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' needs more rollouts of every start, but "
-            f"rollout.max_staleness is {config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
+            f"{by_estimator} needs more rollouts of every start, but rollout.max_staleness is "
+            f"{config.rollout.max_staleness}: the engines do not stop for it; set it to 0"
         )
     if critic(config) != "none":
         return
-    if learner.value_model != "none":
-        absent = (
-            f"algorithm.estimator '{algorithm.estimator}' and replay.ranking '{config.replay.ranking}' read no values"
-        )
-    else:
-        absent = "learner.value_model is 'none'"
-    if estimator.needs_values:
-        raise ConfigError(
-            f"algorithm.estimator '{algorithm.estimator}' needs values, but {absent}; set it to separate or shared"
-        )
-    if ranking.values == "needed":
-        raise ConfigError(
-            f"replay.ranking '{config.replay.ranking}' needs values, but {absent}; set it to separate or shared"
-        )
+    unread = f"{by_estimator} and {by_ranking} read no values"
+    absent = "learner.value_model is 'none'" if learner.value_model == "none" else unread
+    if estimator.needs_values or ranking.values == "needed":
+        reader = by_estimator if estimator.needs_values else by_ranking
+        raise ConfigError(f"{reader} needs values, but {absent}; set it to separate or shared")
     for name in ("critic_warmup", "value_path", "value_epochs", "value_max_grad_norm"):
         if given := getattr(learner, name):
-            raise ConfigError(
-                f"learner.{name} = {given} is about the critic, but there is none: {absent}; leave it out"
-            )
+            message = f"learner.{name} = {given} is about the critic, but there is none: {absent}; leave it out"
+            raise ConfigError(message)
 
 
 def find_model(config: Config) -> str:
-    """The directory or name of the checked model; a starter is built if need be. Raises ModelError, DataError,
-    ConfigError."""
+    """The directory or name of the model; a starter is built if need be. Raises ModelError, DataError, ConfigError."""
     from actors.options import check_options
     from tasks.starter import resolve_model
 
@@ -202,8 +187,7 @@ def open_model_and_task(config: Config, training: bool = True) -> AbstractContex
 
 @contextmanager
 def open_task(config: Config, model: str, training: bool = True) -> Iterator[ModelAndTask]:
-    """Check the model, load the task, and choose what the recipe leaves to `auto`. Raises ModelError, DataError,
-    ConfigError."""
+    """Check the model, load the task, and choose what is `auto`. Raises ModelError, DataError, ConfigError."""
     with without_gc():
         task, info = load_task(config, model)
     with closing(task):
@@ -235,8 +219,7 @@ def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[st
 def connected(
     config: Config, name: str, local: bool, needs: Callable[[Config, str], tuple[Bundle, ...]] = placement
 ) -> AbstractContextManager[Device]:
-    """Connect to a Ray cluster with room for the processes of the run `name`; `local`: use this process. Yields the
-    device."""
+    """Connect to a Ray cluster with room for the run's processes; `local`: use this process. Yields the device."""
     if local:
         return nullcontext(cast(Device, config.cluster.device))  # chosen by `single_process`
     from trainer.cluster import connect
@@ -253,8 +236,7 @@ def components(
     local: bool = False,
     ready_part: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Components]:
-    """Start store, engines and learner of a training run. `local`: all in this process. `ready_part` is told "engines",
-    "learner"."""
+    """Start store, engines and learner. `local`: in this process. `ready_part` is told "engines", "learner"."""
     from replay.boundaries import TokenTable, boundaries, remembered
     from replay.store import ReplayStore
     from tasks.sampling import problem_sampler
@@ -274,22 +256,18 @@ def components(
         start_engines = partial(engine_pool, config, ready.model, device, local, partial(quarantine, run))
         start_learner = partial(_learner, config, ready.model, device, local)
         pool, learner = _start_both(start_engines, start_learner, stack, ready_part, one_process=local)
-        stream, pipeline = (
-            stack.enter_context(asynchronous(config, pool)) if config.rollout.max_staleness else (pool, None)
-        )
-        table = TokenTable.from_tokenizer(task.tokenizer)
+        stale = config.rollout.max_staleness
+        stream, pipeline = stack.enter_context(asynchronous(config, pool)) if stale else (pool, None)
+        table, seed = TokenTable.from_tokenizer(task.tokenizer), derive(config.run.seed, "problems")
+        cut = partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride)
         yield Components(
             task=task,
-            problems=problem_sampler(
-                config.task.sampling, task.train, derive(config.run.seed, "problems"), task.weights
-            ),
+            problems=problem_sampler(config.task.sampling, task.train, seed, task.weights),
             by_id={problem.id: problem for problem in task.train},
             replay=store,
             actors=stream,
             learner=learner,
-            boundaries=remembered(
-                partial(boundaries, table=table, rule=config.replay.boundary, stride=config.replay.stride)
-            ),
+            boundaries=remembered(cut),
             pipeline=pipeline,
             tool=ready.tool,
         )
@@ -342,9 +320,8 @@ def engine_pool(
     from actors.handle import EngineRecipe
     from actors.pool import RolloutPool
 
-    return RolloutPool(
-        EngineRecipe(model, rollout, config.model.dtype, device, seed, config.cluster.rollout_cpus), quarantine
-    )
+    recipe = EngineRecipe(model, rollout, config.model.dtype, device, seed, config.cluster.rollout_cpus)
+    return RolloutPool(recipe, quarantine)
 
 
 def _learner(config: Config, model: str, device: Device, local: bool) -> LearnerGroup:
@@ -378,14 +355,7 @@ def asynchronous(config: Config, pool: RolloutPool) -> Iterator[tuple[RolloutStr
     from actors.stream import RolloutStream
     from trainer.asynchronous import Pipeline
 
+    settings, stale = iteration_settings(config), config.rollout.max_staleness
+    counts = {"starts": settings.starts, "max_staleness": stale, "iterations": settings.iterations}
     with closing(RolloutStream(pool)) as stream:
-        yield (
-            stream,
-            Pipeline(
-                stream,
-                iteration_settings(config).sampling,
-                starts=config.rollout.starts,
-                max_staleness=config.rollout.max_staleness,
-                iterations=config.run.iterations,
-            ),
-        )
+        yield stream, Pipeline(stream, settings.sampling, **counts)

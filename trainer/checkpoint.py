@@ -37,8 +37,7 @@ DIGESTS = "digests.json"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SAID_FULL = (*map(os.strerror, FULL), "iostream error", "inline_container.cc")  # the last two are of torch.save
 REQUIRED = ("learner/learner.json", "policy/config.json", "replay/store.json", "progress.json")
-"""Files of every complete checkpoint, besides those of the learner's ranks. Other nodes may have written most of them.
-"""
+"""Files of every complete checkpoint, besides those of the learner's ranks; other nodes may have written them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,7 @@ def save(
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder that replaces `folder` when the block ends without an error. `folder` is always the complete old or
-    the complete new one. If the process is killed between the two renames it is missing; then the next call restores
-    the old one first."""
+    new one; if the process is killed between the two renames, the next call restores the old one first."""
     temporary, old = _sibling(folder, "tmp"), _sibling(folder, "old")
     if old.exists() and not folder.exists():
         old.rename(folder)
@@ -123,8 +121,7 @@ def write_digests(folder: Path) -> None:
 
 
 def check_digests(folder: Path) -> None:
-    """Raises CheckpointError that names the first file whose content is not what was written. An older checkpoint has
-    no digests."""
+    """Raises CheckpointError that names the first changed file. An older checkpoint has no digests."""
     for name, digest in (_read_json(folder / DIGESTS) if (folder / DIGESTS).exists() else {}).items():
         try:
             found = _digest(folder / name)
@@ -155,8 +152,7 @@ def _another(folder: Path) -> str:
 
 
 def full_disk(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, is that of a full disk. Libraries in Rust and C++ only say so in their
-    text."""
+    """Whether an error, or one that caused it, is that of a full disk. Some libraries say so in their text alone."""
     while error is not None:
         if (isinstance(error, OSError) and error.errno in FULL) or any(text in str(error) for text in SAID_FULL):
             return True
@@ -185,9 +181,8 @@ def _sibling(folder: Path, end: str) -> Path:
 
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
-    """The checkpoints to delete: all but that of `iteration`, the `keep` - 1 newest before it, and the best.
-    Checkpoints of later iterations count as the oldest: the run was resumed from an earlier one and writes them
-    again."""
+    """The checkpoints to delete: all but that of `iteration`, the `keep` - 1 newest before it, and the best. Later ones
+    count as the oldest: the run was resumed from an earlier one."""
     others = {int(path.name): path for path in run.checkpoints.iterdir() if path.is_dir() and path.name.isdigit()}
     others.pop(iteration, None)
     order = sorted(others, key=lambda number: (number < iteration, number))
@@ -262,8 +257,7 @@ def in_flight(progress: RunProgress) -> int:
 
 
 def continue_from(path: Path, parts: "Components") -> RunProgress:
-    """Restore all parts from a checkpoint. Raises ConfigError when the checkpoint has starts of asynchronous mode in
-    flight and the run is synchronous."""
+    """Restore all parts from a checkpoint. Raises ConfigError when a synchronous run would lose starts in flight."""
     progress = progress_of(path)
     if parts.pipeline is None and (count := in_flight(progress)):
         raise ConfigError(
@@ -277,8 +271,7 @@ def continue_from(path: Path, parts: "Components") -> RunProgress:
 
 
 def start_over(cursor: dict[str, Any], parts: "Components") -> RunProgress:
-    """Reset all parts to the beginning of a run; the learner's ranks must be new. `cursor`: the problem sampler's first
-    one."""
+    """Reset all parts, with new ranks, to the beginning of a run. `cursor`: the problem sampler's first one."""
     progress = RunProgress(0, cursor, 0)
     parts.replay.clear()
     _set_up(parts, progress)

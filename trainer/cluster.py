@@ -29,15 +29,11 @@ from core.errors import ClusterError, first_line  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, choose_device, placement  # noqa: E402
 from core.startup import check_reachable  # noqa: E402
 
-STARTS = 3
-"""Attempts to start a local Ray: it waits a fixed 30 s for its raylet."""
+STARTS = 3  # attempts to start a local Ray: it waits a fixed 30 s for its raylet
 LOCAL = {"RAY_gcs_server_port_wait_time_s": "120", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} | LOOPBACK
-"""For a local Ray and its workers. Seconds that it waits for the port of its GCS (default 30; a client that attaches
-reads it as a number of tries). And one node that listens on loopback only, as everywhere but on Linux."""
-RESERVE_SECONDS = 15.0
-"""How long the nodes may take to reserve what they have room for."""
-WATCH_SECONDS = 1.0
-"""Between two looks at the placement groups."""
+"""For a local Ray: seconds to wait for its GCS's port (30; an attaching client reads tries), one node on loopback."""
+RESERVE_SECONDS = 15.0  # how long the nodes may take to reserve what they have room for
+WATCH_SECONDS = 1.0  # between two looks at the placement groups
 logger = logging.getLogger("retrospect.cluster")
 
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "VLLM_CACHE_ROOT")
@@ -47,12 +43,9 @@ FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "VLLM_CACHE_ROOT")
 def connect(
     config: Config, run_name: str, needs: Callable[[Config, str], tuple[Bundle, ...]] = placement
 ) -> Iterator[Device]:
-    """Connect, wait for the resources, yield the device ('cpu' or 'cuda'), and disconnect at the end.
-
-    Every run has its own namespace, so two runs on one cluster may both have a `rollout-0`. `needs`: configuration and
-    device -> the processes that need resources. The request to the autoscaler is withdrawn at the end, because it would
-    keep the nodes. Raises ClusterError when the cluster cannot be reached or lacks CPUs or GPUs.
-    """
+    """Connect, wait for the resources, yield the device ('cpu' or 'cuda'), and disconnect at the end. Every run has its
+    own namespace, so two runs on one cluster may both have a `rollout-0`. The request to the autoscaler is withdrawn,
+    because it would keep the nodes. Raises ClusterError when the cluster cannot be reached or lacks CPUs or GPUs."""
     check_reachable(config.cluster)
     try:
         start(config.cluster, f"retrospect-{run_name}", config.monitor.metrics_port)
@@ -99,8 +92,7 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
 
 
 def bring_up(init: Callable[[], object]) -> None:
-    """Start a local Ray by `init`. When its processes start late, kill them and try again, at most STARTS times in
-    total. Raises what `init` raises."""
+    """Start a local Ray by `init`, at most STARTS times while its processes start late. Raises what `init` raises."""
     before = set(psutil.Process().children())
     for left in reversed(range(STARTS)):
         try:
@@ -131,9 +123,8 @@ def defaults(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def find() -> str | None:
-    """The address to attach to: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded on this machine;
-    else 'local'. A killed head leaves its record, and Ray would wait minutes for it. So a recorded head counts only if
-    it listens."""
+    """The address to attach to: None leaves it to RAY_ADDRESS; else the head that `ray start` recorded here, if it
+    listens (a killed one leaves its record, and Ray would wait minutes for it); else 'local'."""
     if os.environ.get("RAY_ADDRESS"):
         return None
     recorded = read_ray_address()
@@ -190,18 +181,16 @@ def wait_for(bundles: tuple[Bundle, ...], seconds: float) -> None:
 
 
 def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementGroup]:
-    """Make one placement group per role, named as the role. It ends with this driver's job. Returns them by role.
-    Raises ClusterError after `seconds` when the nodes have no room: others use them, or no single node is large enough.
-    A table is printed first."""
+    """One placement group per role, by its name, until the driver's job ends. Raises ClusterError, after a table, when
+    after `seconds` the nodes have no room: others use them, or no single node is large enough."""
     room, deadline = describe_room(bundles), time.monotonic() + seconds
     groups = {}
     for role in bundles:
         each = {kind: amount for kind, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
         if not each:
             continue
-        group = groups[role.name] = placement_group(
-            [each] * role.count, "SPREAD" if role.spread else "PACK", name=role.name
-        )
+        strategy = "SPREAD" if role.spread else "PACK"
+        group = groups[role.name] = placement_group([each] * role.count, strategy, name=role.name)
         if not group.wait(max(1.0, deadline - time.monotonic())):
             print(room, flush=True)
             raise ClusterError(

@@ -116,10 +116,8 @@ def _of_update(stats: UpdateStats) -> dict[str, Any]:
 def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:
     """Staleness of the tokens, idle times and queues."""
     queues = parts.actors.queues()
-    trained_at = result.broadcast.version - 1
-    staleness = trained_at - np.concatenate(
-        [item.trajectory.versions[item.trajectory.generated] for item in result.scored]
-    )
+    versions = [item.trajectory.versions[item.trajectory.generated] for item in result.scored]
+    staleness = result.broadcast.version - 1 - np.concatenate(versions)
     busy = queues.busy - busy_before
     return {
         "rollout_actors": queues.actors,

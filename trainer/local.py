@@ -1,9 +1,6 @@
-"""A run in this one process, without Ray: `launch.py train --local`, `launch.py evaluate --local`.
-
-Used instead of `trainer/cluster.py`. Loop, engine classes, learner and store are the same, but nothing is a Ray
-actor, so a breakpoint works anywhere. Invariants: a run gives the same numbers as one engine and one rank on Ray
-with the same threads (bit for bit on CPU). Nothing is restarted: an error ends the run and is raised unchanged.
-"""
+"""A run in this one process, without Ray: `launch.py train --local`. Nothing is a Ray actor, so a breakpoint works
+anywhere. Invariants: the numbers are those of one engine and one rank on Ray with the same threads (bit for bit on
+CPU); nothing is restarted: an error ends the run and is raised unchanged."""
 
 import os
 from typing import Any

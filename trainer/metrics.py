@@ -1,9 +1,5 @@
-"""The metrics of one training iteration: the meaning and unit of each, and how they are written and read.
-
-`trainer/collect.py` fills one `IterationMetrics` per iteration; every `MetricSink` gets it (`monitor/`). Invariant:
-this record is the only list of metrics. TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are
-made from it.
-"""
+"""The metrics of one training iteration: meaning and unit of each, and how they are written and read. Invariant: this
+record is the only list; TensorBoard tags, Ray gauges, the Grafana dashboard and docs/metrics.md are made from it."""
 
 import json
 import math

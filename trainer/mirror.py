@@ -1,6 +1,5 @@
-"""A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system): checkpoints, numbers, report.
-Invariant: `checkpoints/latest` at the URI names a complete checkpoint: it is written last, and deleted before a
-checkpoint of its name is written again."""
+"""A copy of the run directory at a URI (S3, GCS, HDFS, any fsspec file system). Invariant: `checkpoints/latest` there
+names a complete checkpoint: it is written last, and deleted before a checkpoint of its name is written again."""
 
 import logging
 from contextlib import suppress

@@ -30,8 +30,7 @@ NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
 """For rollouts whose outcome counts for their problem, and which give no states."""
 Share = Literal["constant", "annealed", "unsolved"]
 ROOM = 0.25
-"""Least share of the response budget that a state of a truncated trajectory leaves: continuations of one with less can
-only lose."""
+"""Least share of the response budget that a state of a truncated trajectory leaves: with less it can only lose."""
 
 
 def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
@@ -114,20 +113,13 @@ def cut_trajectories(
     chains: bool = False,
     budget: int | None = None,
 ) -> list[CutTrajectory]:
-    """The states that the trajectories pass through, with the critic's values.
-
-    `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, where K
-    is the length of the replayed prefix. `boundaries`: response tokens [R] -> lengths at which a step ends. Only
-    boundaries inside the continuation make states; those inside the prefix are states already. A trajectory without
-    a state is included, because its outcome counts for its problem. States without a finite value and trajectories
-    without a finite reward are left out.
-
-    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out.
-    A success from a proven chain only counts as an outcome of that chain; as a new chain it would compete with it.
-
-    `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. Other trajectories
-    have shown that the rest of the budget is enough to end.
-    """
+    """The states that the trajectories pass through. `values`: [C] per trajectory; that of the state of length L is the
+    one before continuation token L - K, behind a replayed prefix of K. `boundaries`: response tokens [R] -> lengths at
+    which a step ends; those inside the prefix are states already. A trajectory without a state is included, because its
+    outcome counts for its problem; states without a finite value and trajectories without a finite reward are not.
+    `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out:
+    one only counts as an outcome of its chain, and as a new chain would compete with it. `budget`: of a response.
+    States of a truncated trajectory must leave a quarter of it; others have shown that the rest is enough."""
     found = []
     for item, known in zip(judged, values, strict=True):
         if not math.isfinite(item.verdict.reward):
@@ -160,12 +152,10 @@ def cut_trajectories(
 def canonical_rollouts(
     starts: Sequence[Start], problems: Mapping[str, Problem], tool: TokenTool | None = None
 ) -> list[Judged]:
-    """The canonical solutions of the fresh starts' problems as rollouts, for the critic to value. `tool`: wrote a part
-    of them."""
+    """The canonical solutions of the fresh starts' problems as rollouts to value. `tool`: wrote a part of them."""
+    verdict = Verdict(1.0, True, "canonical solution")
     return [
-        _rollout(
-            start, solution, Verdict(1.0, True, "canonical solution"), None if tool is None else tool.mask(solution)
-        )
+        _rollout(start, solution, verdict, None if tool is None else tool.mask(solution))
         for start in starts
         if not start.replayed and (solution := problems[start.problem_id].solution_ids) is not None and solution.size
     ]
@@ -174,8 +164,7 @@ def canonical_rollouts(
 def imitated_rollouts(
     successes: Sequence[tuple[str, IntArray]], problems: Mapping[str, Problem], tool: TokenTool | None = None
 ) -> list[Judged]:
-    """Own earlier successes (problem id, response) as rollouts from the root, to be imitated. `tool`: wrote a part of
-    them."""
+    """Own earlier successes (problem id, response) as rollouts from the root. `tool`: wrote a part of them."""
     starts = fresh_starts([problems[name] for name, _ in successes], samples=1, seed=0, iteration=0)
     verdict = Verdict(1.0, True, "own success")
     return [

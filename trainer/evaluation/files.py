@@ -20,8 +20,7 @@ SUFFIXES = (".jsonl", ".parquet")
 
 
 def check_responses_path(path: Path) -> None:
-    """Make the folder and check that the file can be written, before anything is generated. Raises ConfigError if it
-    cannot, and for a file that is neither JSONL nor Parquet."""
+    """Make the folder; raises ConfigError if the file cannot be written, or is neither JSONL nor Parquet."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--responses {path}: write to a file that ends with {' or '.join(SUFFIXES)}")
     try:

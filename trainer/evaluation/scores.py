@@ -38,8 +38,7 @@ class Scores:
 
     success: Estimate  # greedy responses that are correct
     reward: Estimate  # of the greedy responses
-    # by k = 1, 2, 4, ..., all samples: share of problems that one of k sampled responses solves
-    passes: dict[int, Estimate]
+    passes: dict[int, Estimate]  # by k = 1, 2, 4, ..., all samples: share of problems that one of k responses solves
     majority: Estimate | None  # share of problems with a right majority; None without samples or short answers
 
 

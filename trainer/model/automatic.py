@@ -11,19 +11,15 @@ from core.plan import choose_device, sequence_tokens
 from tasks.problems import TokenLimits
 from trainer.model.files import ModelInfo
 
-SIZES = {"float32": 4, "bfloat16": 2}
-"""Bytes of a number."""
+SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 LARGE, LARGE_LR, SMALL_LR = 8e9, 1e-6, 1e-5
-"""Parameters at which verl, OpenRLHF and TRL train with 1e-6, that rate, and the rate at which SmolLM2-135M was seen to
-learn."""
+"""Parameters at which verl, OpenRLHF and TRL train with 1e-6, that rate, and one at which SmolLM2-135M learnt."""
 LORA_FACTOR = 10.0
 """How much larger the best rate of LoRA is than that of all weights (Schulman et al. 2025, LoRA Without Regret)."""
-SCRATCH_LR = 1e-4
-"""The rate of a small starter, which was trained from scratch."""
+SCRATCH_LR = 1e-4  # the rate of a small starter, which was trained from scratch
 OWN_CRITIC_LR, HEAD_LR = 1e-5, 3e-4
 MOST_PASS_TOKENS = 16_384
-GPU_PASS_GIB = 8.0
-"""Memory of the activations of a pass on a GPU: a third of a card of 24 GiB."""
+GPU_PASS_GIB = 8.0  # memory of the activations of a pass on a GPU: a third of a card of 24 GiB
 MOST_RUNNING = 256
 NO_SOLUTIONS = "because there are no canonical solutions (task.columns.solution)"
 
@@ -44,9 +40,8 @@ def expected_device(cluster: ClusterConfig) -> Device:
 def resolved(
     config: Config, info: ModelInfo, limits: TokenLimits, solutions: int, machine: Machine, device: str
 ) -> tuple[Config, list[str]]:
-    """The configuration without `auto`, and a line for each value that was chosen, with its reason. `limits`: of
-    prompts and responses, as the task has them; `solutions`: canonical ones that these follow from; `device`: 'cpu' or
-    'cuda'."""
+    """The configuration without `auto`, and a line for each chosen value, with its reason. `limits`: of prompts and
+    responses, as the task has them; `solutions`: canonical ones that these follow from."""
     lines: list[str] = []
     rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}
     if not config.rollout.max_prompt_tokens:
@@ -60,18 +55,15 @@ def resolved(
     if not config.rollout.max_running:
         running = _running(config, info, device)
         config = _with(config, "rollout", {"max_running": running})
-        lines.append(
-            f"rollout.max_running: {running}"
-            + (", what the KV cache holds" if running < MOST_RUNNING else ", vLLM's default")
-        )
+        why = "what the KV cache holds" if running < MOST_RUNNING else "vLLM's default"
+        lines.append(f"rollout.max_running: {running}, {why}")
     return config, lines
 
 
 def resolved_learner(
     config: Config, info: ModelInfo, longest: int, machine: Machine, device: str
 ) -> tuple[Config, list[str]]:
-    """The part of `resolved` that supervised training needs, too: type, rates, and tokens of a pass. `longest`: tokens
-    of a row."""
+    """The part of `resolved` that supervised training needs: type, rates, tokens of a pass over rows of `longest`."""
     lines = []
     if config.model.dtype == "auto":
         slow = device == "cpu" and not machine.bfloat16
@@ -94,9 +86,8 @@ def resolved_learner(
     if not learner.micro_batch_tokens:
         tokens = pass_tokens(config, info, longest, machine, device)
         config = _with(config, "learner", {"micro_batch_tokens": tokens})
-        lines.append(
-            f"learner.micro_batch_tokens: {tokens}, {activation_gib(config, info, tokens):.1f} GiB of activations"
-        )
+        gib = activation_gib(config, info, tokens)
+        lines.append(f"learner.micro_batch_tokens: {tokens}, {gib:.1f} GiB of activations")
     return config, lines
 
 
@@ -111,9 +102,8 @@ def policy_rate(parameters: int, lora: bool) -> float:
 
 
 def activation_gib(config: Config, info: ModelInfo, tokens: int) -> float:
-    """About how much memory the activations of a forward pass over so many tokens take until its backward pass. Per
-    layer and token: 14 numbers per hidden unit (norms, projections, residuals) and 5 per unit of the feed-forward
-    part."""
+    """About how much memory a forward pass over so many tokens takes. Per layer and token: 14 numbers per hidden unit
+    (norms, projections, residuals) and 5 per unit of the feed-forward part."""
     of_layer = info.hidden if config.learner.gradient_checkpointing else 14 * info.hidden + 5 * info.intermediate
     return tokens * info.layers * of_layer * SIZES[config.model.dtype] / 2**30
 

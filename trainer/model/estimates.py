@@ -1,5 +1,4 @@
-"""What an iteration will take, and what in a recipe looks wrong for its model and data: lines for a person, before
-anything is loaded."""
+"""What an iteration will take, and what in a recipe looks wrong for its model and data: lines for a person."""
 
 from core.config import Config
 from core.machine import cpu_speed
@@ -8,17 +7,11 @@ from tasks.problems import LeftOut
 from trainer.model.automatic import LARGE_LR, LORA_FACTOR, SIZES, SMALL_LR, activation_gib
 from trainer.model.files import ModelInfo
 
-MOST_LONG_SOLUTIONS = 0.05
-"""Share of canonical solutions over the response budget above which a person is warned."""
-UNUSUAL = 5.0
-"""How far outside the usual learning rates one may be without a warning."""
-LONG_MINUTES = 15
-"""Minutes of an iteration above which a person is told how to have shorter ones."""
-PROCESS_GIB = 1.2
-"""Memory of a process that has imported its engine: vLLM or DeepSpeed."""
-EFFICIENCY = 0.5
-"""Share of a large matrix product's speed that forward and backward passes of SmolLM2 reach on CPU
-(`bench.learner`)."""
+MOST_LONG_SOLUTIONS = 0.05  # share of canonical solutions over the response budget above which a person is warned
+UNUSUAL = 5.0  # how far outside the usual learning rates one may be without a warning
+LONG_MINUTES = 15  # minutes of an iteration above which a person is told how to have shorter ones
+PROCESS_GIB = 1.2  # memory of a process that has imported its engine: vLLM or DeepSpeed
+EFFICIENCY = 0.5  # share of a large matrix product's speed that passes of SmolLM2 reach on CPU (`bench.learner`)
 
 
 def warnings_of(config: Config, left_out: LeftOut) -> list[str]:
@@ -50,16 +43,12 @@ def iteration_estimate(config: Config, info: ModelInfo, device: str, critic: str
     text = f"an iteration: at most {plan.max_tokens:,} generated tokens; about {sum(memory.values()):.1f} GiB ({parts})"
     if device == "cuda":
         return f"{text}, and in each engine's GPU {config.rollout.gpu_memory_share:.0%} of its memory"
-    seconds = (
-        plan.max_tokens
-        * operations(config, info, critic)
-        / (EFFICIENCY * cpu_speed(config.model.dtype, config.learner.threads))
-    )
-    text += f"; about {seconds / 60:.0f} minutes if every response uses its whole budget"
-    slow = seconds / 60 > LONG_MINUTES
-    return text + (
-        "; for shorter ones lower rollout.starts, rollout.samples or rollout.max_response_tokens" if slow else ""
-    )
+    speed = EFFICIENCY * cpu_speed(config.model.dtype, config.learner.threads)
+    minutes = plan.max_tokens * operations(config, info, critic) / speed / 60
+    text += f"; about {minutes:.0f} minutes if every response uses its whole budget"
+    if minutes > LONG_MINUTES:
+        text += "; for shorter ones lower rollout.starts, rollout.samples or rollout.max_response_tokens"
+    return text
 
 
 def operations(config: Config, info: ModelInfo, critic: str) -> float:
@@ -75,9 +64,7 @@ def memory_estimate(config: Config, info: ModelInfo, device: str, critic: str) -
     gradient, and in bf16 4 more for the fp32 weight."""
     size, weights = SIZES[config.model.dtype], info.parameters / 2**30
     models = 1 + (critic == "separate")
-    trained = (
-        weights * models * (size + 12 + 4 * (size == 2)) if not config.learner.lora_rank else weights * size * models
-    )
+    trained = weights * models * (size if config.learner.lora_rank else size + 12 + 4 * (size == 2))
     reference = weights * size * (config.algorithm.kl_coefficient > 0 and not config.learner.lora_rank)
     engines = config.rollout.actors
     activations = activation_gib(config, info, config.learner.micro_batch_tokens) * config.learner.ranks

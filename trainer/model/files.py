@@ -48,13 +48,9 @@ def run_of(target: Path) -> RunDirectory | None:
 
 
 def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint, a model or a `.gguf` file. A name that is no path is a hub
-    model.
-
-    A run's model is that of its newest checkpoint; RUN/policy is older while a run is extended. Checkpoints of `sft`
-    and `reward-model` have no policy, so for them it is RUN/policy. Raises CheckpointError when an existing path is
-    none of these.
-    """
+    """The Hugging Face directory of a run, a checkpoint, a model or a `.gguf` file; a name that is no path is a hub
+    model. A run's is in its newest checkpoint (RUN/policy is older while it is extended), of `sft` and `reward-model`
+    in RUN/policy. Raises CheckpointError when an existing path is none of these."""
     place = Path(model_folder(str(target))).expanduser().resolve()
     if (place / "config.yaml").is_file():
         run = RunDirectory(place)
@@ -98,8 +94,7 @@ def describe_data(task: "Task") -> str:
 
 
 def check_judging_model(config: Config) -> int | None:
-    """The context of the task's reward model, if it has one. Raises ModelError when that is none, or too short for
-    prompt and response."""
+    """The context of the task's reward model, if it has one. Raises ModelError when it is unusable or too short."""
     from tasks.dialogue.reward_model import check_reward_context
     from tasks.kinds import judged_by_model
 
@@ -148,8 +143,7 @@ def check_place(path: str, field: str) -> None:
 
 
 def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
-    """Read config.json of a model, which `field` names. Raises ModelError for a directory that is no causal language
-    model."""
+    """Read config.json of a model, which `field` names. Raises ModelError unless it is a causal language model."""
     from transformers import AutoConfig
 
     folder = Path(path)

@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
 
 CACHE = Path(".cache/models")
-FORMAT = 1
-"""Part of the digest: raise it when a change of the code makes another folder from the same file."""
-INSTALLED = "SmolLM2-135M-Instruct.Q4_1.gguf"
-"""The file that `make model` installs."""
+FORMAT = 1  # part of the digest: raise it when a change of the code makes another folder from the same file
+INSTALLED = "SmolLM2-135M-Instruct.Q4_1.gguf"  # the file that `make model` installs
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types of plain weights. Every other type is quantised: it is saved in bfloat16, which has more digits than four or
-eight bits."""
+"""Types of plain weights. All others are quantised: saved in bfloat16, which has more digits than eight bits."""
 
 
 def model_folder(path: str, field: str = "", cache: Path = CACHE) -> str:
