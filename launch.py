@@ -10,8 +10,7 @@ from core.errors import ConfigError, RetrospectError
 from core.interruption import INTERRUPTED
 from core.startup import set_environment, without_gc
 
-HELP = """{commands}
-
+HELP = """
 Every field of the configuration is an option: `python launch.py COMMAND --help`.
 `--version` prints what is installed."""
 
@@ -21,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         from commands.options import overview
 
-        print(HELP.format(commands=overview()))
+        print(overview(), HELP, sep="\n")
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from core.run_directory import collect_versions

@@ -1,5 +1,4 @@
-"""The Ray actor around one engine. Invariant: one thread serves one call at a time, so weights are swapped between
-engine steps, and a call that does not return means that the process is dead or hung."""
+"""The Ray actor around one engine. Invariant: one thread serves one call at a time: weights change between steps."""
 
 import os
 from collections.abc import Sequence
@@ -67,9 +66,8 @@ class RolloutActor:
         self._engine.abort()
 
     def load_weights(self, weights: Weights, members: Sequence[Process] = ()) -> Acknowledgement:
-        """Swap the weights; see `Engine.load_weights`. `members`: the actors that take part in a direct transfer, if
-        the learner offers one. If that fails, the weights come from the object store and the acknowledgement says why:
-        a broadcast must not depend on the health of other engines."""
+        """Swap the weights. `members`: the actors of a direct transfer, if there is one. If it fails, the object
+        store's copy is read and the acknowledgement says why: a broadcast must not depend on other engines' health."""
         own = self.process()
         if weights.direct is None or own not in members:
             return self._engine.load_weights(self._stored(weights))

@@ -1,7 +1,6 @@
 """Builds the engine of a rollout actor. Invariants: weights change between two steps only; a token's log-probability is
 that of the distribution it was drawn from, and its version names the weights; sample i of a start is drawn with
-`derive(start.seed, i)` from its context and the weights. With vLLM on CPU the other samples of a batch do not change
-it. Elsewhere they change the order of sums, so that a near tie may be decided differently."""
+`derive(start.seed, i)`. Only with vLLM on CPU do a batch's other samples not change it (order of sums, near ties)."""
 
 from actors.jobs import Engine
 from actors.turns import TurnsEngine

@@ -1,5 +1,4 @@
-"""The driver's handle of one rollout actor. Invariant: an actor answers its requests in order, and the first of them
-always has a deadline."""
+"""The driver's handle of a rollout actor. Invariant: requests are answered in order; the first has a deadline."""
 
 import logging
 import os
@@ -138,8 +137,7 @@ class ActorHandle:
         self._actor = None
 
     def explain(self, error: BaseException) -> str:
-        """Why the actor failed, with the end of its log, in one line. On a busy machine Ray may report an actor as
-        unreachable seconds before it notices that the process has died."""
+        """Why the actor failed, with the end of its log, in one line. Ray may report a death late as unreachable."""
         process = self.process
         unreachable = isinstance(error, ray.exceptions.ActorUnavailableError)
         dead = unreachable and process is not None and _here(process) and not _is_worker(process.pid)
@@ -168,8 +166,7 @@ class ActorHandle:
 
 
 def answers(actors: Sequence[ActorHandle], seconds: float) -> Iterator[tuple[ActorHandle, Request, Any]]:
-    """Wait up to `seconds` for an answer; yields (actor, request, result or exception) for every one that has arrived.
-    A request past its deadline yields a TimeoutError."""
+    """Wait up to `seconds`; yields (actor, request, result or exception) that arrived, TimeoutError past a deadline."""
     busy = [actor for actor in actors if actor.requests]
     if not busy:
         return
@@ -210,7 +207,6 @@ def weights_lost(error: BaseException) -> bool:
 
 
 def _here(process: Process) -> bool:
-    """Whether the process runs, or ran, on this node."""
     return bool(process.node == ray.get_runtime_context().get_node_id())
 
 

@@ -1,5 +1,4 @@
-"""Which samples wait, which are in which engine, and which are done. Invariant: every sample that was added is waiting,
-in flight, or done, and it is done once. A second result for it, from a lost engine, is ignored."""
+"""Which samples wait, which are in which engine, which are done. Invariant: each is one of these, and done once."""
 
 import heapq
 import math
@@ -32,8 +31,6 @@ class Queues:
 
 @dataclass(slots=True)
 class _Entry:
-    """A start in the ledger."""
-
     start: Start
     sampling: Sampling
     place: tuple[int, int, int]  # in the queue: call, longest first, order of entry
@@ -42,8 +39,7 @@ class _Entry:
 
 
 class Ledger:
-    """Starts from their submission to their last result. Earlier calls are served first. Within a call the starts with
-    the largest token budget come first, so that long samples do not run alone at the end."""
+    """Starts until their last result. Earlier calls come first, in one those of the largest token budgets (slow)."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -79,8 +75,7 @@ class Ledger:
         return all(start.id in self._complete for start in starts)
 
     def add(self, starts: Sequence[Start], sampling: Sampling, urgent: bool = False) -> None:
-        """Queue the starts of one call: behind all earlier ones, or (`urgent`) before them. Raises ConfigError, and
-        adds none, when two starts have the same id."""
+        """Queue a call's starts, last or (`urgent`) first. Raises ConfigError, adding none, when an id occurs twice."""
         ids = {start.id for start in starts}
         if len(ids) != len(starts) or ids & self._entries.keys():
             raise ConfigError("two rollout starts have the same id; a result counts once per (start id, sample)")
@@ -94,9 +89,8 @@ class Ledger:
             heapq.heappush(self._queue, (place, start.id, tuple(range(start.samples))))
 
     def take(self, engine: str, samples: int) -> list[Job]:
-        """Jobs for `engine`: at most `samples` samples. A start with more samples than fit is split. A suspect (see
-        `requeue`) goes only to an engine without samples, alone and to one engine at a time: if that engine raises, the
-        suspect is the cause."""
+        """Jobs for `engine`, at most `samples` samples; a start may be split. A suspect (see `requeue`) goes alone to
+        an engine without samples, one at a time: if that engine raises, the suspect is the cause."""
         mine, jobs, kept = self._keys_of[engine], list[Job](), []
         if self._suspects and any(start_id in self._suspects for start_id, _ in mine):
             return []
@@ -184,16 +178,14 @@ class Ledger:
         self.open = 0
 
     def _release(self, key: Key) -> None:
-        """A sample is no longer in an engine."""
         engine = self._engine_of.pop(key, None)
         if engine is not None:
             del self._keys_of[engine][key]
 
 
 def sample_limit(in_flight: int, ledger: Ledger, engines: int, decoded: int) -> int:
-    """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` that it
-    decodes at once. It may have AHEAD more only while that many wait for each of the `engines`: samples inside one
-    engine cannot go to an idle one."""
+    """Most samples that an engine with `in_flight` may have: its share of the open ones, at most the `decoded` at once,
+    and AHEAD more while that many wait for each of the `engines`: samples cannot go from one to another."""
     ahead = math.ceil(decoded * AHEAD)
     plenty = ledger.waiting - max(0, decoded - in_flight) >= ahead * engines
     return min(math.ceil(ledger.open / engines), decoded + ahead if plenty else decoded)

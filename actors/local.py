@@ -1,6 +1,5 @@
-"""The pool of a run in one process without Ray (`launch.py train --local`): one engine, called directly, with its
-errors unwrapped. Invariant: the same starts give the same trajectories as `actors/pool.py`, in the same order (bit for
-bit with vLLM on CPU)."""
+"""The pool of `launch.py train --local`: one engine in this process, with its errors unwrapped. Invariant: the same
+starts give the same trajectories as `actors/pool.py`, in the same order (bit for bit with vLLM on CPU)."""
 
 import time
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
-"""vLLM's own options by name: `rollout.engine_options` and `rollout.sampling_options`. They are checked before anything
-starts, against vLLM's classes as text: importing them takes ten seconds and changes the process. Invariant: an option
-that Retrospect sets itself cannot be set here. Options that exclude tokens (`top_k`, `structured_outputs`, ...): let
-Z(s) be the probability that the model gives to the allowed tokens in state s. The engine reports log pi(a|s) - log
-Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s), not 0, and a token's off-policy weight Z(s) <=
-1. This is exact: training improves the policy without the option. A forced token (Z near 0) has almost no weight;
-`algorithm.importance: mask` leaves it out."""
+"""vLLM's own options, `rollout.engine_options` and `rollout.sampling_options`, checked against vLLM's classes as text:
+importing them takes ten seconds. Invariant: an option that Retrospect sets itself cannot be set. Options that exclude
+tokens: let Z(s) be the probability that the model gives to the allowed tokens in state s. The engine reports log
+pi(a|s) - log Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s), not 0, and a token's off-policy
+weight Z(s) <= 1. This is exact: training improves the policy without the option. A forced token (Z near 0) has almost
+no weight; `algorithm.importance: mask` leaves it out."""
 
 import ast
 import difflib
@@ -131,8 +130,8 @@ def describe_options(config: RolloutConfig) -> list[str]:
         return []
     return [
         f"rollout.sampling_options.{STRUCTURED}: the learner does not see the grammar; it weights every token by Z, "
-        "the probability that "
-        f"the model gives to the tokens that the grammar allows there; behaviour_gap shows -log Z instead of 0"
+        "the probability that the model gives to the tokens that the grammar allows there; behaviour_gap shows -log Z "
+        "instead of 0"
     ]
 
 

@@ -1,8 +1,7 @@
 """The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail. Invariants:
 every start yields each of its samples exactly once, or is quarantined as a whole; an engine generates only with the
-current weights, after it has acknowledged them; every wait has a deadline. An engine gets at most its share of the open
-samples, and 1.25 x `rollout.max_running`; the others wait in the ledger, and while they do, an engine with room answers
-early. It handles new weights and probes between two requests to generate."""
+current weights, once acknowledged; every wait has a deadline. An engine gets at most its share of the open samples, and
+1.25 x `rollout.max_running`; others wait in the ledger, and an engine with room answers early."""
 
 import logging
 import time
@@ -63,9 +62,8 @@ class RolloutPool:
             raise LearnerError("the weights of the rollout actors were lost: the process that published them has died")
 
     def generate(self, starts: Sequence[Start], sampling: Sampling) -> list[Trajectory]:
-        """Generate all samples of all starts, before everything that was submitted; returns them ordered by start and
-        sample. Samples of quarantined starts are missing. Raises ConfigError when a start does not fit; ActorError
-        after more restarts than `max_restarts`; LearnerError when the weights are lost (see `check`)."""
+        """All samples of all starts, before all submitted, ordered by start and sample, without quarantined starts.
+        Raises ConfigError when one does not fit; ActorError after too many restarts; LearnerError as `check`."""
         self._add(starts, sampling, urgent=True)
         while not self._ledger.finished(starts):
             if self._weights_lost:
@@ -89,9 +87,8 @@ class RolloutPool:
         self._ask_all(lambda actor: actor.abort.remote())
 
     def load_weights(self, handle: WeightHandle) -> list[Acknowledgement]:
-        """Swap the weights of every engine, and of those that start later; one acknowledgement each. Raises WeightError
-        when they do not fit the model, ActorError when they were lost before every engine had read them (the engines
-        still work)."""
+        """Swap the weights of every engine, now or when it starts; one acknowledgement each. Raises WeightError when
+        they do not fit the model, ActorError when they were lost before every engine had read them."""
         self._weights, self._current, self._weights_lost = handle, None, False
         members = [actor.process for actor in self._actors if actor.serving]
         found: list[Acknowledgement] = self._ask_all(lambda actor: actor.load_weights.remote(handle, members), "load")
@@ -116,8 +113,7 @@ class RolloutPool:
         return [process.pid for actor in self._actors if (process := actor.process)]
 
     def pump(self) -> None:
-        """One round: give work to idle engines, then wait for the next answers of busy ones and accept them. Raises
-        what `_replace` raises, in this call and in every later one."""
+        """One round: give work to idle engines, accept answers. Raises what `_replace` raises, also in later calls."""
         if self.stopping:
             raise ActorError("the rollout pool is closing")
         if self._error is not None:
@@ -134,7 +130,6 @@ class RolloutPool:
             actor.kill()
 
     def _start(self) -> None:
-        """Start all actors at the same time, and wait until they serve."""
         for actor in self._actors:
             self._launch(actor)
         while not all(actor.serving for actor in self._actors):
@@ -229,10 +224,9 @@ class RolloutPool:
             self._replace(actor, error)
 
     def _replace(self, actor: ActorHandle, error: BaseException, request: Request | None = None) -> None:
-        """Queue a failed actor's samples again and start another process. If an engine raises while it generates, a
-        start may be the cause: `Ledger.requeue` finds and this quarantines it, for one restart of the budget. Raises
-        `error` if it is a WeightError (a restart would load the same weights); ActorError when the budget is used
-        up."""
+        """Queue a failed actor's samples again and start another process. If it raised while it generated, a start may
+        be the cause: `Ledger.requeue` finds it, for one restart, and it is quarantined. Raises `error` if it is a
+        WeightError (a restart would load the same weights); ActorError when the budget is used up."""
         if request is not None and request.kind == "load" and weights_lost(error):
             self._weights_lost = True  # the engine still works and keeps its samples
             logger.warning("%s: %s", actor.name, error_text(error))

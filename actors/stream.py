@@ -47,8 +47,7 @@ class RolloutStream:
         self._call(lambda: self._pool.submit(starts, sampling))
 
     def finished(self) -> list[Finished]:
-        """The starts that were completed since the last call; waits for the first. Raises the error that ended the
-        thread, and ActorError when no engine has any of the starts."""
+        """Starts completed meanwhile, at least one. Raises the thread's error; ActorError if none can come."""
         found: list[Finished] = []
         while not found or not self._finished.empty():
             try:

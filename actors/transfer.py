@@ -1,6 +1,5 @@
-"""Gets new weights into a running vLLM model: a weight transfer engine that reads `core.weights.Weights`. As vLLM's
-worker extension it is imported, and so registered, in every worker before the model is loaded. Invariant: after
-`finish_weight_update` the model computes with the new weights alone, or an error was raised."""
+"""Gets new weights into a running vLLM model. As vLLM's worker extension this is imported, and so registered, in every
+worker before it loads. Invariant: after `finish_weight_update` the model has the new weights alone, or it raised."""
 
 import warnings
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Responses in several turns: an engine whose samples stop at a tool's call and go on after its answer. Invariants: a
-continuation begins and ends with a token of the policy (an answer that leaves no room for one is not given: the
-response is truncated); answers use up the response's budget, with log-probability 0 and the version of the call; the
-seed of a turn comes from (start, sample, tokens so far), so a sample does not depend on the others."""
+continuation begins and ends with a token of the policy (else the answer is not given: truncated); answers use up the
+budget, with log-probability 0 and the call's version; a turn's seed comes from (start, sample, tokens so far)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,6 @@ class _Sample:
     mask: list[bool] = field(default_factory=list)
 
     def append(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], own: bool) -> None:
-        """Add the tokens of a turn, or of an answer."""
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += versions

@@ -94,9 +94,8 @@ class VllmEngine(Engine):
         self._done = []
 
     def load_weights(self, weights: Weights) -> Acknowledgement:
-        """Swap the weights between two steps. Raises WeightError when a parameter is missing. The samples in flight are
-        prefilled again with the new weights, so that every later token is drawn from exactly the new policy. The prefix
-        cache is emptied here, because vLLM does not do it."""
+        """Swap the weights between two steps. Raises WeightError when a parameter is missing. Samples in flight are
+        prefilled again, so later tokens are the new policy's; vLLM does not empty the prefix cache by itself."""
         self._wake(WEIGHTS)
         with ThreadPoolExecutor(1) as hashing:  # hashes the weights while vLLM copies them
             received = hashing.submit(digest, weights)
@@ -108,8 +107,7 @@ class VllmEngine(Engine):
         return Acknowledgement(self.name, weights.manifest.version, received.result())
 
     def sequence_logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        """[sequence][T - 1]: log-probability of tokens 1..T-1 at temperature 1, for T >= 2. The last token is scored as
-        a response, so a sequence may be as long as the engine's context."""
+        """See `Engine`. The last token is scored as a response, so a sequence may fill the context."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -117,15 +115,9 @@ class VllmEngine(Engine):
         self._wake(*SLEEPERS)
         for index, sequence in enumerate(sequences):
             ids = sequence.tolist()
-            params = SamplingParams(
-                temperature=1.0,
-                max_tokens=1,
-                prompt_logprobs=0,
-                logprob_token_ids=[ids[-1]],
-                flat_logprobs=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
+            wanted = {"max_tokens": 1, "prompt_logprobs": 0, "logprob_token_ids": [ids[-1]], "flat_logprobs": True}
+            how = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+            params = SamplingParams(temperature=1.0, **wanted, **how)
             self._engine.add_request(f"score/{index}", tokens_input(ids[:-1]), params)
         while len(self._scores) < len(sequences):
             self.step()
@@ -141,8 +133,7 @@ class VllmEngine(Engine):
             self._asleep = set(SLEEPERS)
 
     def _wake(self, *sleepers: str) -> None:
-        """Move these back to the GPU. (To load weights, the cache stays off: it may not fit next to the learner's copy
-        of them.)"""
+        """Move these back to the GPU. (For new weights the cache stays off: it may not fit next to the learner's.)"""
         for tag in [tag for tag in sleepers if tag in self._asleep]:
             self._engine.wake_up([tag])
             self._asleep.remove(tag)
@@ -172,7 +163,6 @@ class VllmEngine(Engine):
 
 
 def _continuation(output: Any) -> Continuation:
-    """The record of one finished request."""
     result = output.outputs[0]
     if result.finish_reason not in FINISHES:
         raise RuntimeError(

@@ -1,5 +1,4 @@
-"""`launch.py check`: checks a recipe before training and prints what follows from it. Invariant: no actor is started
-and no model is built; the output says what was not checked."""
+"""`launch.py check`: prints what follows from a recipe, and what was not checked. No actor or model is made."""
 
 import contextlib
 from argparse import Namespace

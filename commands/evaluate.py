@@ -63,11 +63,8 @@ def compare(first: Evaluation, second: Evaluation, seed: int) -> Comparison:
     rewards = [(mine.reward, theirs.reward) for mine, theirs in pairs]
     wins = [float(mine > theirs) + 0.5 * float(mine == theirs) for mine, theirs in rewards]
     gains = [float(mine.correct) - float(theirs.correct) for mine, theirs in pairs]
-    return Comparison(
-        win_rate=share(wins),
-        ties=sum(mine == theirs for mine, theirs in rewards) / len(rewards),
-        success=bootstrap(gains, rng=generator(seed, "comparison")),
-    )
+    ties = sum(mine == theirs for mine, theirs in rewards) / len(rewards)
+    return Comparison(share(wins), ties, bootstrap(gains, rng=generator(seed, "comparison")))
 
 
 def compare_by_judge(
@@ -87,11 +84,8 @@ def compare_by_judge(
         raise ActorError(
             f"reward_model.judge: model {judge.model!r} named no better reply in {len(cases)} pairs; use another model"
         )
-    return JudgedComparison(
-        win_rate=share([one.credit for one in known]),
-        consistent=sum(one.consistent for one in known) / len(known),
-        unjudged=len(cases) - len(known),
-    )
+    consistent = sum(one.consistent for one in known) / len(known)
+    return JudgedComparison(share([one.credit for one in known]), consistent, len(cases) - len(known))
 
 
 def evaluate_target(options: Namespace) -> int:
@@ -105,8 +99,7 @@ def evaluate_target(options: Namespace) -> int:
 def evaluate_models(
     config: Config, target: str, against: str = "", responses: Path | None = None, local: bool = False
 ) -> Evaluation:
-    """Evaluate `target` (run, checkpoint or model; empty: model.path) and, if named, another one `against` it. `local`:
-    in this process, without Ray. Returns what was measured of `target`."""
+    """Evaluate `target` (run, checkpoint, model; empty: model.path), maybe `against` another; returns the first's."""
     if against:
         check_place(against, "--against")
     for path in filter(None, (target, against)):

@@ -1,5 +1,4 @@
-"""`launch.py export`: writes a run's policy with its tokenizer, curves and a model card into a folder, or uploads them
-to the hub. It reads only the run's files, so the run may still be running."""
+"""`launch.py export`: writes a run's policy with curves and a model card into a folder, or uploads them."""
 
 import shutil
 import tempfile

@@ -1,5 +1,4 @@
-"""All commands: what each runs, its description, and its options besides the fields of the configuration. Invariant:
-nothing here imports an engine or a model library, so a mistyped option is reported at once."""
+"""All commands. Invariant: nothing here imports an engine or a model library, so a typo is reported at once."""
 
 import argparse
 import importlib
@@ -17,8 +16,7 @@ DEFAULT = Path(core.__file__).parents[1] / "configs" / "arithmetic.yaml"
 
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """The options given to a command; `fields` are those of the configuration. --help ends here. Raises ConfigError,
-    also for a recipe or a field that is wrong by itself."""
+    """The options given to a command. --help ends here. Raises ConfigError, also for a wrong recipe or field."""
     options = command_parser(command).read(arguments)
     if COMMANDS[command].fields:
         override(load_config(options.config) if options.config else Config(), options.fields)

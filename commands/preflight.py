@@ -1,5 +1,4 @@
-"""The checks before anything expensive: `launch.py check` prints what they find, `train` and a resume stop at the
-first. Invariant: no actor is started and no model is built."""
+"""The checks before anything expensive. Invariant: no actor is started and no model is built."""
 
 import socket
 

@@ -1,5 +1,4 @@
-"""`launch.py report`: summarises the results of one or several runs so far, on the terminal and as one page. It reads
-only the runs' files, so they may still be running."""
+"""`launch.py report`: summarises runs, on the terminal and as one page, from their files: they may be running."""
 
 from argparse import Namespace
 

@@ -1,8 +1,7 @@
 """`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952). It starts from
 `model.path` with a new head and writes RUN/policy: a classifier, its tokenizer and `reward.json` (mean and deviation of
-its held-out scores, which normalise rewards). Invariant: pairs of one prompt, those with the smallest hashes, are held
-out together. Evaluation prompts of the task are never trained on, so no policy is evaluated on prompts whose
-preferences the reward model has seen."""
+held-out scores). Invariant: pairs of one prompt are held out together. Evaluation prompts of the task are never trained
+on: no policy is evaluated on prompts whose preferences the reward model has seen."""
 
 from argparse import Namespace
 from collections import defaultdict
@@ -101,8 +100,7 @@ def reward_job(config: Config) -> SupervisedJob:
 
 
 def preferences(settings: RewardModelConfig) -> tuple[list[list[tuple[str, Messages]]], list[str]]:
-    """The chosen and the rejected dialogue of each usable row of `reward_model.pairs`, each with its place in the file;
-    and what is wrong with the other rows, a line for each reason. Raises DataError."""
+    """Usable rows' chosen and rejected dialogues with their places; lines about the others. Raises DataError."""
     columns = {"reward_model.chosen": settings.chosen, "reward_model.rejected": settings.rejected}
     rows = read_dialogues(settings.pairs, settings.split, columns)
     usable, wrong = [], defaultdict(list)

@@ -1,6 +1,5 @@
-"""`launch.py sft`: supervised fine-tuning on a task's canonical solutions, or on dialogues (loss on the assistant's
-tokens). `model.path` of another run can name the model that it writes (RUN/policy). Invariant: held-out rows are never
-trained on. They are the task's evaluation problems, and the dialogues with the smallest hashes."""
+"""`launch.py sft`: fine-tuning on canonical solutions, or on dialogues (loss on the assistant's tokens). Invariant:
+held-out rows (evaluation problems; dialogues with the smallest hashes) are never trained on."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -67,8 +66,7 @@ def from_task(config: Config, model: str) -> tuple[list[Text], list[Text]]:
 
 
 def from_problems(problems: Sequence[Problem], config: Config, kind: str) -> list[Text]:
-    """Prompts with their canonical solutions; only the solution has loss. Prints how many of the `kind` problems are
-    left out. Raises DataError when no problem has a solution that fits."""
+    """Prompts with canonical solutions, which alone have loss; tells what is left out. Raises DataError if all are."""
     solved = [(problem.prompt_ids, problem.solution_ids) for problem in problems if problem.solution_ids is not None]
     found = [
         Text(np.concatenate(parts), np.arange(len(parts[0]), len(parts[0]) + len(parts[1]), dtype=np.int32))

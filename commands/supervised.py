@@ -1,5 +1,4 @@
-"""A supervised training run: steps over rows, measures on held-out rows, checkpoints. Invariant: the rows of step s
-depend only on the seed and s, so a resumed run repeats the uninterrupted one."""
+"""A supervised training run. Invariant: rows of a step depend on its number and the seed, so a resumed run repeats."""
 
 import json
 import shutil
@@ -160,7 +159,6 @@ def _note(run: RunDirectory, numbers: Numbers, job: SupervisedJob, total: int) -
 
 
 def _save(group: "SupervisedGroup", run: RunDirectory, step: int, keep: int) -> None:
-    """Write a checkpoint, make it the latest, and delete all but the newest `keep`."""
     final = run.checkpoints / f"{step:06d}"
     with checkpoint.replacing(final) as temporary:
         group.save(temporary)

@@ -1,5 +1,4 @@
-"""Preparation that `sft` and `reward-model` share: check the model, read dialogues, hold out rows. Invariant: held-out
-rows and the task's evaluation prompts are never trained on."""
+"""What `sft` and `reward-model` share. Invariant: held-out rows and evaluation prompts are never trained on."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Literal, TypeVar

@@ -44,8 +44,6 @@ LASTING = (
     "replay.decay",
 )
 """Fields that a resumed run cannot change: its weights, random draws and files depend on them."""
-
-
 Callback = Callable[[IterationMetrics], object]
 """Is told the metrics of every iteration. The run ends in order, as after Ctrl-C, when it returns something true."""
 
@@ -147,7 +145,6 @@ def check_changes(before: Config, after: Config) -> None:
 
 @contextmanager
 def _open_session(config: Config, run: RunDirectory, local: bool, watchers: Sequence[MetricSink]) -> Iterator[Session]:
-    """Check model and data, connect, and start all components. They stop at the end of the block."""
     if local and config.rollout.max_staleness:
         print(f"--local: synchronous; rollout.max_staleness = {config.rollout.max_staleness} has no effect", flush=True)
     recipe, config = config, single_process(config) if local else config

@@ -1,5 +1,4 @@
-"""The fields of the configuration as command-line options. Invariant: an option has the dotted name that its field has
-in a recipe, after `--`; hyphens count as underscores."""
+"""The fields as options. Invariant: after `--` stands the dotted name of the recipe; hyphens count as underscores."""
 
 import argparse
 import difflib

@@ -60,19 +60,16 @@ class ModelConfig(Section):
     """The policy that training starts from."""
 
     path: str = "starter"
-    """Hugging Face model name, local directory or `.gguf` file; 'starter': build and warm-start a small model for the
-    task (see `starter`)."""
+    """Hugging Face name, directory or `.gguf` file; 'starter': build and warm-start a small model (see `starter`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the weights in learner and engines. auto: the checkpoint's, but float32 on a CPU without instructions for
-    bfloat16."""
+    """Type of the weights. auto: the checkpoint's, but float32 on a CPU without instructions for bfloat16."""
 
 
 class ClusterConfig(Section):
     """Resources asked of Ray."""
 
     address: str = "auto"
-    """'auto': the cluster of RAY_ADDRESS, else a head that runs on this machine, else a local one; 'local': always a
-    local one; or host:port."""
+    """'auto': RAY_ADDRESS's cluster, else a head that runs on this machine, else a local one; 'local'; or host:port."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where engines and learner run; auto: cuda where the cluster has GPUs."""
     rollout_cpus: NonNegative = 1.0
@@ -119,8 +116,7 @@ class MonitorConfig(Section):
     (docs/extending.md). Each gets configuration, numbers, evaluations, samples and curves. A list, or names separated
     by commas."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the Prometheus metrics of a local Ray; 0: any free one, which is printed. A cluster's is set by its `ray
-    start --metrics-export-port`."""
+    """Prometheus port of a local Ray; 0: any free one, printed. A cluster's: `ray start --metrics-export-port`."""
     project: Annotated[str, Field(min_length=1)] = "retrospect"
     """W&B project and MLflow experiment of the run."""
 

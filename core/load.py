@@ -22,15 +22,13 @@ class _UniqueKeys(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
         for at, key in enumerate(keys):
             if key in keys[:at]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} occurs twice", node.value[at][0].start_mark
-                )
+                mark = node.value[at][0].start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", mark)
         return super().construct_mapping(node, deep)
 
 
 def load_config(path: Path | str) -> Config:
-    """The configuration of a YAML file; sections and fields that it leaves out keep their defaults. Raises ConfigError
-    for an unreadable file, an unknown key (with the nearest valid name) or a bad value."""
+    """The configuration of a YAML file over the defaults. Raises ConfigError, naming the nearest of an unknown key."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -138,9 +138,7 @@ class Verdict:
     correct: bool
     detail: str = ""  # why, for a person: "no answer found", "judge timed out"
     judge_failed: bool = False  # the judge gave no result: it raised, hung, crashed or returned no number
-    steps: tuple[
-        tuple[int, float], ...
-    ] = ()  # process rewards: (characters of the response up to a step's end, reward)
+    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (characters up to a step's end, its reward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +177,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class CutTrajectory:
-    """A trajectory and where it is cut into states, as the replay store takes it. State i is the problem plus
-    response_ids[:lengths[i]], with 0 < lengths[i] < R, increasing."""
+    """A trajectory cut into states: i is the problem and response_ids[:lengths[i]], 0 < lengths[i] < R, increasing."""
 
     problem_id: str
     response_ids: IntArray  # [R]

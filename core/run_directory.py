@@ -1,5 +1,4 @@
-"""The files of a run, and atomic writes of text. Invariants: a directory with a `config.yaml` is a run; a new run never
-writes into one that has results; one process at a time trains into it."""
+"""The files of a run. Invariants: no new run writes into one with results; one process at a time trains into one."""
 
 import fcntl
 import json
@@ -185,8 +184,7 @@ def tail(path: Path, size: int) -> list[str]:
 
 
 def collect_versions(source: Path | None = None) -> dict[str, str]:
-    """Versions of Retrospect, Python and the installed PACKAGES (from their metadata: nothing is imported), and the git
-    commit of the tree `source`."""
+    """Versions of Retrospect, Python and installed PACKAGES (by metadata: no import), and the commit of `source`."""
     found = {"retrospect": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):

@@ -1,5 +1,4 @@
-"""All randomness comes from one run seed. A path of labels gives the same seed on every machine and in every process,
-so a new consumer of randomness does not change the others."""
+"""All randomness comes from the run's seed by paths of labels, alike on every machine; consumers are independent."""
 
 import hashlib
 

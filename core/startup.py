@@ -1,5 +1,4 @@
-"""The start of a run's processes: environment, garbage collection, whether the Ray cluster answers, where actors go.
-Invariant: a variable that the user has set keeps its value."""
+"""The start of a run's processes. Invariant: a variable that the user has set keeps its value."""
 
 import atexit
 import gc
@@ -16,7 +15,6 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
 """How OpenMP's threads wait; read when torch is imported. Long spinning is 40x slower on a busy machine (128 against
 5,055 tokens/s); sleeping at once makes two threads slower than one (an update of 3.97 s against 2.68 s); a short spin
 takes 2.26 s, and 5.5 s next to two busy processes."""
-
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",  # large blocks come from the heap too
     "MALLOC_TRIM_THRESHOLD_": str(2**40),  # the heap never shrinks
@@ -24,8 +22,6 @@ KEEP_FREED_MEMORY = {
 }
 """Read by glibc (mallopt(3)). By default every block above 32 MB is mapped anew and cleared, which took a third of the
 time to load weights into a layer, and a seventh of an update. Other C libraries ignore these."""
-
-
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray 2.60 demands a token from every client of a cluster that has one
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -40,8 +36,6 @@ ENVIRONMENT = {
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a Ray call before `connect` must fail, not start another cluster
 }
 """What Ray, vLLM, torch, tokenizers, W&B and MLflow read when they are imported."""
-
-
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """For processes that all run on this machine: their groups listen on loopback only."""
 
@@ -57,9 +51,8 @@ atexit.register(gc.unfreeze)  # else Triton reports a leak when the process ends
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Collect no garbage inside the block. Later collections skip all objects that exist at its end (modules, classes,
-    data). torch, DeepSpeed and vLLM make a million lasting objects. To visit them takes a tenth to a fourth of the
-    time, and half a second in every `gc.collect()` of a library."""
+    """Collect no garbage inside the block, nor later what exists at its end: torch, DeepSpeed and vLLM make a million
+    objects. To visit them takes a tenth to a fourth of the time, and 0.5 s in a library's `gc.collect()`."""
     running = gc.isenabled()
     gc.disable()
     try:

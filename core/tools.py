@@ -1,6 +1,5 @@
-"""What a user adds in Python by import path, and the tool that answers calls in responses: the policy writes a call,
-the tool's answer follows, and the policy goes on. Invariant: a tool is a pure function of the response's text, so a run
-repeats, and a response tells which of its tokens were answers."""
+"""What a user adds in Python, and the tool that answers calls in responses: the policy writes a call, the answer
+follows. Invariant: a tool is a pure function of the text, so a run repeats, and a response tells what were answers."""
 
 import importlib
 import os
@@ -26,8 +25,7 @@ class Tool:
 
     ends: str  # characters. The tool is asked when the policy has written a token whose text ends with one of them.
     answer: Callable[[str], str | None]
-    """Text of the response so far -> the text that follows; None if this is no call. It must not raise, or depend on
-    anything else."""
+    """Text of the response so far -> the text that follows; None: no call. It must not raise, or depend on more."""
 
 
 class TokenTool:

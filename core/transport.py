@@ -1,8 +1,7 @@
-"""Direct transfer of weights from learner rank 0 to the engines, next to the copy in the object store.
-`core.weights.pack` stages every bucket in a `Sender` and puts its offer into `Weights.direct`; the engines call
-`receive` on that. Invariants: torch's default process group is not touched; every wait has a deadline; the receiver's
-digest decides whether the bytes are right. Each broadcast has a new group of the engines that serve then, so engines
-may die or start between two; one that starts later reads the object store's copy."""
+"""Direct transfer of weights from learner rank 0 to the engines, next to the copy in the object store: `pack` stages
+buckets in a `Sender` and puts its offer into `Weights.direct`, on which engines call `receive`. Invariants: torch's
+default process group is not touched; every wait has a deadline; the receiver's digest decides whether the bytes are
+right. Each broadcast has a new group, so engines may die or start between two; a late one reads the copy."""
 
 import logging
 import pickle

@@ -1,5 +1,4 @@
-"""Generalised advantage estimation and whitening. Invariant: only positions with mask 1 (tokens that the policy
-generated in this trajectory) count. Shapes: B sequences, T tokens."""
+"""GAE and whitening. Invariant: only positions with mask 1 (generated tokens) count. Shapes: B sequences, T tokens."""
 
 from typing import Literal
 
@@ -35,8 +34,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float 
 
 
 def adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """Length-adaptive lambda 1 - 1 / (alpha l) of each sequence [B], at least 0 (VAPO, 2504.05118, section 4.2). With
-    it the sum of the weights lambda^k does not saturate before the end of a long response."""
+    """1 - 1 / (alpha l) of each sequence [B], at least 0 (VAPO, 2504.05118, section 4.2): does not saturate if long."""
     return (1.0 - 1.0 / (alpha * lengths.clamp(min=1).to(torch.float64))).clamp(min=0.0)
 
 

@@ -68,8 +68,7 @@ def comparable_states(
 
 
 def auc(values: Reals, correct: Flags, groups: Numbers | None = None) -> float:
-    """Chance that a correct item has a higher value than a wrong one [N] (ties count half); NaN without such a pair.
-    With `groups` only items of the same group are compared, and every such pair counts the same."""
+    """Chance that a correct item has a higher value than a wrong one [N] of its group (ties: half); NaN of none."""
     groups = np.zeros(len(values), np.int64) if groups is None else groups
     wins, positives, negatives = _mixed_groups(values, correct, groups)
     return float(wins.sum() / (positives * negatives).sum()) if len(wins) else math.nan

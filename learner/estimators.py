@@ -47,16 +47,14 @@ class Estimator:
     advantages: Advantages
     needs_values: bool = False  # whether it reads `Episodes.values`: then there must be a critic
     needs_groups: bool = False
-    """Whether it compares the continuations of a start: then there must be at least two. A group of equal rewards has
-    no advantage; its tokens do not count in the mean of the policy's loss."""
+    """Compares a start's two or more continuations. Of equal rewards: no advantage, no tokens in the loss's mean."""
     needs_continuations: bool = False
     """Whether it reads `Episodes.steps` and `step_values`: then the states of every trajectory are continued, too."""
     whitened: bool = False  # whether `algorithm.normalise` applies to its result
 
 
 def advantages_by_critic(episodes: Episodes) -> Tensor:
-    """GAE [B, T] (1506.02438) with a lambda per sequence: decoupled from the critic's (VC-PPO, 2503.01491) or
-    length-adaptive (VAPO, 2504.05118)."""
+    """GAE [B, T] (1506.02438), lambda per sequence: decoupled (VC-PPO, 2503.01491) or by length (VAPO, 2504.05118)."""
     return gae(episodes.rewards, episodes.values, episodes.mask, episodes.gamma, episodes.lam)
 
 
@@ -66,9 +64,8 @@ def returns(episodes: Episodes) -> Tensor:
 
 
 def vineppo(episodes: Episodes) -> Tensor:
-    """VinePPO [B, T]: what a step changes in the chance of success, the same for all its tokens (2410.01679, section
-    4). A = (rewards received in the step) + gamma V(next step) - V(step), V = mean reward of continuations; 0 after the
-    end"""
+    """VinePPO [B, T]: what a step changes in the chance of success, for all its tokens (2410.01679, section 4). A =
+    (rewards received in the step) + gamma V(next step) - V(step), V = mean reward of continuations; 0 after the end."""
     out = torch.zeros_like(episodes.rewards)
     step = torch.full_like(episodes.groups, -1)  # of the next token
     following = torch.zeros_like(out[:, 0])  # V where that step begins
@@ -84,8 +81,7 @@ def vineppo(episodes: Episodes) -> Tensor:
 
 
 def _compared(episodes: Episodes, formula: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """[B, T] `formula(rewards [G], lengths [G])` of every group of at least two sequences; 0 for the others. A sequence
-    whose mask is all 0 (no loss) counts in no baseline."""
+    """[B, T] `formula(rewards [G], lengths [G])` of groups of two or more with loss (mask not all 0); else 0."""
     totals, lengths = episodes.totals(), episodes.mask.sum(dim=1)
     out = torch.zeros_like(totals)
     for group in torch.unique(episodes.groups[lengths > 0]):
@@ -102,8 +98,7 @@ def dr_grpo(episodes: Episodes) -> Tensor:
 
 
 def grpo(episodes: Episodes) -> Tensor:
-    """GRPO [B, T]: (R - mean) / (deviation + 1e-6) of the group (2402.03300, section 4.1.2). The deviation is the
-    sample's (divisor G - 1), as in verl and TRL."""
+    """GRPO [B, T]: (R - mean) / (deviation + 1e-6) of the group, divisor G - 1 as in TRL (2402.03300, 4.1.2)."""
     return _compared(episodes, lambda rewards, _: (rewards - rewards.mean()) / (rewards.std() + _EPS))
 
 

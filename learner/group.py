@@ -1,7 +1,6 @@
-"""The learner seen from the driver: it scores, updates, broadcasts and saves by calls to all ranks. The maths over the
-global batch happens here (`learner.targets`). Invariants: results do not depend on the number of ranks or on the
-micro-batches; every wait has a deadline; a `LearnerError` ends all ranks, and `restart` with `restore` brings them
-back."""
+"""The learner seen from the driver: it scores, updates, broadcasts and saves. The maths over the global batch happens
+here (`learner.targets`). Invariants: results do not depend on the number of ranks or on the micro-batches; every wait
+has a deadline; a `LearnerError` ends all ranks, and `restart` with `restore` brings them back."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -32,16 +31,7 @@ from learner.packing.batch import (
 from learner.probe import Gap, check_gap, check_noise, gap_between
 from learner.schedule import learning_rate
 from learner.state import CheckpointLayout, LearnerState, read_state
-from learner.stats import (
-    NOT_TRIED,
-    BatchStats,
-    BroadcastReport,
-    StepSums,
-    UpdateStats,
-    add_ranks,
-    moved_too_far,
-    summarise_update,
-)
+from learner.stats import NOT_TRIED, BroadcastReport, StepSums, UpdateStats, add_ranks, moved_too_far, summarise_update
 from learner.targets import TargetBatch, compute_targets, skipped_problems, train_batches, with_imitated
 
 
@@ -84,7 +74,6 @@ class LearnerGroup:
         self._launch()
 
     def _launch(self) -> None:
-        """Start ranks, and a state before the first update."""
         recipe, config, kl = self._recipe, self._config, self._algorithm.kl_coefficient
         self._ranks: Ranks = (
             LocalRanks() if recipe.local else Ranks(config, device=recipe.device, cpus=recipe.cpus, gpus=recipe.gpus)
@@ -146,10 +135,9 @@ class LearnerGroup:
         During the critic's warm-up only the critic learns, on Monte-Carlo returns (VC-PPO, 2503.01491); so it does on
         equal rewards without imitated responses, which say nothing about the policy. A minibatch with a NaN or Inf is
         left out; one that arises in a loss or a gradient skips that step on all ranks. Skipped steps count in the
-        learning-rate schedule. The policy takes no more steps after a pass that moved it by more than `kl_stop`. The
-        critic is calibrated at the `boundaries`. Raises DivergenceError when `max_skipped_steps` in a row were skipped.
-        `unsolved`: share of the fresh problems of which every sample fails, which `faded_coefficient` takes.
-        `imitated`: earlier successes, for the language-model loss alone."""
+        learning-rate schedule. The policy takes no more steps after a pass that moved it by more than `kl_stop`. Raises
+        DivergenceError when `max_skipped_steps` in a row were skipped. `unsolved`: share of fresh problems of which
+        every sample fails (`faded_coefficient`). `imitated`: earlier successes, for the language-model loss alone."""
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
         kl = faded_coefficient(state.kl_coefficient, unsolved) if self._algorithm.kl_fades else state.kl_coefficient
@@ -185,7 +173,7 @@ class LearnerGroup:
             policy_trained=train_policy,
             critic=has_critic,
         )
-        self._note(scored, taken, batch.stats, train_policy)
+        self._note(scored, taken, batch.stats.reference_kl, train_policy)
         return stats
 
     def _pass(
@@ -220,7 +208,7 @@ class LearnerGroup:
         return [TakenStep(*step) for step in zip(minibatches, plans, sums, strict=True)]
 
     def _note(
-        self, scored: Sequence[Scored], taken: Sequence[TakenStep], batch: BatchStats, policy_trained: bool
+        self, scored: Sequence[Scored], taken: Sequence[TakenStep], reference_kl: float, policy_trained: bool
     ) -> None:
         """Record what the next update depends on. Raises DivergenceError after too many skipped steps in a row."""
         state, target = self._state, self._algorithm.kl_target
@@ -231,9 +219,9 @@ class LearnerGroup:
             steps=self._config.epochs * self._config.minibatches,
             policy_steps=sum(step.plans[0].train_policy for step in taken),
         )
-        if policy_trained and target is not None and math.isfinite(batch.reference_kl):
+        if policy_trained and target is not None and math.isfinite(reference_kl):
             state.kl_coefficient = adapted_coefficient(
-                state.kl_coefficient, batch.reference_kl, target, self._algorithm.kl_horizon, len(scored)
+                state.kl_coefficient, reference_kl, target, self._algorithm.kl_horizon, len(scored)
             )
         if state.skipped_in_row >= self._config.max_skipped_steps:
             ids = tuple(state.skipped_problems)
@@ -245,8 +233,7 @@ class LearnerGroup:
             )
 
     def measure_noise(self, receiver: WeightReceiver, sequences: Iterable[IntArray]) -> Gap:
-        """Remember how far engines and learner, which have loaded the same weights, differ on the first `sequences` [T
-        >= 2]; `broadcast` compares with it. Raises WeightError when it is more than rounding."""
+        """Remember the gap of engines and learner with the same weights; more than rounding raises WeightError."""
         probe = list(islice(sequences, self._config.probe_sequences))
         noise = gap_between(receiver.sequence_logprobs(probe), self.logprobs(probe))
         check_noise(noise, self._recipe.dtype)
@@ -254,9 +241,8 @@ class LearnerGroup:
         return noise
 
     def broadcast(self, receiver: WeightReceiver) -> BroadcastReport:
-        """Send the policy's weights to every engine as the next version; probe after the first and every
-        `probe_every`-th. Raises WeightError when an engine acknowledged other weights, or differs from the learner by
-        more than the noise; LearnerError when a rank died, even if the engines noticed it first."""
+        """Send the policy's weights to every engine, and probe at the first and every `probe_every`-th version. Raises
+        WeightError for another acknowledgement or a gap beyond the noise; LearnerError when a rank died."""
         version = self.version + 1
         exported = self._ranks.call_same(RankWorker.export_weights, version)
         (weights,) = [weights for weights in exported if weights is not None]

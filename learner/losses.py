@@ -1,6 +1,5 @@
-"""The losses of critic and KL per token, and the weights that turn losses into a mean over the global batch. Plain
-torch. Invariant: no function reduces over tokens. A loss is `(weights * per_token).sum()` however the batch is split,
-so the sum over micro-batches and ranks is the mean over the global batch. Shapes: N tokens in any layout."""
+"""Losses of critic and KL per token, and the weights that turn them into a mean over the global batch. Invariant: no
+function reduces over tokens; a loss is `(weights * per_token).sum()` however the batch is split."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -80,7 +79,6 @@ def _mask(log_ratios: Tensor, counts: Tensor, floor: float, cap: float) -> tuple
 
 
 def _whole(of_tokens: Correction) -> Correction:
-    """The same correction by the ratio of whole sequences."""
     return lambda log_ratios, counts, *bounds: of_tokens(of_sequences(log_ratios, counts), counts, *bounds)
 
 

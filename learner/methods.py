@@ -1,5 +1,4 @@
-"""Finds the estimator and the policy loss that a configuration names, and checks a user's own (`module:function`, also
-in the working directory) on a small batch."""
+"""Finds the estimator and the policy loss of a configuration, and tries a user's own (`module:function`)."""
 
 from functools import cache
 from typing import Any
@@ -31,7 +30,6 @@ def find_policy_loss(name: str) -> PolicyLoss:
 
 
 def _function(field: str, path: str) -> Any:
-    """The function or estimator at an import path 'module:name'. Raises ConfigError."""
     found = imported(field, path)
     if not callable(found) and not isinstance(found, Estimator):
         raise ConfigError(f"{field} {path!r}: {type(found).__name__} cannot be called; name a function")
@@ -90,9 +88,8 @@ def check_policy_loss(name: str, clip_low: float, clip_high: float, dual_clip: f
 
 
 def _check_tensor(prefix: str, what: str, found: object, like: Tensor) -> None:
+    wanted = f"return a tensor of shape {list(like.shape)}"
     if not isinstance(found, Tensor):
-        raise ConfigError(f"{prefix}: {what} is {type(found).__name__}; return a tensor of shape {list(like.shape)}")
+        raise ConfigError(f"{prefix}: {what} is {type(found).__name__}; {wanted}")
     if found.shape != like.shape:
-        raise ConfigError(
-            f"{prefix}: {what} has the shape {list(found.shape)}; return a tensor of shape {list(like.shape)}"
-        )
+        raise ConfigError(f"{prefix}: {what} has the shape {list(found.shape)}; {wanted}")

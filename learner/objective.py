@@ -1,6 +1,5 @@
-"""The PPO objectives of one micro-batch: from model outputs and targets to a loss and its statistics. Plain torch.
-Invariant: all results are weighted sums over tokens, so adding them over micro-batches and ranks gives the mean over
-the global batch."""
+"""The PPO objectives of one micro-batch: outputs and targets to a loss and its statistics. Invariant: results are
+weighted sums over tokens, so adding them over micro-batches and ranks gives the mean over the global batch."""
 
 from dataclasses import dataclass
 
@@ -32,9 +31,8 @@ class PolicySums:
 def policy_objective(
     logprobs: Tensor, entropy: Tensor, targets: TokenTargets[Tensor], config: AlgorithmConfig, kl_coefficient: float
 ) -> tuple[Tensor, PolicySums]:
-    """Loss (scalar) and statistics of the policy on N tokens. surrogate x importance - c_ent entropy + c_kl KL x
-    importance + c_pos (-log pi of correct responses). The last is VAPO's (2504.05118, section 4.3): a mean over the
-    tokens of the step's responses that `TargetBatch.positive` names."""
+    """Loss (scalar) and statistics of the policy: surrogate x importance - c_ent entropy + c_kl KL x importance - c_pos
+    log pi of the responses of `TargetBatch.positive` (VAPO, 2504.05118, section 4.3; mean over their tokens)."""
     w, bounds = targets.weights, (config.clip_low, config.clip_high, config.dual_clip)
     sequence = torch.unique(targets.sequence, return_inverse=True)[1]
     tokens = PolicyTokens(logprobs, targets.proximal, targets.advantages, sequence, *bounds)

@@ -1,6 +1,5 @@
-"""The policy losses, by their name in `algorithm.policy_loss`. Invariants: a loss does not reduce over tokens, so that
-a batch may be split anywhere between two sequences; a sequence is never split. A user's own has the signature
-`PolicyLoss`. Shapes: N tokens, sequence after sequence."""
+"""The policy losses. Invariants: a loss does not reduce over tokens, so that a batch may be split between any two
+sequences, never inside. A user's own is a `PolicyLoss`. Shapes: N tokens, sequence after sequence."""
 
 import math
 from collections.abc import Callable

@@ -1,7 +1,6 @@
-"""Whether engines and learner compute the same model: their log-probabilities of the same tokens, against the noise of
-this model. The digest of a broadcast proves that the weights arrived; a wrong kernel, a layer that kept old weights or
-another tokenizer shows here. bfloat16 alone makes single tokens differ by 0.4 nats, so the mean and a high quantile are
-compared with what they were before training, when both sides had the same weights."""
+"""Whether engines and learner compute the same model: their log-probabilities of the same tokens. A digest proves that
+weights arrived; a wrong kernel, a layer that kept old weights or another tokenizer shows here. bfloat16 alone makes
+single tokens differ by 0.4 nats, so mean and a high quantile are compared with those before training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

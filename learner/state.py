@@ -1,5 +1,4 @@
-"""The learner's state between updates, apart from its models. Invariant: everything that changes the next update is in
-here or in the engines, so that a resumed run repeats the uninterrupted one."""
+"""The learner's state apart from its models. Invariant: what changes the next update is here or in the engines."""
 
 import json
 from collections.abc import Sequence
@@ -11,8 +10,7 @@ from core.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
-    """The settings that a learner checkpoint's files depend on, apart from the number of ranks. Named as in the
-    configuration."""
+    """What a checkpoint's files depend on, apart from the number of ranks; named as in the configuration."""
 
     model: str  # class and number of trained parameters
     zero_stage: int
@@ -49,8 +47,7 @@ class LearnerState:
         return self.policy_trains
 
     def note_steps(self, skipped: list[bool], problems: Sequence[str], *, steps: int, policy_steps: int) -> None:
-        """Count an update: which optimizer steps were skipped, and the problem ids of the skipped steps at its end.
-        `steps`: those that the policy could have taken; `policy_steps`: those in which it was trained."""
+        """Count an update. `problems`: of its last skipped steps; `steps`: possible ones; `policy_steps`: trained."""
         for flag in skipped:
             self.skipped_in_row = self.skipped_in_row + 1 if flag else 0
         before = self.skipped_problems if all(skipped) else []

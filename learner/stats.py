@@ -113,9 +113,7 @@ def effective_share(weights: FloatArray) -> float:
 
 def add_ranks(ranks: Sequence[StepSums]) -> StepSums:
     """One optimizer step, over all ranks."""
-    policy = ranks[0].policy
-    for rank in ranks[1:]:
-        policy = policy + rank.policy
+    policy = sum((rank.policy for rank in ranks[1:]), ranks[0].policy)
     return replace(ranks[0], policy=policy, value_loss=sum(rank.value_loss for rank in ranks))
 
 
@@ -131,9 +129,7 @@ def summarise_update(steps: Sequence[StepSums], batch: BatchStats, **rest: Any) 
     of_policy = [step for step in good if step.policy_norm is not None]
     of_critic = [step for step in good if step.value_norm is not None]
     count, critic_count = max(1, len(of_policy)), max(1, len(of_critic))
-    policy = PolicySums()
-    for step in of_policy:
-        policy = policy + step.policy
+    policy = sum((step.policy for step in of_policy), PolicySums())
     return UpdateStats(
         **asdict(batch),
         policy_loss=policy.loss / count,

@@ -1,6 +1,5 @@
-"""Supervised training over DeepSpeed ranks: next-token loss on chosen tokens, and Bradley-Terry on pairs of dialogues.
-Invariant: every loss is a mean over the whole batch of a step, however it is split into micro-batches and over
-ranks."""
+"""Supervised training over DeepSpeed ranks: next-token loss on chosen tokens, and Bradley-Terry on pairs. Invariant: a
+loss is a mean over the whole batch of a step, however it is split into micro-batches and over ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
-"""From scored trajectories to loss targets over the *global* batch. Invariant: every array is over the tokens that the
-policy generated in this trajectory. Prompt and replayed prefix are context; a tool's answer is left out, so everything
-is computed as if its gap were not there."""
+"""Loss targets over the *global* batch. Invariant: every array is over the tokens that the policy generated in this
+trajectory: prompt and replayed prefix are context; a tool's answer is left out as if it were not there."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -50,8 +49,7 @@ class TargetBatch:
         return np.repeat(begins - before, counts) + np.arange(counts.sum())
 
     def finite(self, rows: Sequence[int]) -> bool:
-        """Whether all targets of some trajectories are finite and no squared error of V overflows. If not, no step is
-        taken. Trajectories without loss count too, because weight 0 times NaN is NaN."""
+        """Whether all targets are finite and no squared error of V overflows, also in rows without loss (0 x NaN)."""
         index = self.token_index(rows)
         part = self.targets.map(lambda column: column[index])
         with np.errstate(over="ignore", invalid="ignore"):
@@ -60,8 +58,7 @@ class TargetBatch:
         return all(bool(np.isfinite(column).all()) for column in columns)
 
     def weighted(self, rows: Sequence[int], how: Aggregation, longest: int = 0) -> ArrayTargets:
-        """Flat targets whose weights give the means over `rows` (one optimizer step); other rows have weight 0.
-        `longest`: tokens of the longest possible response, for the aggregation 'constant' of the surrogate."""
+        """Targets weighted as means over `rows`, 0 for others. `longest`: for the aggregation 'constant'."""
         members = list(rows)
         counts = np.diff(self.offsets)[members]
         inside = torch.arange(int(counts.max(initial=1)))[None, :] < torch.from_numpy(counts)[:, None]
@@ -123,10 +120,9 @@ def compute_targets(
     boundaries: Boundaries = every_token,
     longest: int = 0,
 ) -> TargetBatch:
-    """The loss targets of a batch of scored trajectories, and its statistics. `version`: the learner's; the numerical
-    gap is measured on its tokens only. `kl_coefficient`: of the KL to the reference, if that is taken from the reward.
-    `boundaries`: where the critic is calibrated. `longest`: tokens of the longest possible response, for a soft
-    overlong penalty."""
+    """The loss targets of a batch of scored trajectories, and its statistics. `version`: the learner's, on whose tokens
+    the numerical gap is measured. `kl_coefficient`: of a KL in the reward. `boundaries`: where the critic is
+    calibrated. `longest`: tokens of the longest possible response, for a soft overlong penalty."""
     rows = [row_of(s.trajectory) for s in scored]
     counts = np.array([row.scored for row in rows], dtype=np.int64)
     inside = torch.arange(int(counts.max()))[None, :] < torch.from_numpy(counts)[:, None]
@@ -175,7 +171,6 @@ def compute_targets(
 def _episodes(
     scored: Sequence[Scored], config: AlgorithmConfig, rewards: Tensor, values: Tensor, mask: Tensor
 ) -> Episodes:
-    """The inputs of the estimator."""
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.trajectory.start.id, len(numbers)) for s in scored])
     lam = torch.full((len(scored),), config.policy_lambda, dtype=torch.float64)
@@ -194,9 +189,8 @@ def _episodes(
 def _advantages(
     estimator: Estimator, episodes: Episodes, totals: Tensor, config: AlgorithmConfig
 ) -> tuple[Tensor, Flags]:
-    """The policy's advantages [B, T], and whose task rewards differ in their group or source [B]. Rows without loss
-    take no part in baselines. Where rows are compared, in groups or by whitening, those whose task rewards `totals` [B]
-    do not differ have no advantage, and whitening leaves them out."""
+    """The policy's advantages [B, T], and whose task rewards `totals` [B] vary in their group or source [B]. Rows
+    without loss count in no baseline. Where rows are compared, those that do not vary have no advantage."""
     mask, groups, replayed = episodes.mask, episodes.groups, episodes.replayed
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
     sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)

@@ -3,11 +3,9 @@
     engines   | batch 1 .... | batch 2 .... | batch 3 .... |        never stop; weights change between two engine steps
     learner           wait   | update 1     | update 2     | ...    on the oldest complete batch
 
-Batch N is submitted once the learner's version is at least N - 1 - `max_staleness`. A start that is submitted at
-version v is trained on at version v + `max_staleness` at the latest. Invariants: when the learner trains at version v,
-no token is older than v - `max_staleness`. Every submitted start is trained on once, with all its samples. `state`
-lists the starts that are not trained on yet, and a resumed run submits them again.
-"""
+Batch N is submitted once the learner's version is at least N - 1 - `max_staleness`. Invariants: when the learner trains
+at version v, no token is older than v - `max_staleness`; every submitted start is trained on once, with all samples; a
+resumed run submits those of `state` again."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """The starts that are submitted to the engines and not yet trained on: `starts` for each of the `iterations`.
-    `max_staleness`: versions that a token may be behind the learner, at least 1."""
+    """Starts submitted and not yet trained on; tokens are at most `max_staleness` >= 1 versions behind the learner."""
 
     def __init__(
         self, stream: "RolloutStream", sampling: Sampling, *, starts: int, max_staleness: int, iterations: int
@@ -51,8 +48,7 @@ class Pipeline:
             self._submit(choose(self._fed), version)
 
     def take(self, version: int) -> list[Trajectory]:
-        """Wait for a complete batch for the learner at `version`. Returns all samples of its starts, oldest starts
-        first. Raises ActorError when the engines can no longer generate."""
+        """Wait for a batch for the learner at `version`: its samples, oldest starts first. Raises ActorError."""
         while (
             chosen := next_batch(self._submitted_at, self._complete, self._starts, version, self._max_staleness)
         ) is None:
@@ -95,9 +91,8 @@ class Pipeline:
 def next_batch(
     submitted_at: Mapping[str, int], complete: Iterable[str], count: int, version: int, max_staleness: int
 ) -> list[str] | None:
-    """The `count` oldest complete starts for the learner at `version`; None: wait for more. A start is due at its
-    version `submitted_at` + `max_staleness`. The batch must leave a schedule of `count` starts per version that meets
-    every later deadline; earliest deadline first finds one if it exists."""
+    """The `count` oldest complete starts for the learner at `version`, if they leave a schedule of `count` per version
+    that meets every later deadline (`submitted_at` + `max_staleness`; earliest first); None: wait."""
     chosen = sorted(complete, key=submitted_at.__getitem__)[:count]
     if len(chosen) < count:
         return None

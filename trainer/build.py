@@ -202,8 +202,7 @@ def open_task(config: Config, model: str, training: bool = True) -> Iterator[Mod
 
 
 def chosen(config: Config, task: Task, info: ModelInfo) -> tuple[Config, list[str]]:
-    """The configuration without `auto`; and lines: what was chosen, what looks wrong, and what an iteration will take.
-    Raises ConfigError when the sizes contradict each other."""
+    """The configuration without `auto`, and lines about it. Raises ConfigError when the sizes contradict each other."""
     machine = this_machine()
     device = expected_device(config.cluster)
     config, lines = resolved(config, info, task.limits, task.left_out.solutions, machine, device)
@@ -307,8 +306,7 @@ def engine_pool(
     local: bool = False,
     quarantine: Callable[[Start, str], None] = _log_start,
 ) -> RolloutPool | LocalPool:
-    """The engines; the caller closes them. `local`: one in this process. `quarantine` gets the starts that no engine
-    can generate."""
+    """The engines, to be closed. `local`: one in this process. `quarantine` gets the starts that none can generate."""
     seed = derive(config.run.seed, "engine")
     rollout = rollout_settings(config)
     if local:
@@ -325,7 +323,6 @@ def engine_pool(
 
 
 def _learner(config: Config, model: str, device: Device, local: bool) -> LearnerGroup:
-    """The DeepSpeed learner. `local`: one rank, in this process."""
     from core.transport import GroupSender, HandleSender
     from learner.group import LearnerGroup, LearnerRecipe
 

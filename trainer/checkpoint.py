@@ -1,16 +1,8 @@
-"""Checkpoints: everything a run needs to continue as if it had not stopped.
-
-    checkpoints/000010/learner/      policy, critic, optimizers, schedules, random states (DeepSpeed)
-    checkpoints/000010/policy/       the policy in Hugging Face format, with its tokenizer
-    checkpoints/000010/replay/       snapshot of the replay store
-    checkpoints/000010/digests.json  a digest of each of these files, checked when a run is resumed
-    checkpoints/000010/progress.json iteration, problem cursor, token count, starts in flight (asynchronous mode)
-    checkpoints/best                 name of the checkpoint with the highest held-out success, and that success
-    checkpoints/latest               name of the newest complete checkpoint, written last
-
-Invariant: `latest` always names a complete checkpoint. A checkpoint is written under a temporary name, flushed and
-renamed; then `latest` names it.
-"""
+"""Checkpoints: everything a run needs to continue as if it had not stopped. checkpoints/NNNNNN/ holds learner/ (models,
+optimizers, random states: DeepSpeed), policy/ (Hugging Face format), replay/ (snapshot of the store), progress.json
+(iteration, problem cursor, tokens, starts in flight) and digests.json (of each file, checked on a resume); `best` and
+`latest` name one. Invariant: `latest` always names a complete one: a checkpoint is written under a temporary name,
+flushed and renamed; then `latest` names it."""
 
 import errno
 import json
@@ -61,9 +53,8 @@ class Best:
 def save(
     run: RunDirectory, parts: "Components", progress: RunProgress, keep: int, success: float | None = None
 ) -> Path:
-    """Write a checkpoint atomically, then delete all but the newest `keep` and the best. `success`: on held-out
-    problems, if this iteration was evaluated. Raises CheckpointError, and leaves `latest` unchanged, when the
-    checkpoint cannot be written or a part of it is on another disk."""
+    """Write a checkpoint atomically, then delete all but the newest `keep` and the best (`success`: on held-out
+    problems). Raises CheckpointError, and leaves `latest`, when it cannot be written or a part is on another disk."""
     final = run.checkpoints / f"{progress.iteration:06d}"
     try:
         with replacing(final) as temporary:  # `final` exists if the run was resumed from an earlier checkpoint
@@ -171,9 +162,8 @@ def one_line_if_full(run: RunDirectory) -> Iterator[None]:
         iteration = saved(run)
         safe = f"the checkpoint of iteration {iteration} is safe" if iteration else "there is no checkpoint yet"
         then = f"continue with `python launch.py train --resume {run.path}`" if iteration else "start it again"
-        raise FullDiskError(
-            f"{run.path}: the disk is full ({first_line(error)}); {safe}; free space, then {then}"
-        ) from error
+        full = f"{run.path}: the disk is full ({first_line(error)})"
+        raise FullDiskError(f"{full}; {safe}; free space, then {then}") from error
 
 
 def _sibling(folder: Path, end: str) -> Path:
@@ -181,8 +171,7 @@ def _sibling(folder: Path, end: str) -> Path:
 
 
 def superfluous(run: RunDirectory, iteration: int, keep: int) -> list[Path]:
-    """The checkpoints to delete: all but that of `iteration`, the `keep` - 1 newest before it, and the best. Later ones
-    count as the oldest: the run was resumed from an earlier one."""
+    """The checkpoints to delete: all but `iteration`'s, `keep` - 1 before it, and the best; later ones are oldest."""
     others = {int(path.name): path for path in run.checkpoints.iterdir() if path.is_dir() and path.name.isdigit()}
     others.pop(iteration, None)
     order = sorted(others, key=lambda number: (number < iteration, number))
@@ -235,9 +224,7 @@ def latest(run: RunDirectory) -> Path:
         raise CheckpointError(f"{run.path}: no checkpoint yet (the run stopped before the first); start a new run")
     path = run.checkpoints / f"{iteration:06d}"
     if not (path / "progress.json").is_file():
-        raise CheckpointError(
-            f"{path}: incomplete; put the name of another checkpoint into {run.checkpoints / 'latest'}"
-        )
+        raise CheckpointError(f"{path}: incomplete; {_another(path)}")
     return path
 
 
@@ -279,7 +266,6 @@ def start_over(cursor: dict[str, Any], parts: "Components") -> RunProgress:
 
 
 def _set_up(parts: "Components", progress: RunProgress) -> None:
-    """Set the problem sampler, give the engines the learner's weights, and submit the starts in flight."""
     parts.problems.restore(progress.cursor)
     parts.learner.version -= 1  # the broadcast adds 1, so the version stays the same
     if parts.learner.broadcast(parts.actors).gap is None:

@@ -1,5 +1,4 @@
-"""Attaches to the running Ray cluster or starts a local one, and checks its resources before anything else starts.
-Invariant: `connect` yields only when the cluster has what the run asks for."""
+"""Attaches to a Ray cluster or starts one. Invariant: `connect` yields only when it has what the run asks for."""
 
 import logging
 import os
@@ -62,8 +61,7 @@ def connect(
 
 
 def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None:
-    """Attach to the cluster of `cluster.address`, or start a local one that listens on loopback alone. Ray's job has
-    the namespace as name."""
+    """Attach to the cluster of `cluster.address`, or start one on loopback. `namespace` also names Ray's job."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     workers = {name: os.environ[name] for name in (*ENVIRONMENT, *FORWARDED) if name in os.environ}
     address = find() if cluster.address == "auto" else cluster.address
@@ -203,8 +201,7 @@ def reserve(bundles: tuple[Bundle, ...], seconds: float) -> dict[str, PlacementG
 
 @contextmanager
 def watched(groups: Mapping[str, PlacementGroup]) -> Iterator[None]:
-    """Inside the block one line says that a group has lost a node and waits for another. Ray notices a lost node later
-    than those who wait for its actors, in 15 seconds to a minute."""
+    """Inside the block one line says that a group has lost a node; Ray notices that in 15 seconds to a minute."""
     ended = threading.Event()
 
     def _watch() -> None:

@@ -42,8 +42,7 @@ def collect_metrics(
     busy_before: float,
     evaluation: Evaluation | None,
 ) -> IterationMetrics:
-    """The metrics of an iteration. `tokens_before`: tokens generated in earlier iterations; `busy_before`: seconds that
-    the engines worked before this one."""
+    """An iteration's metrics. `tokens_before`, `busy_before`: generated tokens and engines' seconds before it."""
     batch, gap = result.batch, result.broadcast.gap
     judged = batch.all_judged
     tokens = sum(int(item.trajectory.generated.sum()) for item in [*judged, *batch.extra])
@@ -76,7 +75,6 @@ def collect_metrics(
 
 
 def _by_source(parts: Components, result: IterationResult, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:
-    """The numbers of each data set of a mixture; empty for a task of one data set."""
     found, held_out = {}, evaluation.sources if evaluation else {}
     for label in parts.task.weights:
         own = [item for item in result.scored if parts.by_id[item.trajectory.start.problem_id].source == label]
@@ -91,7 +89,6 @@ def _by_source(parts: Components, result: IterationResult, evaluation: Evaluatio
 
 
 def _success(judged: Sequence[Judged]) -> float:
-    """Share of correct continuations; NaN of none."""
     return sum(item.verdict.correct for item in judged) / len(judged) if judged else math.nan
 
 
@@ -114,7 +111,6 @@ def _of_update(stats: UpdateStats) -> dict[str, Any]:
 
 
 def _of_flow(parts: Components, result: IterationResult, seconds: PhaseSeconds, busy_before: float) -> dict[str, Any]:
-    """Staleness of the tokens, idle times and queues."""
     queues = parts.actors.queues()
     versions = [item.trajectory.versions[item.trajectory.generated] for item in result.scored]
     staleness = result.broadcast.version - 1 - np.concatenate(versions)

@@ -1,6 +1,5 @@
-"""A run in this one process, without Ray: `launch.py train --local`. Nothing is a Ray actor, so a breakpoint works
-anywhere. Invariants: the numbers are those of one engine and one rank on Ray with the same threads (bit for bit on
-CPU); nothing is restarted: an error ends the run and is raised unchanged."""
+"""A run in this process, without Ray (`launch.py train --local`): a breakpoint works anywhere. Invariants: the numbers
+are those of one engine and one rank on Ray (bit for bit on CPU); an error ends the run unchanged."""
 
 import os
 from typing import Any

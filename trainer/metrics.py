@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
@@ -27,8 +27,8 @@ class MetricInfo:
     meaning: str
 
 
-def _metric(group: str, unit: str, meaning: str, **default: float) -> Any:
-    return field(metadata={"about": (group, unit, meaning)}, **default)  # type: ignore[call-overload]
+def _metric(group: str, unit: str, meaning: str, default: Any = MISSING) -> Any:
+    return field(metadata={"about": (group, unit, meaning)}, default=default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +69,12 @@ class IterationMetrics:
 
     root_success: float = _metric("success", "share", "Correct continuations among those that start at a root.")
     replay_success: float = _metric("success", "share", "Correct continuations among those of replayed states.")
-    evaluation_success: float = _metric(
-        "success", "share", "Correct greedy responses to held-out problems.", default=math.nan
-    )
+    evaluation_success: float = _metric("success", "share", "Correct greedy responses to held-out problems.", math.nan)
     evaluation_pass: float = _metric(
-        "success",
-        "share",
-        "Held-out problems that at least one of evaluation.samples responses solves (pass@k).",
-        default=math.nan,
+        "success", "share", "Held-out problems that any of evaluation.samples responses solves (pass@k).", math.nan
     )
     evaluation_majority: float = _metric(
-        "success", "share", "Held-out problems whose most frequent sampled answer is right (maj@k).", default=math.nan
+        "success", "share", "Held-out problems whose most frequent sampled answer is right (maj@k).", math.nan
     )
     reward: float = _metric("success", "1", "Mean reward of all continuations.")
     replay_share: float = _metric("success", "share", "Starts of the iteration that are replayed states.")
@@ -88,7 +83,6 @@ class IterationMetrics:
     )
     imitated: int = _metric("success", "responses", "Own earlier successes that the policy repeated (replay.imitated).")
     judge_failures: int = _metric("success", "responses", "Responses on which the judge failed; they count as wrong.")
-
     resampled_starts: int = _metric(
         "success", "starts", "Starts that were generated and replaced for equal rewards (rollout.resample): its cost."
     )
@@ -98,21 +92,15 @@ class IterationMetrics:
     kl: float = _metric("ppo", "nats/token", "PPO KL: how far the update moved the policy from the proximal one.")
     first_kl: float = _metric("ppo", "nats/token", "PPO KL of the first minibatch, before any step: close to 0.")
     reference_kl: float = _metric(
-        "ppo",
-        "nats/token",
-        "KL of the proximal to the reference policy, by the unbiased estimator k1 (below 0 by chance); 0 without one.",
+        "ppo", "nats/token", "Unbiased KL of the proximal to the reference policy (k1; may be below 0); 0 without one."
     )
     kl_coefficient: float = _metric("ppo", "1", "Weight of the KL to the reference policy in this update.")
     entropy: float = _metric("ppo", "nats/token", "Entropy of the policy over the generated tokens.")
     explained_variance: float = _metric(
-        "ppo",
-        "1",
-        "Of the critic before the update: 1 - Var(return - value) / Var(return); 0 if all returns are equal.",
+        "ppo", "1", "Of the critic before the update: 1 - Var(return - value) / Var(return); 0 if returns are equal."
     )
     value_auc: float = _metric(
-        "ppo",
-        "share",
-        "AUC of the critic's values at starts and boundaries; 0.5 is chance, none if all outcomes are equal.",
+        "ppo", "share", "AUC of the critic at starts and boundaries; 0.5 is chance, none if all outcomes are equal."
     )
     value_auc_within: float = _metric(
         "ppo", "share", "AUC of the critic between continuations of one start at the same number of tokens."
@@ -180,7 +168,6 @@ def metric_infos() -> tuple[MetricInfo, ...]:
 
 
 def _entries() -> list[tuple[str, Field[Any]]]:
-    """Name and field of every metric."""
     flat = [(entry.name, entry) for entry in fields(IterationMetrics) if entry.metadata]
     return flat + [(f"{entry.name}_seconds", entry) for entry in fields(PhaseSeconds)]
 
@@ -203,8 +190,7 @@ def flatten_sources(metrics: IterationMetrics) -> dict[str, float]:
 
 
 def unflatten(values: dict[str, Any]) -> IterationMetrics:
-    """The inverse of `flatten` and `flatten_sources`; null becomes NaN. Unknown names are ignored; missing ones become
-    NaN, or 0 if they are counts."""
+    """The inverse of both; null becomes NaN. Unknown names are ignored, missing ones NaN, or 0 if they are counts."""
     found: dict[str, Any] = {}
     for name, entry in _entries():
         value = values.get(name)
@@ -230,9 +216,8 @@ class MetricSink(Protocol):
 
 
 class JsonlSink:
-    """One line per iteration, on disk (fsync) when `write` returns. NaN and infinities become null. `last`: the
-    iteration after which the run continues; later and incomplete lines are dropped. So after a resume every iteration
-    is in the file once, also if the process was killed during a write."""
+    """One line per iteration, on disk (fsync) when `write` returns; NaN and infinities become null. Lines after `last`,
+    or torn, are dropped: after a resume every iteration is there once, even if a write was killed."""
 
     def __init__(self, path: Path, *, last: int = 0) -> None:
         keep_lines(path, "iteration", last)
@@ -260,7 +245,6 @@ class PhaseClock:
     """Measures the phases of one iteration. A phase may be entered several times; its seconds add up."""
 
     def __init__(self, announce: Callable[[str], None] = lambda _: None) -> None:
-        """`announce` is called with the name of every phase that begins."""
         self.current: Phase | None = None  # the phase that was entered last
         self._announce = announce
         self._begun = time.perf_counter()

@@ -64,8 +64,7 @@ def _upload(run: RunDirectory, store: FileSystem, root: str, checkpoint: str) ->
 
 
 def download(uri: str, root: Path) -> Path:
-    """Copy the run at `uri` with its newest and its best checkpoint to root/NAME, unless a run with a checkpoint is
-    there. Raises CheckpointError when it cannot be read."""
+    """Copy the run at `uri` (newest and best checkpoint) to root/NAME, if it is not there. Raises CheckpointError."""
     store, base = open_store(uri)
     run = RunDirectory(root.expanduser().resolve() / base.rpartition("/")[2])
     if (run.checkpoints / "latest").exists():
@@ -90,7 +89,6 @@ def download(uri: str, root: Path) -> Path:
 
 
 def _copy(source: FileSystem, path: str, target: FileSystem, to: str) -> None:
-    """Copy a file, or a folder with all that is in it."""
     if source.get_file_info(path).type == FileType.Directory:
         target.create_dir(to)
     copy_files(path, to, source_filesystem=source, destination_filesystem=target)

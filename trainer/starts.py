@@ -1,5 +1,4 @@
-"""Makes starts of problems and replayed states, and cut trajectories and outcomes for the replay store. Pure functions.
-Invariant: results depend only on the arguments, so an iteration can be repeated."""
+"""Makes starts, cut trajectories and outcomes. Invariant: results depend only on the arguments: iterations repeat."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,15 +35,8 @@ ROOM = 0.25
 def fresh_starts(problems: Sequence[Problem], samples: int, seed: int, iteration: int, first: int = 0) -> list[Start]:
     """One root start per problem, ids `ITERATION.f0`, `ITERATION.f1`, ..., counted from `first`."""
     return [
-        Start(
-            id=f"{iteration}.f{index}",
-            problem_id=problem.id,
-            prompt_ids=problem.prompt_ids,
-            prefix_ids=EMPTY,
-            samples=samples,
-            seed=derive(seed, "fresh", iteration, index),
-        )
-        for index, problem in enumerate(problems, first)
+        Start(f"{iteration}.f{n}", problem.id, problem.prompt_ids, EMPTY, samples, derive(seed, "fresh", iteration, n))
+        for n, problem in enumerate(problems, first)
     ]
 
 
@@ -200,8 +192,7 @@ def erroneous_share(
     prefix_correct: Callable[[Problem, str], bool | None],
     decode: Callable[[IntArray], str],
 ) -> float:
-    """Share of wrong prefixes among those of replayed starts that `prefix_correct` can check (it returns None for
-    others). NaN without such starts."""
+    """Share of wrong prefixes among the replayed ones that `prefix_correct` can check (others: None); NaN of none."""
     replayed = [start for start in starts if start.replayed]
     checked = [prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed]
     known = [correct for correct in checked if correct is not None]

@@ -35,8 +35,7 @@ class AlgorithmConfig(Section):
     value_lambda: Share = 1.0
     """GAE lambda of the critic's targets."""
     normalise: Literal["global", "per_source", "none"] = "per_source"
-    """Whitening of the advantages (gae, reinforce++, reinforce++_baseline): over the whole batch, over fresh and
-    replayed rows separately, or none."""
+    """Whitening (gae, reinforce++, reinforce++_baseline): over the batch, fresh and replayed rows apart, or none."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """PPO clip below: ratio >= 1 - clip_low."""
     clip_high: Positive = 0.2
@@ -52,16 +51,14 @@ class AlgorithmConfig(Section):
     are learnt; 0: there is no reference policy. 0.01 is OpenRLHF's and NeMo-RL's; models trained from scratch need more
     (docs/method.md, Defaults)."""
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
-    """Estimator of that KL. auto: the one whose gradient is that of the reverse KL, k2 in the loss and k1 in the
-    reward."""
+    """Estimator of that KL. auto: the one with the reverse KL's gradient, k2 in the loss and k1 in the reward."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """Where that KL is added: to the loss, or (negative) to the reward of every token."""
     kl_target: Annotated[float | None, Field(gt=0)] = None
     """KL to the reference policy (nats per token); kl_coefficient is adapted to reach it; none: as kl_schedule says."""
     kl_schedule: Literal["constant", "unsolved"] = "constant"
     """How that weight changes, unless kl_target is set. constant: not; unsolved: kl_coefficient times the share of the
-    iteration's fresh problems of which every sample fails, but never less than a tenth of it. Measured: docs/method.md,
-    Defaults."""
+    iteration's fresh problems of which every sample fails, at least a tenth. Measured: docs/method.md, Defaults."""
     kl_horizon: Count = 10_000
     """Trajectories over which kl_coefficient changes by at most 20 %; at least those of an iteration."""
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"

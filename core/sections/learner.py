@@ -27,8 +27,7 @@ class LearnerConfig(Section):
     value_coefficient: Positive = 0.1
     """Weight of the value loss against the policy's when value_model is 'shared'."""
     lora_rank: Whole = 0
-    """Rank of LoRA adapters on all linear layers of policy and critic; only the adapters are trained. 0: all weights
-    are trained."""
+    """Rank of LoRA adapters on all linear layers of policy and critic, which alone are trained. 0: all weights are."""
     lora_alpha: Count = 16
     """LoRA adapters are multiplied by lora_alpha / lora_rank."""
     epochs: Count = 1
@@ -47,8 +46,7 @@ class LearnerConfig(Section):
     """Learning rate of the policy. auto: 1e-6 for a model of 8 B parameters, growing with 1 / sqrt(parameters) to at
     most 1e-5; ten times that for LoRA. Sources: docs/learner.md, Learning rates."""
     value_lr: AutoPositive = Field(AUTO)
-    """Learning rate of the critic. auto: 1e-5 for a model of its own (verl; ten times that for LoRA), 3e-4 for a head
-    on the policy's trunk."""
+    """Learning rate of the critic. auto: 1e-5 for its own model (verl; LoRA: ten times), 3e-4 for a value head."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear learning-rate warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -70,8 +68,7 @@ class LearnerConfig(Section):
     critic_warmup: Whole = 0
     """First iterations in which only the critic learns, on Monte-Carlo returns (VC-PPO)."""
     max_restarts: Whole = 3
-    """Restarts of the ranks after one of them died, from the last checkpoint (before the first: from the beginning);
-    then the run stops."""
+    """Restarts after a rank died, from the last checkpoint (before the first: the beginning); then the run stops."""
     max_skipped_steps: Count = 8
     """The run stops after so many optimizer steps in a row were skipped for a NaN or Inf."""
     transport: Literal["auto", "object_store", "collective", "ipc"] = "auto"

@@ -22,8 +22,7 @@ class RolloutConfig(Section):
     """Weight versions that a token may be behind the learner when it is trained on. 0: synchronous and repeatable; from
     1: generation continues during the update."""
     starts: Count = 64
-    """Starts per iteration (fresh and replayed). With 8 samples these are 512 responses, as in verl's and OpenRLHF's
-    smaller recipes."""
+    """Starts per iteration (fresh and replayed); with 8 samples 512 responses, as in verl's smaller recipes."""
     samples: Count = 8
     """Continuations per start. TRL's and OpenRLHF's default for groups is 8, too."""
     resample: Whole = 0
@@ -53,8 +52,7 @@ class RolloutConfig(Section):
     tensor_parallel: Count = 1
     """GPUs per engine."""
     gpus: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """GPU: share that an engine reserves of each of its GPUs; 0.5 leaves room for a learner rank (cluster.learner_gpus
-    0.5)."""
+    """GPU: share reserved of each of an engine's GPUs; 0.5 leaves room for a learner rank (cluster.learner_gpus)."""
     sleep: bool = False
     """GPU: move an engine's weights to the host and free its cache while it is idle, for a learner on the same GPU."""
     engine_options: Options = Field({})

@@ -36,8 +36,7 @@ class SftConfig(SupervisedConfig):
     """Supervised fine-tuning of model.path (`launch.py sft`)."""
 
     path: str = ""
-    """Dialogues to learn from: .jsonl, .parquet, a directory or a hub name, with a column of messages; empty: the
-    canonical solutions of the task."""
+    """Dialogues: .jsonl, .parquet, directory or hub name, with a column of messages; empty: the task's solutions."""
     split: str = "train"
     """Split of a Hugging Face data set."""
     column: str = "messages"
@@ -76,8 +75,7 @@ class RewardModelConfig(SupervisedConfig):
     """The reward model of the task dialogue: its training (`launch.py reward-model`) and its service."""
 
     path: str = ""
-    """Reward model that judges the task dialogue: a run of `launch.py reward-model`, or any sequence classifier with
-    one label."""
+    """Reward model of the task dialogue: a run of `launch.py reward-model`, or a sequence classifier with one label."""
     threshold: float = 0.0
     """Normalised reward above which a response counts as a success (success rates, replay's outcomes,
     algorithm.kl_schedule unsolved). 0 is the average of the responses that the model was measured on."""

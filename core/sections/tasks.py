@@ -10,8 +10,6 @@ from core.sections.base import AUTO, AutoCount, Count, NonNegative, Positive, Se
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
-
-
 TASKS = {
     "arithmetic": "tasks.synthetic.arithmetic:TASK",
     "lock": "tasks.synthetic.lock:TASK",

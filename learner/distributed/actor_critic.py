@@ -52,7 +52,6 @@ class ActorCritic(ABC):
     def __init__(
         self, engines: dict[str, TrainEngine], algorithm: AlgorithmConfig, learner: LearnerConfig, temperature: float
     ) -> None:
-        """`engines` as of `engines_of`; `temperature`: of the rollouts."""
         self.engines, self.policy = engines, engines["policy"]
         self._algorithm, self._learner, self._temperature = algorithm, learner, temperature
         self._device = self.policy.device
@@ -95,10 +94,8 @@ class SeparateModels(ActorCritic):
         if not plan.train_policy:
             loss, norm, applied = self._critic_step(plan)
             return StepSums(PolicySums(), loss, None, norm, skipped=not applied)
-        sums = PolicySums()
         critic: CriticStep = (0.0, None, False)
-        for batch in plan.batches:
-            sums = sums + self._policy_pass(batch, plan.kl_coefficient)
+        sums = sum((self._policy_pass(batch, plan.kl_coefficient) for batch in plan.batches), PolicySums())
 
         def _critic_has_stepped() -> bool:
             nonlocal critic

@@ -1,7 +1,6 @@
-"""One model in one DeepSpeed engine: accumulate gradients, step or skip, gather weights, save, restore. Functions
-import DeepSpeed themselves because its environment must be set first. Invariants: if a loss or gradient has a NaN or
-Inf on any rank, the step changes nothing on all ranks; the caller weights tokens over the global batch; any number of
-backward passes may precede a step."""
+"""One model in one DeepSpeed engine: accumulate gradients, step or skip, save, restore. DeepSpeed is imported inside
+functions: its environment must be set first. Invariants: a NaN or Inf in a loss or gradient on any rank makes the step
+change nothing on all; the caller weights tokens over the global batch; any number of backward passes precede a step."""
 
 import shutil
 import sys
@@ -24,8 +23,7 @@ first: 5 bytes per weight more memory, and a backward pass of 71 M weights in bf
 
 
 def join_ranks(store: TCPStore, rank: int, ranks: int, device: str, timeout: float) -> None:
-    """Enter DeepSpeed's process group (gloo or nccl), which meets at `store`. A process that has a group of this size
-    stays in it: an earlier learner or an engine of vLLM in this process has made it."""
+    """Enter DeepSpeed's process group (gloo or nccl) at `store`, or keep one of this size (earlier learner, vLLM)."""
     # DeepSpeed's autotuner would import mlflow: two seconds of every rank. None in its place makes that import fail.
     hidden = sys.modules.setdefault("mlflow", None) is None  # type: ignore[arg-type]
     import deepspeed
@@ -45,10 +43,9 @@ def _always() -> bool:
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that asks for consent before it steps, and that can itself clip gradients and skip non-finite ones. ZeRO's
-    optimizers call it per group, once all ranks' gradients are finite; without consent neither weights nor moments
-    change. At stage 0 (fp32) DeepSpeed does not check, so `max_grad_norm` is given, and its engine reads `overflow` and
-    `_global_grad_norm` here."""
+    """AdamW that asks for consent before it steps. ZeRO's optimizers call it per group, once all ranks' gradients are
+    finite; without consent neither weights nor moments change. At stage 0 (fp32) DeepSpeed does not check:
+    `max_grad_norm` is given, this clips and skips, and the engine reads `overflow` and `_global_grad_norm` here."""
 
     def __init__(self, params: Iterable[dict[str, Any]], max_grad_norm: float | None = None, **options: Any) -> None:
         super().__init__(params, **options)
@@ -164,7 +161,6 @@ class TrainEngine:
         return float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied()) and all(answers)
 
     def _idle_states(self, rates: Sequence[float | None]) -> list[dict[str, Tensor]]:
-        """Adam's states of the groups without a rate."""
         idle = {number for number, rate in enumerate(rates) if rate is None}
         if not idle:
             return []
@@ -193,8 +189,7 @@ class TrainEngine:
         self._engine.save_checkpoint(str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=True)
 
     def restore(self, directory: Path, tag: str, same_ranks: bool = True) -> bool:
-        """Read what `save` wrote; False if there is no usable checkpoint. Another number of ranks needs DeepSpeed's
-        universal format, but not at stage 0, where nothing is partitioned."""
+        """Read what `save` wrote; False if unusable. Another number of ranks reads DeepSpeed's universal format."""
         if same_ranks or self._stage == 0:
             found, _ = self._engine.load_checkpoint(str(directory), tag=tag, load_module_strict=False)
             return found is not None

@@ -1,6 +1,5 @@
-"""Calls to all ranks of the learner: Ray actors, or one rank in this process. Invariant: a call returns a result from
-every rank within the deadline, or ends the whole group with a `LearnerError` that names the rank (or with its own
-`RetrospectError`): the others could only hang in a collective."""
+"""Calls to all ranks of the learner. Invariant: a call returns a result from every rank within the deadline, or ends
+the group with a `LearnerError` that names the rank (or its own `RetrospectError`): the others could only hang."""
 
 import contextlib
 import os
@@ -58,8 +57,7 @@ class Ranks:
         return lambda: self._gather(asked, method.__name__)
 
     def call(self, method: Callable[..., R], *args: Sequence[Any]) -> list[R]:
-        """Call on every rank, `args[k][rank]` being the k-th argument; results in rank order. Raises LearnerError when
-        a rank died, raised or did not answer in time, now or in an earlier call; the group has ended."""
+        """Call on every rank, `args[k][rank]` being argument k. Raises LearnerError; then the group has ended."""
         return self.begin(method, *args)()
 
     def call_same(self, method: Callable[..., R], *args: Any) -> list[R]:

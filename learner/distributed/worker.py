@@ -37,7 +37,6 @@ with without_gc():  # a rank's process begins here
     from learner.packing.batch import MicroBatch
     from learner.stats import StepSums
 
-
 KINDS: dict[str, type[ActorCritic]] = {"separate": SeparateModels, "shared": SharedTrunk, "none": PolicyAlone}
 """The models of a rank by `learner.value_model`."""
 
@@ -110,15 +109,13 @@ class RankWorker:
 
     @torch.no_grad()
     def score(self, batches: Sequence[MicroBatch], untrained: bool) -> list[list[FloatArray]]:
-        """Values, proximal and reference log-probabilities [N] of every micro-batch. An `untrained` policy is the
-        reference, and any policy stands for a missing one: one pass serves both."""
+        """Values, proximal and reference log-probabilities [N]; an `untrained` policy is the reference: one pass."""
         proximal, values = self._actor_critic.score(batches)
         one_pass = untrained or not self._has_reference
         reference = proximal if one_pass else self._references(batches)
         return [[_numpy(tensor) for tensor in column] for column in (values, proximal, reference)]
 
     def _references(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """The reference policy's log-probabilities."""
         if self._reference is None:
             with adapters_off(self._module):
                 return [self._actor_critic.logprobs(batch, self._temperature) for batch in batches]

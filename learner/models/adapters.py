@@ -36,8 +36,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
 
 
 def merged(named: Iterable[NamedTensor], scale: float) -> Iterator[NamedTensor]:
-    """Whole parameters under their plain names: W + scale B A where there are adapters, computed in fp32, in W's type.
-    Relies on the order of `named_parameters`: a layer's base weight, then A, then B."""
+    """Whole parameters: W + scale B A in fp32, in W's type. Relies on the order base weight, A, B of a layer."""
     bases: dict[str, Tensor] = {}
     downs: dict[str, Tensor] = {}
     for name, tensor in named:

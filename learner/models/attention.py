@@ -1,6 +1,5 @@
-"""Attention over lines of prefix trees: a token sees its ancestors and itself, as in each of its rows. On CPU torch's
-scaled-dot-product attention reads the branches, each with its path from the root; on GPUs FlexAttention reads the line
-under a block mask. Invariant: results are those of the rows read one by one."""
+"""Attention over lines of prefix trees: a token sees its ancestors and itself, as in each of its rows. On CPU torch
+reads the branches, each with its path from the root; on GPUs FlexAttention the line under a block mask."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -118,7 +117,6 @@ class BlockAttention:
         self._masks: dict[int | None, BlockMask] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """See `BranchAttention`."""
         if window not in self._masks:  # one for all layers
             self._masks[window] = self._mask(window)
         module = torch.nn.Module()  # transformers' function takes one and does not read it

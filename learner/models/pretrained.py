@@ -1,6 +1,5 @@
-"""Policy, critic and reward model around Hugging Face models. Invariants: [B, T, V] logits never exist (only the hidden
-states before scored tokens are projected, in chunks); a token's value is that of the state *before* it; there is no
-dropout, so scoring and training use the same function."""
+"""Policy, critic and reward model around Hugging Face models. Invariants: [B, T, V] logits never exist (states before
+scored tokens are projected, in chunks); a value is that of the state *before* a token; there is no dropout."""
 
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,7 @@ class PolicyModel(nn.Module):
         self.model = model
 
     def forward(self, line: Line, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [N] fp32 of the scored tokens under softmax(logits / temperature). Without
-        gradients (scoring) the entropies are NaN."""
+        """Log-probabilities and entropies [N] fp32 under softmax(logits / temperature); no gradients: NaN entropies."""
         logprobs, entropy = self.read(_states(self.model.get_decoder(), line), line.targets, temperature)
         return logprobs[line.copies], entropy[line.copies]
 

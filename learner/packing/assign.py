@@ -16,8 +16,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 def assign_steps(starts: Sequence[Start], steps: int, rng: np.random.Generator) -> list[list[int]]:
-    """Rows of every optimizer step of a pass, drawn at random, as evenly as possible. Rows of one problem, and in it of
-    one start, stay together, so that a step reads what they share once."""
+    """Rows of each optimizer step, drawn at random, evenly; of one problem, and of one start, together (read once)."""
     problems: dict[str, dict[str, list[int]]] = {}
     for row in rng.permutation(len(starts)).tolist():
         problems.setdefault(starts[row].problem_id, {}).setdefault(starts[row].id, []).append(row)
@@ -28,8 +27,7 @@ def assign_steps(starts: Sequence[Start], steps: int, rng: np.random.Generator) 
 def assign_steps_apart(
     own: Sequence[Start], imitated: Sequence[Start], steps: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """`assign_steps` for own rows and for imitated rows behind them, each by itself: every step has its part of both.
-    The own rows of a step are those that it would have without imitated ones."""
+    """`assign_steps` for own rows and, behind them, imitated ones: a step's own rows are those that it has alone."""
     first, second = assign_steps(own, steps, rng), assign_steps(imitated, steps, rng)
     behind = [[len(own) + row for row in rows] for rows in second]
     none: list[int] = []
@@ -80,8 +78,7 @@ def _fewest(begins_of: Callable[[int], list[int]], budget: int, ranks: int) -> l
 
 
 def _cuts(sizes: Sizes, shared: Sizes, ends: Sizes, bound: int) -> list[int]:
-    """The first row of each group of neighbours whose line fits the bound (a longer row is alone). A group takes all
-    rows that fit, or, from the half on, ends where the next row shares least with it."""
+    """First rows of groups of neighbours within the bound: all that fit, or, from the half on, to the least shared."""
     begins, at = [], 0
     while at < len(sizes):
         begins.append(at)

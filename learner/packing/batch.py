@@ -1,6 +1,5 @@
-"""Micro-batches as numpy arrays: the driver builds them, a rank only turns them into tensors. Invariants: everything
-per token is a flat array over the N *scored* tokens, row after row; tokens that rows share exist once in what a model
-reads."""
+"""Micro-batches as numpy arrays, which a rank only turns into tensors. Invariants: what is per token is flat over the N
+*scored* tokens, row after row; tokens that rows share exist once in what a model reads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -147,6 +146,5 @@ def results_by_row(
 
 
 def micro_batch_of(group: IntArray, rows: Sequence[Row]) -> MicroBatch:
-    """Some of the rows as a model reads them. An empty group, as all ranks make equally many passes, becomes a filler
-    row without loss."""
+    """Some of the rows as a model reads them; none (ranks make equally many passes): a filler row without loss."""
     return micro_batch([rows[i] for i in group] if len(group) else [Row(rows[0].tokens[:2], 1)])

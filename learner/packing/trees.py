@@ -1,7 +1,6 @@
-"""Rows that begin alike as prefix trees. A line has the tokens of all trees in depth-first order, every shared one
-once, and each token's depth: its position in its rows. The depths say what the trees are: the parent of a token of
-depth d is the last token of depth d - 1 before it, and depth 0 is a root. Rows ABC, ABD and X give the line A B C D X
-with the depths 0 1 2 2 0."""
+"""Rows that begin alike as prefix trees. A line has the tokens of all trees in depth-first order, shared ones once, and
+their depths: positions in rows. The parent of a token of depth d is the last token of depth d - 1 before it; depth 0 is
+a root. Rows ABC, ABD and X give the line A B C D X with the depths 0 1 2 2 0."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,8 +14,7 @@ IndexArray = npt.NDArray[np.int64]
 
 
 def in_order(rows: Sequence[IntArray]) -> tuple[list[int], IndexArray]:
-    """Row numbers in the order of their tokens (rows that begin alike are neighbours), and how many tokens each row [n]
-    of this order shares with the row before it."""
+    """Row numbers in the order of their tokens, and how many tokens each row [n] of it shares with the row before."""
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     shared = [0] * min(1, len(rows))
     shared += [_shared(rows[first], rows[second]) for first, second in pairwise(order)]
@@ -63,7 +61,6 @@ def subtree_ends(depths: IndexArray) -> IndexArray:
 
 
 def _shared(first: IntArray, second: IntArray) -> int:
-    """Number of tokens with which both begin."""
     size = min(len(first), len(second))
     differ = first[:size] != second[:size]
     return int(differ.argmax()) if differ.any() else size

@@ -1,6 +1,5 @@
-"""Evaluation on held-out problems, from the root only, with the rollout pool that training uses. One greedy response
-per problem gives the accuracy; `evaluation.samples` sampled ones give pass@k and maj@k. Invariant: every estimate is a
-mean over problems of a number per problem, and its interval takes problems, not responses, to be independent."""
+"""Evaluation on held-out problems, from the root only: a greedy response each for the accuracy, `evaluation.samples`
+for pass@k and maj@k. Invariant: intervals take problems, not responses, to be independent."""
 
 from __future__ import annotations
 
@@ -64,8 +63,6 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The numbers of one problem."""
-
     success: float
     reward: float
     correct: int  # of the sampled responses
@@ -73,8 +70,7 @@ class _Row:
 
 
 def evaluate_policy(actors: Rollouts, task: Task, plan: EvaluationPlan) -> Evaluation:
-    """Generate, judge and summarise. A problem that no engine can generate is left out. Raises ActorError when none is
-    left."""
+    """Generate, judge and summarise what engines can generate. Raises ActorError when that is nothing."""
     problems = task.evaluation
     greedy = actors.generate(fresh_starts(problems, 1, plan.seed, iteration=0), plan.greedy)
     answered = {item.start.problem_id for item in greedy}
@@ -104,9 +100,8 @@ def score_responses(
     *,
     left_out: int = 0,
 ) -> Evaluation:
-    """Estimates over all problems that were answered (`left_out` counts the others), by level and by data set. `greedy`
-    has one response per problem; `sampled` the same number for every problem, those of problem 0 first, or none.
-    `answers`: `Task.votes` of the latter."""
+    """Estimates over the answered problems (`left_out` counts the others), by level and data set. `greedy`: one
+    response per problem; `sampled`: as many for each, problem 0's first, or none; `answers`: their `Task.votes`."""
     samples = len(sampled) // len(problems)
     rows = []
     for i, (problem, item) in enumerate(zip(problems, greedy, strict=True)):

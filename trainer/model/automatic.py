@@ -1,5 +1,4 @@
-"""Chooses what a recipe leaves to `auto`: it follows from the model, the data and the machine. Invariant: a resumed run
-reads the chosen values from its configuration, so another machine does not change them."""
+"""Chooses what a recipe leaves to `auto`. Invariant: a resumed run reads the chosen values from its configuration."""
 
 from collections.abc import Mapping
 
@@ -40,8 +39,7 @@ def expected_device(cluster: ClusterConfig) -> Device:
 def resolved(
     config: Config, info: ModelInfo, limits: TokenLimits, solutions: int, machine: Machine, device: str
 ) -> tuple[Config, list[str]]:
-    """The configuration without `auto`, and a line for each chosen value, with its reason. `limits`: of prompts and
-    responses, as the task has them; `solutions`: canonical ones that these follow from."""
+    """The configuration without `auto`, and a line with the reason of each. `limits`, `solutions`: of the task."""
     lines: list[str] = []
     rollout = {"max_prompt_tokens": limits.prompt, "max_response_tokens": limits.response}
     if not config.rollout.max_prompt_tokens:
@@ -102,8 +100,7 @@ def policy_rate(parameters: int, lora: bool) -> float:
 
 
 def activation_gib(config: Config, info: ModelInfo, tokens: int) -> float:
-    """About how much memory a forward pass over so many tokens takes. Per layer and token: 14 numbers per hidden unit
-    (norms, projections, residuals) and 5 per unit of the feed-forward part."""
+    """GiB of a pass's activations: per layer and token 14 numbers per hidden unit, 5 per feed-forward unit."""
     of_layer = info.hidden if config.learner.gradient_checkpointing else 14 * info.hidden + 5 * info.intermediate
     return tokens * info.layers * of_layer * SIZES[config.model.dtype] / 2**30
 
@@ -116,8 +113,7 @@ def pass_tokens(config: Config, info: ModelInfo, longest: int, machine: Machine,
 
 
 def _running(config: Config, info: ModelInfo, device: str) -> int:
-    """Sequences that one engine decodes at once. If many use more than half of their budget, vLLM preempts some. Raises
-    ConfigError if the cache does not hold one."""
+    """Sequences that one engine decodes at once, of half their budget. Raises ConfigError if the cache holds none."""
     if device == "cuda":
         return MOST_RUNNING
     of_token = 2 * info.layers * info.key_value_width * SIZES[config.model.dtype]

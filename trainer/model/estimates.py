@@ -60,8 +60,7 @@ def operations(config: Config, info: ModelInfo, critic: str) -> float:
 
 
 def memory_estimate(config: Config, info: ModelInfo, device: str, critic: str) -> dict[str, float]:
-    """GiB by part, over all processes. A trained weight takes its own bytes, 8 for Adam's moments and 4 for its
-    gradient, and in bf16 4 more for the fp32 weight."""
+    """GiB by part. A trained weight: its bytes, 8 for Adam, 4 for the gradient, in bf16 4 for the fp32 weight."""
     size, weights = SIZES[config.model.dtype], info.parameters / 2**30
     models = 1 + (critic == "separate")
     trained = weights * models * (size if config.learner.lora_rank else size + 12 + 4 * (size == 2))

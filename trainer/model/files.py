@@ -48,9 +48,8 @@ def run_of(target: Path) -> RunDirectory | None:
 
 
 def model_of(target: Path) -> str:
-    """The Hugging Face directory of a run, a checkpoint, a model or a `.gguf` file; a name that is no path is a hub
-    model. A run's is in its newest checkpoint (RUN/policy is older while it is extended), of `sft` and `reward-model`
-    in RUN/policy. Raises CheckpointError when an existing path is none of these."""
+    """The Hugging Face directory of a run (its newest checkpoint's, else RUN/policy), a checkpoint, a model or a
+    `.gguf` file; a name that is no path is a hub model. Raises CheckpointError when an existing path is none."""
     place = Path(model_folder(str(target))).expanduser().resolve()
     if (place / "config.yaml").is_file():
         run = RunDirectory(place)
@@ -66,8 +65,7 @@ def model_of(target: Path) -> str:
 
 
 def load_task(config: Config, model: str) -> "tuple[Task, ModelInfo]":
-    """Check a model (directory or hub name) and load the task with its tokenizer; the caller closes the task. Raises
-    ModelError, DataError, ConfigError."""
+    """Check a model and load the task, which the caller closes. Raises ModelError, DataError, ConfigError."""
     from tasks.problems import TokenLimits
     from tasks.task import build_task
 
@@ -165,7 +163,6 @@ def inspect_model(path: str, field: str = "model.path") -> ModelInfo:
 
 
 def _shape(config: Any) -> dict[str, Any]:
-    """The fields of `ModelInfo` that a model's configuration tells."""
     text = config.get_text_config()
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads

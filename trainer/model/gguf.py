@@ -1,6 +1,5 @@
-"""Reads a model from a `.gguf` file: converts it once to an ordinary Hugging Face folder, which the rest of the program
-uses. Invariant: a folder in the cache is complete, because it is written under a temporary name and then renamed. Its
-name contains the digest of the file's content, so a file that changes is converted again."""
+"""Converts a `.gguf` file once to a Hugging Face folder, which the rest of the program uses. Invariant: a folder in the
+cache is complete (written under another name, then renamed), and its name has the digest of the file's content."""
 
 import contextlib
 import hashlib
@@ -54,18 +53,14 @@ def model_folder(path: str, field: str = "", cache: Path = CACHE) -> str:
 
 
 def _read(file: Path, where: str) -> tuple[Any, Any]:
-    """Model and tokenizer. Raises ModelError."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     weights_type = _check(file, where)
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        plain = GgufConfig(dequantize=True)
         read, report = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=weights_type,
-            quantization_config=GgufConfig(dequantize=True),
-            output_loading_info=True,
+            file.parent, gguf_file=file.name, dtype=weights_type, quantization_config=plain, output_loading_info=True
         )
     except Exception as error:  # the readers raise many unrelated types; all mean that the file cannot be used
         raise ModelError(f"{where}: transformers cannot read it: {first_line(error)}") from error
@@ -117,7 +112,6 @@ def _plain(read: Any) -> Any:
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write both under a temporary name, then rename. Raises ModelError."""
     from transformers.utils import logging as transformers_logging
 
     work = None
