@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Finished = tuple[str, list[Trajectory]]  # a start id and its trajectories by sample; none if the start was quarantined
-
 POLL_SECONDS = 0.5  # seconds between two checks for new calls, or for the end of the thread
 
 

@@ -19,8 +19,7 @@ from trainer.model.files import check_place
 
 
 def preflight(config: Config, *, local: bool = False, offline: bool = False) -> None:
-    """All checks of a training run but those of its model. `local`: in this process; `offline`: of the configuration
-    alone. Raises ConfigError, ClusterError, ModelError, DataError."""
+    """All checks but the model's. `offline`: of the configuration alone. Raises one of core/errors.py."""
     check_configuration(config)
     if not offline:
         check_surroundings(config, local)

@@ -18,7 +18,6 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 Boundaries = Callable[[IntArray], IntArray]  # the boundaries of a response: increasing lengths, each strictly inside it
-
 StateKey = int  # 64-bit hash of (problem id, prefix tokens): the same prefix of the same problem is the same state
 
 

@@ -34,7 +34,6 @@ LOCAL = {"RAY_gcs_server_port_wait_time_s": "120", "RAY_ENABLE_WINDOWS_OR_OSX_CL
 RESERVE_SECONDS = 15.0  # how long the nodes may take to reserve what they have room for
 WATCH_SECONDS = 1.0  # between two looks at the placement groups
 logger = logging.getLogger("retrospect.cluster")
-
 FORWARDED = ("HF_HUB_OFFLINE", "HF_HOME", "VLLM_CACHE_ROOT")
 
 

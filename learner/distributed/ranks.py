@@ -16,7 +16,6 @@ from core.weights import copied
 from learner.distributed.worker import RankWorker
 
 R = TypeVar("R")
-
 GRACE_SECONDS = 5.0
 """Seconds to wait for more failures after the first: the death of a rank says more than its peers' lost connections."""
 

@@ -24,7 +24,6 @@ from learner.models.logprobs import token_logprobs
 
 CHUNK_LOGITS = 2**27
 """Most logits at once (fp32: 512 MB). A single chunk is kept for the backward pass; several are recomputed there."""
-
 _OUTPUT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 

@@ -78,7 +78,8 @@ def _fewest(begins_of: Callable[[int], list[int]], budget: int, ranks: int) -> l
 
 
 def _cuts(sizes: Sizes, shared: Sizes, ends: Sizes, bound: int) -> list[int]:
-    """First rows of groups of neighbours within the bound: all that fit, or, from the half on, to the least shared."""
+    """The first row of each group of neighbours whose line fits the bound (a longer row is alone). A group takes all
+    rows that fit, or, from the half on, ends where the next row shares least with it."""
     begins, at = [], 0
     while at < len(sizes):
         begins.append(at)
