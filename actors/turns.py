@@ -22,6 +22,7 @@ class _Sample:
     mask: list[bool] = field(default_factory=list)
 
     def append(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], own: bool) -> None:
+        """Add the tokens of a turn, or of an answer."""
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += versions

@@ -19,7 +19,7 @@ from trainer.model.files import check_place
 
 
 def preflight(config: Config, *, local: bool = False, offline: bool = False) -> None:
-    """All checks but the model's. `offline`: of the configuration alone. Raises one of core/errors.py."""
+    """All checks but the model's. `offline`: of the configuration alone. Raises a RetrospectError."""
     check_configuration(config)
     if not offline:
         check_surroundings(config, local)
