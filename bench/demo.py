@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from bench.models import ROOT
 from core.config import Config, Device
+from core.interruption import Interruption
 from core.load import load_config, override
 from core.run_directory import RunDirectory
 from trainer import build
@@ -54,7 +55,7 @@ def components(config: Config, ready: ModelAndTask, device: Device, folder: Path
 def run_lap(parts: Components, settings: IterationSettings, number: int) -> Lap:
     """Run and time iteration `number`."""
     clock = PhaseClock()
-    iteration = iterate(parts, settings, number, clock)
+    iteration = iterate(parts, settings, number, clock, Interruption())
     return Lap(sum(item.trajectory.tokens.size for item in iteration.scored), clock.seconds())
 
 

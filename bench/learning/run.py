@@ -19,6 +19,7 @@ from bench.learning.measures import MASTERED, learnability, plain
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from bench.learning.results import append_result
 from core.config import Config
+from core.interruption import Interruption
 from core.records import Judged, Scored
 from core.run_directory import RunDirectory
 from core.startup import set_environment
@@ -114,7 +115,7 @@ def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, 
     rows = [progress.row(evaluate_policy(parts.actors, parts.task, plan))]
     while progress.generated < budget and mastered < 2:
         clock = PhaseClock()
-        result = iterate(parts, settings, progress.iterations + 1, clock)
+        result = iterate(parts, settings, progress.iterations + 1, clock, Interruption())
         if result.failure is not None:
             raise result.failure
         before = progress.generated
