@@ -128,7 +128,7 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
     ): replay_fails,
     (
         f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set "
-        "replay.ranking learnability or replay.share unsolved, or lower replay.ratio"
+        "replay.ranking learnability or replay.schedule unsolved, or lower replay.ratio"
     ): replay_mastered,
     (
         f"warning: rollouts from the root succeed half as often as {SPELL} iterations ago, and the last update had "

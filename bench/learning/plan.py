@@ -32,11 +32,11 @@ COMMON: Fields = {
     "rollout.threads": 1,
     "rollout.kv_cache_gib": 0.25,
     "replay.ratio": 0.5,
-    "replay.share": "constant",
+    "replay.schedule": "constant",
     "replay.start_states": 64,
     "replay.imitated": 0,
     "algorithm.policy_lambda": 1.0,
-    "algorithm.normalise": "per_source",
+    "algorithm.normalise": "separate",
     "algorithm.kl_coefficient": 0.02,
     "algorithm.kl_schedule": "constant",
     "algorithm.positive_coefficient": 0.0,
@@ -55,11 +55,11 @@ COMMON: Fields = {
 
 SHIPPED: Fields = {
     "replay.ratio": 0.5,
-    "replay.share": "unsolved",
+    "replay.schedule": "unsolved",
     "replay.start_states": 512,
     "replay.imitated": 32,
     "algorithm.policy_lambda": 0.95,
-    "algorithm.normalise": "per_source",
+    "algorithm.normalise": "separate",
     "algorithm.kl_coefficient": 0.2,
     "algorithm.kl_schedule": "unsolved",
     "algorithm.positive_coefficient": 1.0,
@@ -71,7 +71,7 @@ recipes."""
 
 
 _SMALL: Fields = {"rollout.starts": 8}
-_GROWING: Fields = {"rollout.starts": 16, "replay.ratio": 0.5, "replay.share": "unsolved", "replay.fill": False}
+_GROWING: Fields = {"rollout.starts": 16, "replay.ratio": 0.5, "replay.schedule": "unsolved", "replay.fill": False}
 """8 fresh problems while the root fails, 16 once it succeeds; the difference may be replayed."""
 _EMPTY: Fields = {"replay.start_states": 10**7, "replay.capacity": 10**7}
 """No state is ever replayed."""
@@ -97,8 +97,8 @@ ABLATIONS: Mapping[str, Fields] = {
     "on_top_kl_constant": {**_ON_TOP, "algorithm.kl_schedule": "constant"},
     "on_top_kl_0.02": {**_ON_TOP, "algorithm.kl_coefficient": 0.02},
     "on_top_kl_0": {**_ON_TOP, "algorithm.kl_coefficient": 0.0, "algorithm.kl_schedule": "constant"},
-    "on_top_share_constant": {**_ON_TOP, "replay.share": "constant"},
-    "on_top_share_annealed": {**_ON_TOP, "replay.share": "annealed", "run.iterations": 250},  # more than there are
+    "on_top_share_constant": {**_ON_TOP, "replay.schedule": "constant"},
+    "on_top_share_annealed": {**_ON_TOP, "replay.schedule": "annealed", "run.iterations": 250},  # more than there are
     "on_top_ratio_0.125": {**_ON_TOP, "rollout.starts": 9, "replay.ratio": 0.125},
     "on_top_ratio_0.25": {**_ON_TOP, "rollout.starts": 11, "replay.ratio": 0.25},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
