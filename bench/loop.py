@@ -181,13 +181,17 @@ def compared(forms: Mapping[str, Laps], goals: Forms) -> list[Check]:
 def profile(forms: Mapping[str, Laps], memory: bool) -> list[Check]:
     """The seconds of our iterations by phase, those of the first form as shares, and its memory."""
     first, *others = forms.values()
+    goals = {"broadcast": ("<=", 0.03)} if memory else {}
     total = first.seconds("total")
     generation = middle(first.ours, lambda lap: lap.tokens / lap.seconds.generate)
     checks = [
         check("generated tokens per iteration", middle(first.ours, lambda lap: lap.tokens), "tokens"),
         check("generated tokens/s, generation alone", generation, "tokens/s"),
         check("seconds per iteration", total, "s"),
-        *(check(f"share of {phase}", first.seconds(phase) / total, "share") for phase in (*PHASES, "other")),
+        *(
+            check(f"share of {phase}", first.seconds(phase) / total, "share", *goals.get(phase, ()))
+            for phase in (*PHASES, "other")
+        ),
         *(
             check(f"{form}{phase}", laps.seconds(phase), "s", baseline=first.seconds(phase) if laps in others else None)
             for form, laps in forms.items()
