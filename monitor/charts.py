@@ -24,10 +24,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8860b", "#cc79a7", "#56b4e9", "#8
 """Of lines and bars; the colour-blind tell them apart. A page has its own as --c0, --c1, ..."""
 SOFT = "#666677"
 """Of axes and their text; --soft on a page."""
-MOST_POINTS = 150
-"""Points that a line shows; more are averaged in groups of neighbours."""
-MARKED = 12
-"""Points up to which a line has markers."""
+MOST_POINTS = 150  # points that a line shows; more are averaged in groups of neighbours
+MARKED = 12  # points up to which a line has markers
 BINS = 24
 STYLE = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), SOFT),
@@ -44,8 +42,7 @@ STYLE = {
 
 Points = Sequence[tuple[float, float, float, float]]
 """(x, y, low, high); low and high are NaN where there is no interval."""
-Range = tuple[float | None, float | None]
-"""Of an axis; None: where the values end."""
+Range = tuple[float | None, float | None]  # of an axis; None: where the values end
 
 
 class Chart(NamedTuple):

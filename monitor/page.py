@@ -1,8 +1,6 @@
-"""`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper.
-
-It reads the runs' files, never their actors. Runs that differ only in their seed are one group: their curves are means,
-with 95 % t-intervals over the seeds.
-"""
+"""`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper. It
+reads the runs' files, never their actors. Runs that differ only in their seed are one group: means, with 95 %
+t-intervals."""
 
 import json
 import math
@@ -25,8 +23,7 @@ from monitor.run_files import RunFiles, answers, evaluation_rows, series
 from monitor.store_view import open_store
 from trainer.metrics import PHASES
 
-OWN = ("run.", "monitor.", "evaluation.every")
-"""Fields in which the runs of a group may differ."""
+OWN = ("run.", "monitor.", "evaluation.every")  # fields in which the runs of a group may differ
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond them 1.96 + 2.6 / degrees."""
 CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
@@ -42,12 +39,9 @@ CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("States in the store", "states", ("store_states", "store_replayable"), (0, None)),
 )
 """Title, unit, metrics and range of y."""
-NAMED = 3
-"""Most fields that name a group; groups that differ in more are called by their first run."""
-SAMPLED = 3
-"""Iterations whose samples are shown: the first, the middle and the last."""
-ANSWERED = 10
-"""Held-out questions that are shown with their answers before and after the training."""
+NAMED = 3  # most fields that name a group; groups that differ in more are called by their first run
+SAMPLED = 3  # iterations whose samples are shown: the first, the middle and the last
+ANSWERED = 10  # held-out questions that are shown with their answers before and after the training
 
 Groups = Mapping[str, list[RunFiles]]
 

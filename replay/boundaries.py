@@ -1,8 +1,7 @@
-"""Finds the boundaries of a response: the token positions where a step ends and a state may be cut.
+r"""Finds the boundaries of a response: the token positions where a step ends and a state may be cut.
 
-It works on bytes, so a token that contains ".\\n" or "\\n    "
-is handled exactly. Invariants: 0 < length < len(token_ids), strictly increasing; every boundary is between two
-characters, so the prefix decodes to a prefix of the text; something other than blanks follows it.
+It works on bytes, so a token such as ".\n" is handled exactly. Invariants: 0 < length < len(token_ids), increasing;
+every boundary is between two characters, so the prefix decodes to a prefix of the text; not only blanks follow it.
 """
 
 import io
@@ -74,8 +73,7 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
 
 
 def remembered(find: Boundaries) -> Boundaries:
-    """`find`, which remembers the responses of an iteration: the store and the critic's calibration ask for the same
-    ones."""
+    """`find` with a memory of an iteration's responses: the store and the critic's calibration ask for the same."""
 
     @lru_cache(maxsize=2048)
     def _of(tokens: bytes) -> IntArray:
@@ -87,8 +85,7 @@ def remembered(find: Boundaries) -> Boundaries:
 
 
 def _cut_lengths(text: bytes, ends: Ends, cuts: Ends) -> list[int]:
-    """Number of tokens up to each byte offset in `cuts`. The last token may also contain blanks after the cut, nothing
-    else."""
+    """Number of tokens up to each byte offset in `cuts`. After the cut the last token may have blanks only."""
     places = [(cut, bisect_left(ends, cut)) for cut in cuts]
     return list(dict.fromkeys(k + 1 for cut, k in places if k < len(ends) and not text[cut : ends[k]].strip(_BLANKS)))
 
@@ -106,8 +103,7 @@ def line_ends(text: bytes) -> Ends:
 
 
 def sentence_ends(text: bytes) -> Ends:
-    """Byte offsets after sentence marks (with closing quotes and brackets) and line breaks; not after "e.g." or
-    "B."."""
+    """Byte offsets after sentence marks (with closing quotes) and line breaks; not after "e.g." or "B."."""
     ends, start = [], 0
     for match in _SENTENCE.finditer(text):
         step = text[start : match.end()]
@@ -187,8 +183,7 @@ def _sentencepiece(name: str) -> bytes:
 
 
 def _byte_level() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: printable Latin-1 maps to itself, other bytes are the characters from 256
-    on."""
+    """Character -> byte of byte-level BPE: printable Latin-1 is itself, other bytes are the characters from 256."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}

@@ -1,7 +1,7 @@
 """Hashes of the store: the shard of a problem, the key of a state, and the random noise of a state.
 
-Invariant: every number depends only on its arguments, never on the number of shards,
-the process or the order of calls. So draws do not depend on placement.
+Invariant: every number depends only on its arguments, never on the number of shards, the process or the order of calls.
+So draws do not depend on placement.
 """
 
 from typing import Any
@@ -62,8 +62,7 @@ def mix(keys: Keys, seed: int) -> Keys:
 
 
 def gumbels(keys: Keys, seed: int) -> Reals:
-    """Standard Gumbel noise [S] of (seed, key). The n largest log w + noise are n draws without replacement, weighted
-    by w."""
+    """Gumbel noise [S] of (seed, key). The n largest log w + noise are a draw without replacement, weighted by w."""
     uniform = ((mix(keys, seed) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
     noise: Reals = -np.log(-np.log(uniform))
     return noise
@@ -72,11 +71,8 @@ def gumbels(keys: Keys, seed: int) -> Reals:
 def eviction_order(
     retention: npt.NDArray[np.float32], version: npt.NDArray[np.int32], keys: Keys
 ) -> npt.NDArray[np.uint64]:
-    """The order of eviction as one integer [S]. The smallest is evicted first: lowest retention, oldest version, 12
-    bits of the key.
-
-    The bits of the key spread the eviction of ties over a trajectory instead of taking one end of it.
-    """
+    """The order of eviction as one integer [S], the smallest first: lowest retention, oldest version, 12 bits of the
+    key. These spread the eviction of ties over a trajectory instead of taking one end of it."""
     bits = (retention + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000)).astype(np.uint64)
     recent = (version.astype(np.uint64) & np.uint64(0xFFFFF)) << np.uint64(12)

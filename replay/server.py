@@ -1,8 +1,8 @@
 """A shard with its files: every write is in the journal before it is acknowledged, and a checkpoint is a snapshot.
 
-It runs in a Ray actor (`ShardActor` in `replay/store.py`); with `--local` it runs in the driver's process, without
-files. Invariants: a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged
-write, or raises `LostShardError` when its files are missing.
+It runs in a Ray actor (`ShardActor` in `replay/store.py`), or with `--local` in the driver, without files. Invariants:
+a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged write, or raises
+`LostShardError` when its files are missing.
 """
 
 import logging
@@ -36,10 +36,7 @@ class ShardSize:
 
 
 class ShardServer:
-    """One shard, its journal, and the number of the last write.
-
-    The `sequence` of every call is the number of the last write that this shard has acknowledged.
-    """
+    """One shard and its journal. The `sequence` of every call is the number of the last acknowledged write."""
 
     def __init__(
         self, index: int, config: ReplayConfig, vocabulary: int, directory: Path | None = None, store_id: str = ""
@@ -56,8 +53,7 @@ class ShardServer:
             self._begin_journal(self._journal)
 
     def _recover(self, journal: Journal) -> bool:
-        """Continue with the files of this store's shard, if they are there. What cannot be read is lost, see
-        `_require`."""
+        """Continue with this store's files, if there are any. What cannot be read is lost, see `_require`."""
         if not journal.path.exists():
             return False
         try:
@@ -137,8 +133,7 @@ class Recovered:
 
 
 def recover(journal: Path, config: ReplayConfig) -> Recovered:
-    """Recover a shard from its snapshot and the journal that follows it. StoreError names a file that cannot be
-    read."""
+    """Recover a shard from its snapshot and the journal that follows it. StoreError names what cannot be read."""
     header, writes, size = read_journal(journal)
     shard = Shard(config, header["vocabulary"])
     shard.counters = load_snapshot(shard, journal.with_name(header["snapshot"]))

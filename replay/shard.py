@@ -1,6 +1,6 @@
 """One shard of the replay store: it stores states in numpy columns, applies writes to them, and draws from them.
 
-`replay/server.py` wraps it. It uses neither Ray nor files. Invariants: a write is a deterministic function of the
+`replay/server.py` wraps it; here is neither Ray nor a file. Invariants: a write is a deterministic function of the
 current states and its arguments, and changes each problem independently. So replaying a journal gives the same states,
 and so does spreading the problems over more shards. A problem never has more than `quota` states. States are grouped by
 problem, in the order of the problems' numbers, and oldest first within each. A trajectory's tokens are stored once, up
@@ -132,8 +132,8 @@ class Shard:
         """Draw `count` states without replacement, weighted by exp(priority / temperature).
 
         It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of
-        (seed, state). With `one_per_problem` the winner of each problem races on. That draws problems by the sum of
-        their states' weights.
+        (seed, state). With `one_per_problem` the winner of each problem races on: problems are drawn by the sum of
+        their weights.
         """
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
@@ -209,8 +209,7 @@ class Shard:
         )
 
     def _known(self, rows: Rows) -> tuple[Reals, Reals]:
-        """What the success model knows of states: chances [m] before their own outcomes, features [m, F]. 0 if it is
-        not read."""
+        """What the success model knows of states: chances [m], features [m, F]; 0 if the ranking does not read it."""
         if self.ranking.model != "success":
             return np.zeros(len(rows)), np.zeros((len(rows), len(Feature)))
         around, columns = self._columns(np.unique(self.states["problem"][rows]))
@@ -241,12 +240,10 @@ class Shard:
         return np.where(self.states["key"][found] == keys, found, -1)
 
     def _age(self, problems: Rows, version: npt.NDArray[np.int32]) -> None:
-        """Decay the outcomes of a problem and of its states by one step if the versions [N] of a write are newer than
-        its last visit.
+        """Decay the outcomes of a problem and its states if the versions [N] of a write are newer than its last visit.
 
         Decay counts visits, not versions: a problem that is visited every 40th version still collects the evidence to
-        rest. Each problem uses only the versions of its own entries: the shard's newest version would depend on
-        placement.
+        rest. Each problem uses only the versions of its own entries: the shard's newest would depend on placement.
         """
         self.version = max(self.version, int(version.max(initial=0)))
         newest = self.problems["version"].copy()
@@ -283,8 +280,8 @@ class Shard:
         return self.trajectories.append(len(stored), columns | {"stored": stored, "tokens": parts})
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
-        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state. Returns which rows
-        are new.
+        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one. Returns which rows are
+        new.
 
         A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from
         the highest provenance (ties: the first), so a proven prefix stays proven.

@@ -38,13 +38,11 @@ from replay.rankings.base import StateColumns, SuccessModel
 PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0])
 """1 / variance of the weights' prior around `SuccessModel.weights`. Ten to fifty outcomes outweigh it."""
 PROBLEM_PRECISION = 0.25
-"""1 / D^2: problems of one data set differ by D = 2 in log odds, which is success between 12 and 88 % around an even
-chance."""
+"""1 / D^2: problems differ by D = 2 in log odds: success between 12 and 88 % around an even chance."""
 SAME, PAIRS = 16.0, 20.0
 """Evidence for n = SAME / (PAIRS - SAME) = 4 before there is any, worth 20 pairs of continuations that differ."""
 LEAST_N, MOST_N = 0.25, 20.0
-"""Bounds of n: below, one outcome decides almost alone; above, a state that has become wrong is replayed for too
-long."""
+"""Bounds of n: below, one outcome decides almost alone; above, a state that went wrong stays too long."""
 
 
 class Feature(IntEnum):
@@ -73,8 +71,8 @@ def fit(features: Reals, wins: Reals, losses: Reals) -> tuple[float, ...]:
 
 
 def strength(expected: float, differing: float) -> float:
-    """n, from the pairs of continuations of one state: those expected to differ if states of one chance were alike, and
-    those that do."""
+    """n, from the pairs of continuations of one state that differ, and that would if states of one chance were
+    alike."""
     alike = min((differing + SAME) / (expected + PAIRS), MOST_N / (MOST_N + 1.0))
     return max(alike / (1.0 - alike), LEAST_N)
 
@@ -91,11 +89,8 @@ def features_of(columns: StateColumns) -> Reals:
 
 
 def chances(columns: StateColumns, features: Reals) -> Reals:
-    """[S] c: the chance of each state before its own outcomes count, from `features` [S, F].
-
-    Sums are written out, because a matrix product rounds differently in another batch, and other problems must change
-    nothing.
-    """
+    """[S] c: the chance of each state before its own outcomes count, from `features` [S, F]. Sums are written out: a
+    matrix product rounds differently in another batch, and other problems must change nothing."""
     weights = columns.model.weights
     odds = sum((weight * features[:, at] for at, weight in enumerate(weights)), np.zeros(len(features)))
     if not len(odds):

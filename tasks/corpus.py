@@ -1,7 +1,4 @@
-"""The corpus of a starter: its tokenizer and an endless, seeded stream of solved problems.
-
-Invariant: no evaluation problem is in a corpus.
-"""
+"""The corpus of a starter: its tokenizer and an endless, seeded stream of solved problems, none for evaluation."""
 
 import hashlib
 import json
@@ -17,8 +14,7 @@ PAD, END = "<|pad|>", "<|endoftext|>"
 DECAY = 0.6
 """Generated tasks: frequency of a length relative to the one before, so that success falls slowly with the length."""
 
-WORD_PROBLEMS = 512
-"""Problems from which the words of `Puzzle.words` are learnt."""
+WORD_PROBLEMS = 512  # problems from which the words of `Puzzle.words` are learnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +113,8 @@ def byte_pair_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
 
 
 def _qwen2_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    """A tokenizer of Qwen2's own class, because AutoTokenizer loads a Qwen2 model with no other.
-
-    transformers (models/auto/tokenization_auto.py) ignores the class named in a qwen2 directory and the pre-tokenizer
-    stored there. So a tokenizer of another class would silently be loaded as a different one.
-    """
+    """A tokenizer of Qwen2's own class: AutoTokenizer ignores the class and the pre-tokenizer in a qwen2 directory
+    (models/auto/tokenization_auto.py), so another would silently be loaded as a different one."""
     from transformers import Qwen2Tokenizer
 
     return Qwen2Tokenizer(vocab=vocabulary, merges=merges, eos_token=END, pad_token=PAD, unk_token=END)

@@ -35,8 +35,7 @@ class BadRow:
 
 
 class BadRowsError(DataError):
-    """Rows that cannot be used, where `task.bad_rows` refuses them or there are no others. Its line names the first
-    one."""
+    """Rows that cannot be used, and are refused or without others. Its line names the first one."""
 
     def __init__(self, rows: Sequence[BadRow], *, all_rows: bool = False) -> None:
         self.rows = rows
@@ -46,10 +45,8 @@ class BadRowsError(DataError):
 
 
 def list_bad_rows(rows: Sequence[BadRow]) -> str:
-    """How many rows are bad for which reason, the most frequent first, with the first row of each. Empty without rows.
-
-    Reasons that differ only in quoted text or numbers are one.
-    """
+    """How many rows are bad for which reason, the most frequent first, with the first row of each; reasons that differ
+    only in quoted text or numbers are one. Empty without rows."""
     groups: dict[str, list[BadRow]] = {}
     for row in rows:
         groups.setdefault(re.sub(r"'[^']*'|[0-9]+", "*", row.reason), []).append(row)
@@ -87,17 +84,13 @@ def read_rows(path: str, split: str) -> list[Row | BadRow]:
 
 
 def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> str:
-    """What is wrong if the row lacks one of the columns, with the nearest one that it has; else empty.
-
-    `wanted`: (config field, column).
-    """
+    """What is wrong if the row lacks one of the (config field, column) pairs; else empty. Names the nearest."""
     for field, column in wanted:
         if column not in row:
             nearest = difflib.get_close_matches(column, list(row), n=1, cutoff=0.0)
             return (
                 f"{where} has no column {column!r} ({field}); its columns are {', '.join(row) or 'none'}; the nearest "
-                "is "
-                f"{nearest[0] if nearest else 'none'!r}"
+                f"is {nearest[0] if nearest else 'none'!r}"
             )
     return ""
 
@@ -180,8 +173,7 @@ def _is_cut_character(row: Row) -> bool:
     return False
 
 
-_CONVERSIONS = {"json": "json.load(sys.stdin)", "csv": "csv.DictReader(sys.stdin)"}
-"""Format -> Python for its rows."""
+_CONVERSIONS = {"json": "json.load(sys.stdin)", "csv": "csv.DictReader(sys.stdin)"}  # format -> Python for its rows
 
 
 def _conversion(file: Path, kind: str) -> str:
@@ -233,8 +225,7 @@ def _load_hub(name: str, split: str) -> list[Row]:
         raise DataError(
             f"{name}: neither a local file or directory nor a Hugging Face data set with split {split!r} that can be "
             f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'. Without a "
-            "connection: "
-            f"`hf download {repository} --repo-type dataset --local-dir DIR` elsewhere, and DIR as the path"
+            f"connection: `hf download {repository} --repo-type dataset --local-dir DIR` elsewhere, and DIR as the path"
         ) from None
 
 

@@ -35,18 +35,13 @@ from replay.keys import Reals
 from replay.rankings.base import ANOTHER, HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
 from replay.rankings.chains import Chains, chains_of, kept_longest
 
-LOST = 0.4
-"""Share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
+LOST = 0.4  # share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3
 WAY = 0.4
 """Way of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about its middle."""
 PSEUDO = 2.0
-"""Number of outcomes that the prior counts as, as in (w + 1) / (w + l + 2): one start with 4 continuations outweighs
-it."""
-UNTRIED = 0.1
-"""Weight of a state without outcomes in the joint curve: small, so that its prior does not outweigh outcomes
-elsewhere."""
-MASTERED = 0.9
-"""Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
+"""Outcomes that the prior counts as, as in (w + 1) / (w + l + 2): one start with 4 continuations outweighs it."""
+UNTRIED = 0.1  # weight of a state without outcomes in the joint curve: its prior must not outweigh outcomes elsewhere
+MASTERED = 0.9  # success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches
 
 
 class Frontier(Ranking):
@@ -82,8 +77,7 @@ class Frontier(Ranking):
         return priority
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
-        """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store keeps what can still
-        teach.
+        """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store what can still teach.
 
         Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come
         back as new); 3 untried chains; 2 the other states of resting chains; 0 all others.
@@ -135,8 +129,7 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
 
 
 def frontiers(states: StateColumns, target: float) -> tuple[Chains, Index, Reals, Flags]:
-    """The C working chains, and of each the state that is its frontier, p there, and whether its shallowest state is
-    mastered."""
+    """The C working chains; of each the frontier state, p there, and whether its shallowest state is mastered."""
     found = working_chains(states)
     curve, known = success_curve(states, found), mastered(states.wins, states.losses)[found.order]
     sizes = np.diff(np.append(found.first, len(curve)))

@@ -64,11 +64,8 @@ class Learnability(Ranking):
         return np.where(worth > 0.0, priority, -np.inf).astype(np.float32)
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
-        """Retention [S]: 1 + `kept_longest` of proven states, 1 / (1 + e^-priority) of failures.
-
-        So the shallow states of a chain stay until the start has moved back to them. A solved problem keeps nothing
-        before others.
-        """
+        """Retention [S]: 1 + `kept_longest` of proven states, so that a chain's shallow states stay until the start has
+        moved back to them; 1 / (1 + e^-priority) of failures. A solved problem keeps nothing before others."""
         retention = np.zeros(len(priority), np.float32)
         open_ = ~np.isneginf(priority)
         retention[open_] = 1.0 / (1.0 + np.exp(-priority[open_]))

@@ -61,9 +61,8 @@ def arithmetic_answer(response: str) -> str | None:
 
 
 def _prefix_correct(expression: str, text: str) -> bool:
-    """Whether `text` is the beginning of a response without a mistake: correct steps in order, then the correct answer.
-
-    Exact for every prefix, also one cut inside a line. A correct answer before all steps are written is no mistake.
+    """Whether `text` is the beginning of a response without a mistake: correct steps in order, then the answer. Exact
+    for every prefix, also one cut inside a line. A correct answer before all steps are written is no mistake.
 
     >>> _prefix_correct("7+5-3*2", "+5=12\\n-"), _prefix_correct("7+5-3*2", "+5=13"), _prefix_correct("7+5-3*2", "#18")
     (True, False, True)

@@ -26,8 +26,7 @@ _TERM = re.compile(r"([+*-])(\d+)")
 
 
 def answer_call(text: str) -> str | None:
-    """What the calculator writes after a response that ends with a call `[A*B=`; an error if the call cannot be
-    computed.
+    """What the calculator writes after a response that ends with a call `[A*B=`, or an error; None without a call.
 
     >>> answer_call("[12*7="), answer_call("[12/7="), answer_call("12*7=")
     ('84]\\n', 'error]\\n', None)

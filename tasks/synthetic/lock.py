@@ -32,17 +32,13 @@ from tasks.synthetic.generated import Puzzle, can_follow, wrong
 LETTERS = "abcdefghijklmnopqrst"
 """The positions, by their numbers: a position is one token, which small models need to learn the way."""
 POSITIONS = len(LETTERS)
-GOAL = 0
-"""Where generated locks open. Were it anywhere, the right button would depend on the position and the goal at once, and
-a starter of 0.1 M parameters would hardly learn it."""
+GOAL = 0  # where generated locks open. Were it anywhere, a starter of 0.1 M parameters would hardly learn the buttons.
 TRAPS = 6
-PRESSES = 8
-"""Most presses of one response."""
+PRESSES = 8  # most presses of one response
 BUTTONS = {"+": lambda x: (x + 7) % POSITIONS, "-": lambda x: (x - 4) % POSITIONS, "*": lambda x: 3 * x % POSITIONS}
 OPEN = "open"
 FAR = PRESSES + 1
-LOCK_TRIES = 400
-"""Attempts to draw a lock of a given length: only one position in twenty needs six presses."""
+LOCK_TRIES = 400  # attempts to draw a lock of a given length: only one position in twenty needs six presses
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +125,7 @@ def _guess(text: str, rng: np.random.Generator) -> str:
 
 
 def verify_lock(text: str, response: str) -> Verdict:
-    """Reward 1 if the lines are computed correctly, lead from the start to the goal around every trap, and end with
-    `open`."""
+    """Reward 1 if the lines are computed correctly, lead around every trap to the goal, and end with `open`."""
     lock = read_lock(text)
     *presses, last = response.rstrip("\n").split("\n")
     position = lock.start
@@ -170,13 +165,6 @@ def _presses(text: str) -> int:
 
 
 LOCK = Puzzle(
-    "lock",
-    LETTERS + ">!+-*\n",
-    _draw,
-    _solution,
-    _presses,
-    _prefix_correct,
-    units=("press", "presses"),
-    guess=_guess,
+    "lock", LETTERS + ">!+-*\n", _draw, _solution, _presses, _prefix_correct, units=("press", "presses"), guess=_guess
 )
 TASK = TaskKind("tasks.synthetic.lock:verify_lock", LOCK)

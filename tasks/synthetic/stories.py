@@ -32,8 +32,7 @@ VERBS = {
 SIGNS = "+-="
 PEOPLE = (("Ann", "She"), ("Ben", "He"), ("Eva", "She"), ("Tom", "He"))
 THINGS = ("pens", "nuts", "eggs", "figs")
-MOST = 5
-"""Largest change of one sentence."""
+MOST = 5  # largest change of one sentence
 
 _NEXT = re.compile(r"(?:She|He) (\w+) (\d)\.")
 
@@ -83,8 +82,7 @@ def verify_stories(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A random story of that many sentences after the first. The number at its beginning is large enough for any
-    reading."""
+    """A random story of that many sentences after the first. Its first number is large enough for any reading."""
     name, pronoun = PEOPLE[rng.integers(len(PEOPLE))]
     things = THINGS[rng.integers(len(THINGS))]
     verbs = rng.choice(list(VERBS), operations)

@@ -21,8 +21,7 @@ from tasks.mathematics.answers import gsm8k_answer
 from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, wrong
 
 SIGNS = {"plus": "+", "minus": "-"}
-LEAST, MOST = 10, 99
-"""The range of the numbers."""
+LEAST, MOST = 10, 99  # the range of the numbers
 
 _TERM = re.compile(r"(plus|minus) (\d+)")
 
