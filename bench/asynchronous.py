@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 GOAL = 1.10
 WARM, FILLING, EMPTYING = 1, 2, 1
 """Number of iterations left out: the first synchronous one, and those in which the pipeline fills and empties."""
-LOADS = {"update-bound": 256, "balanced": 16}
-"""Sequences that the engine decodes at once."""
+LOADS = {"update-bound": 256, "balanced": 16}  # sequences that the engine decodes at once
 
 
 class Laps(NamedTuple):

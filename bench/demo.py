@@ -34,11 +34,8 @@ def changed(config: Config, fields: Mapping[str, object]) -> Config:
 
 
 def recipe(fields: Mapping[str, object]) -> Config:
-    """The recipe with these fields, a hardly trained starter, no warm-up of the critic and no reference policy.
-
-    Responses of such a starter use up their budget. TRL's trainer, with which `bench.loop` compares, has no reference
-    policy by default.
-    """
+    """The recipe with a hardly trained starter, whose responses use up their budget, no warm-up of the critic and no
+    reference policy, as TRL's trainer by default."""
     return changed(
         ARITHMETIC, {"starter.steps": 20, "learner.critic_warmup": 0, "algorithm.kl_coefficient": 0.0, **fields}
     )

@@ -54,16 +54,13 @@ PROMPT, PREFIX, SAMPLES = 32, 96, 4
 CONFIG = RolloutConfig(
     actors=1, max_prompt_tokens=PROMPT, max_response_tokens=PREFIX + GENERATED, max_running=256, kv_cache_gib=1.0
 )
-LOADS = {"roots": 0, "replayed": PREFIX}
-"""Tokens of the prefix."""
+LOADS = {"roots": 0, "replayed": PREFIX}  # tokens of the prefix
 GOAL = 0.98
 WORKER_NICENESS = 15
 """Ray's default for its workers. Bare vLLM gets the same, so that other load on the machine slows both sides alike."""
 
-Answer = tuple[float, list[list[int]]]
-"""Seconds of a round, and the tokens of each sample."""
-Bare = Callable[[Sequence[Start], Sampling], Answer]
-"""One round through bare vLLM."""
+Answer = tuple[float, list[list[int]]]  # seconds of a round, and the tokens of each sample
+Bare = Callable[[Sequence[Start], Sampling], Answer]  # one round through bare vLLM
 
 
 class Model(NamedTuple):
@@ -168,8 +165,7 @@ def compared(name: str, samples: int, found: Sequence[Comparison]) -> list[Check
 
 
 def restart(pool: RolloutPool, model: Model) -> float:
-    """Seconds from the death of the one engine to the first token of its successor, which must load the current
-    weights."""
+    """Seconds from the death of the engine to the first token of its successor, which loads current weights."""
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model.path, dtype=model.dtype)

@@ -31,16 +31,13 @@ from bench.report import Check, check, command_line, write
 from core.errors import ClusterError, RetrospectError
 from core.machine import this_machine
 
-STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
-"""The default starter's shape."""
-DEMO = Shape(18, hidden=128, intermediate=384, layers=3, heads=4, key_value_heads=4)
-"""The demo's starter."""
+STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)  # the default starter's shape
+DEMO = Shape(18, hidden=128, intermediate=384, layers=3, heads=4, key_value_heads=4)  # the demo's starter
 MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)
 """With the proportions of Qwen2's layers."""
 WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)
 """A very small model with Qwen2's vocabulary."""
-HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)
-"""Qwen2 0.5 B."""
+HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)  # Qwen2 0.5 B
 DTYPES = ("float32", "bfloat16")
 FORKED = "512 shared, 8 x 128"
 
@@ -128,10 +125,7 @@ def measure_on_gpu(quick: bool) -> list[Check]:
 
 
 def main(quick: bool, device: str, model: Path | None, dtypes: Sequence[str]) -> None:
-    """Measure and write bench/results/learner.json (learner-cuda.json on a GPU, learner-pretrained.json with a model).
-
-    Raises ClusterError without that GPU.
-    """
+    """Measure and write learner.json, learner-cuda.json or learner-pretrained.json. Raises ClusterError without a GPU."""
     if model is not None:
         settings: dict[str, object] = {"device": "cpu", "model": model.name, "threads": os.cpu_count() or 1}
         write("learner-pretrained", measure_pretrained(model, dtypes, quick), settings, quick=quick)

@@ -27,8 +27,7 @@ SHOWN = (
     OURS,
 )
 """Arms of the plot that shows all settings."""
-MOST_INSIDE = 10
-"""Arms of a panel's legend; a longer one stands beside the panels."""
+MOST_INSIDE = 10  # arms of a panel's legend; a longer one stands beside the panels
 Panel = tuple[Arms, str, str]
 """One diagram of a plot: what it shows, its cost (`COSTS`) and its title; without a title it has no legend."""
 
