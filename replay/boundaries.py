@@ -165,7 +165,6 @@ _RULES: dict[str, Callable[[bytes], Ends]] = {"line": line_ends, "sentence": sen
 
 
 def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
-    """The function from the name of a token to its bytes, for this tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"tokenizer {type(tokenizer).__name__}: no fast tokenizer; convert it with `tokenizers` first")

@@ -114,7 +114,6 @@ class Evidence:
         self.losses = np.concatenate([self.losses, losses])[-NEWEST:]
 
     def _scale(self) -> tuple[float, float]:
-        """Mean and standard deviation of the critic's values."""
         if not self.value_count:
             return 0.0, 1.0
         centre = self.value_sum / self.value_count

@@ -1,12 +1,9 @@
-"""The newest own success of each problem that the root does not solve yet, for the policy to imitate
-(`replay.imitated`).
+"""The newest own success of each problem that the root does not solve yet, to be imitated (`replay.imitated`).
 
 It is kept in the driver: shards keep tokens up to the last state only. Invariant: it depends only on the rollouts from
-the root that were added, in their order.
-
-Worked example, 8 rollouts of a problem in each visit: 2 succeed, and the last of them is kept. None succeeds, and it
-stays. 5 succeed, and it is dropped, because from there on the root itself teaches more. A truncated success counts, and
-is never kept: it has no end.
+the root that were added, in their order. Example, 8 rollouts of a problem in each visit: 2 succeed, and the last of
+them is kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root itself teaches more. A truncated
+success counts, and is never kept.
 """
 
 from collections.abc import Sequence

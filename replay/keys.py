@@ -40,10 +40,6 @@ def state_keys(
     states of each trajectory, and their prefix `lengths` [S]. The key is finalise(hash + sum of finalise(token + 1 + (i
     + 1) * odd)) over the tokens i = 0, 1, ... of the prefix. So one running sum gives all prefixes of a trajectory. Two
     collide with probability 2^-64.
-
-    >>> two = np.array([2]), np.array([2]), np.array([1, 2])
-    >>> state_keys(np.array([7], np.uint64), np.array([5, 6], np.uint8), *two).tolist()
-    [10510012226568145507, 5147822675897080089]
     """
     starts = np.cumsum(sizes) - sizes
     place = np.arange(1, len(tokens) + 1) - np.repeat(starts, sizes)

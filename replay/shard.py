@@ -1,10 +1,9 @@
 """One shard of the replay store: it stores states in numpy columns, applies writes to them, and draws from them.
 
-`replay/server.py` wraps it; here is neither Ray nor a file. Invariants: a write is a deterministic function of the
-current states and its arguments, and changes each problem independently. So replaying a journal gives the same states,
-and so does spreading the problems over more shards. A problem never has more than `quota` states. States are grouped by
-problem, in the order of the problems' numbers, and oldest first within each. A trajectory's tokens are stored once, up
-to its longest state.
+Invariants: a write is a deterministic function of the current states and its arguments, and changes each problem
+independently. So replaying a journal gives the same states, and so does spreading the problems over more shards. A
+problem never has more than `quota` states. States are grouped by problem, in the order of the problems' numbers, and
+oldest first within each. A trajectory's tokens are stored once, up to its longest state.
 """
 
 from itertools import pairwise
@@ -132,8 +131,7 @@ class Shard:
         """Draw `count` states without replacement, weighted by exp(priority / temperature).
 
         It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of
-        (seed, state). With `one_per_problem` the winner of each problem races on: problems are drawn by the sum of
-        their weights.
+        (seed, state). With `one_per_problem` the winner of each problem races on: problems weigh what their states do.
         """
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
@@ -280,8 +278,7 @@ class Shard:
         return self.trajectories.append(len(stored), columns | {"stored": stored, "tokens": parts})
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
-        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one. Returns which rows are
-        new.
+        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one. Returns which are new.
 
         A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from
         the highest provenance (ties: the first), so a proven prefix stays proven.
@@ -323,7 +320,6 @@ class Shard:
         return grouped >= before
 
     def _rank(self, touched: Rows) -> None:
-        """Set priority and retention of all states of the touched problems."""
         rows, columns = self._columns(touched)
         if not len(rows):
             return
@@ -366,7 +362,6 @@ class Shard:
         return excess
 
     def _remove(self, rows: Rows, evicted: int) -> None:
-        """Remove states; `evicted` of them count as evicted."""
         self.states.keep(np.delete(np.arange(len(self.states)), rows))
         self.counters.evicted += evicted
 

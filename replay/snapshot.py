@@ -43,8 +43,7 @@ def write_snapshot(shard: Shard, path: Path) -> None:
 
 
 def load_snapshot(shard: Shard, path: Path, owns: Callable[[str], bool] = lambda _: True) -> Counters:
-    """Add the problems that the shard owns from the snapshot of any shard, and return its counters. Raises
-    StoreError."""
+    """Add the problems that the shard owns from any shard's snapshot; returns its counters. Raises StoreError."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:

@@ -192,7 +192,6 @@ class ReplayStore:
         return parts
 
     def _write(self, parts: Mapping[int, bytes]) -> None:
-        """Send each shard its write."""
         calls = {shard: (write,) for shard, write in parts.items()}
         for shard, size in self._call(ShardServer.write, calls):
             self._sizes[shard] = size
@@ -288,7 +287,6 @@ class ShardActor:
 
 
 def _start(config: ReplayConfig, vocabulary: int, directory: Path, store_id: str, index: int) -> Any:
-    """Start one shard's actor."""
     name = f"replay-shard-{index}"
     if _taken(name):
         raise StoreError(

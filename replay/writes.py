@@ -26,17 +26,12 @@ _EVICTION = pa.schema([("order", pa.uint64()), ("key", pa.uint64())])
 
 
 def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
-    """Smallest unsigned type that holds every token id of the vocabulary.
-
-    >>> token_type(256), token_type(257), token_type(151_936)
-    (dtype('uint8'), dtype('uint16'), dtype('uint32'))
-    """
+    """Smallest unsigned type that holds every token id of the vocabulary: uint8 up to 256 tokens."""
     return np.dtype(np.min_scalar_type(max(vocabulary - 1, 0)))
 
 
 def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) -> bytes:
-    """One row per trajectory, with its tokens up to its last state: the shard stores no others. Raises StoreError that
-    names the problem and the bad state."""
+    """One row per trajectory, with its tokens up to its last state. StoreError names the problem and the bad state."""
     counts = np.array([len(t.lengths) for t in trajectories], np.int64)
     lengths = _joined([t.lengths for t in trajectories], np.int32)
     values = _joined([t.values for t in trajectories], np.float32)

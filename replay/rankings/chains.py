@@ -48,8 +48,7 @@ def kept_longest(columns: StateColumns, found: Chains, chosen: Flags) -> Reals:
 
     Tried chains come first, then chains that begin nearest to the root, then older ones. Within a chain, w is 0 for the
     `chosen` state [S], and 1 / (1 + 1024) for the tried states and the shallowest. It is 1 / (1 + 2^k) for a state
-    whose place is divisible by 2^k but not by 2^(k + 1). So a chain that is too long keeps states from its beginning to
-    its end.
+    whose place is divisible by 2^k but not by 2^(k + 1). So a long chain keeps states over all of its length.
     """
     order, first, place = found.order, found.first, found.place
     head = order[first]
