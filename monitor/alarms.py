@@ -1,5 +1,4 @@
-"""Lines that warn a person about a run that has stopped learning. Invariant: pure functions of the iterations so far;
-each warning is given once per spell."""
+"""Lines that warn a person about a run that has stopped learning, from the iterations so far, once per spell."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -76,8 +75,7 @@ def kl_spike(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the policy has lost nearly all entropy, though something is left to find. NaN (warm-up) does not
-    count."""
+    """Whether the policy has lost nearly all entropy, though something is left to find. NaN (warm-up) is skipped."""
     measured = [one.entropy for one in shown if one.entropy == one.entropy]
     gone = bool(measured) and measured[-1] < GONE and measured[-1] < GONE * measured[0]
     recent = [one.root_success for one in shown[-SPELL:]]

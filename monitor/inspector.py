@@ -192,7 +192,6 @@ class Inspector:
 
 
 def _handler(inspector: Inspector) -> type[BaseHTTPRequestHandler]:
-    """The class that answers requests to `inspector`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # (the name that http.server asks for)

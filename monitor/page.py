@@ -1,6 +1,5 @@
-"""`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper. It
-reads the runs' files, never their actors. Runs that differ only in their seed are one group: means, with 95 %
-t-intervals."""
+"""`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper. Runs
+that differ only in their seed are one group: their curves are means, with 95 % t-intervals."""
 
 import json
 import math
@@ -94,11 +93,7 @@ def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
 
 
 def over_seeds(runs: Iterable[Mapping[int, float]]) -> Points:
-    """Mean over the runs at every iteration, with its t-interval where there are several.
-
-    >>> over_seeds([{1: 0.25}, {1: 0.75, 2: 0.5}])[1]
-    (2, 0.5, nan, nan)
-    """
+    """Mean over the runs at every iteration, with its t-interval where there are several."""
     columns: dict[int, list[float]] = {}
     for one in runs:
         for x, value in one.items():
@@ -153,14 +148,9 @@ def _difficulty(label: str, members: Sequence[RunFiles]) -> Chart:
 
 def _levels(item: RunFiles) -> list[tuple[object, ...]]:
     """The newest evaluation of a run, if there is one: a row of all problems, then one for each level."""
+    shown = "{success:.1%} ({low:.1%} to {high:.1%})".format
     return [
-        (
-            item.run.name,
-            line["iteration"],
-            row["level"],
-            row["problems"],
-            "{success:.1%} ({low:.1%} to {high:.1%})".format(**row),
-        )
+        (item.run.name, line["iteration"], row["level"], row["problems"], shown(**row))
         for line in item.evaluations[-1:]
         for row in evaluation_rows(line)
     ]
@@ -198,15 +188,9 @@ def _samples(item: RunFiles) -> dict[str, Any]:
 
 
 def _answers(item: RunFiles) -> list[tuple[str, ...]]:
-    """The first held-out questions with their answers before and after the training."""
-    marks = ("✗", "✓")
+    name, marks = item.run.name, ("✗ ", "✓ ")
     return [
-        (
-            item.run.name,
-            one.question,
-            f"{marks[one.before_correct]} {one.before}",
-            f"{marks[one.after_correct]} {one.after}",
-        )
+        (name, one.question, marks[one.before_correct] + one.before, marks[one.after_correct] + one.after)
         for one in answers(item, ANSWERED)
     ]
 
@@ -221,7 +205,6 @@ def _summary(item: RunFiles) -> tuple[str, ...]:
 
 
 def _different(files: Sequence[RunFiles]) -> list[tuple[str, ...]]:
-    """The fields in which the runs differ."""
     rows = []
     for name in FIELDS:
         values = [str(setting(item.config, name)) for item in files]

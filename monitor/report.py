@@ -86,7 +86,6 @@ def _intervals(item: RunFiles) -> str:
 
 
 def _answers_table(item: RunFiles) -> list[str]:
-    """The lines of a table of held-out questions with their answers before and after the training, side by side."""
     shown = answers(item, ANSWERS)
     if not shown:
         return []

@@ -1,5 +1,5 @@
-"""The start of a run on the console: what is ready, a bar and the remaining time, without other libraries' lines. The
-time is that of the newest earlier start below the same root (startup.json in its run), or a typical one."""
+"""The start of a run on the console: what is ready, and the remaining time, which is that of the newest earlier start
+below the same root (startup.json in its run), or a typical one."""
 
 import json
 import logging
@@ -28,7 +28,6 @@ class Starting:
     """Shows which of the `parts` are ready until all are, or until `close`. Several threads may call `ready`."""
 
     def __init__(self, run: RunDirectory, parts: Sequence[str], stream: TextIO | None = None) -> None:
-        """`stream`: where to show it, by default stdout."""
         self._file, self._waiting, self._begun = run.startup, list(parts), time.monotonic()
         self._expected = last_start(run)
         self._done, self._lock = threading.Event(), threading.Lock()

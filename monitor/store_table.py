@@ -1,6 +1,5 @@
-"""Shows the states of a store as one table with text, posterior, age and lineage; filters, prints and exports it. It
-only reads a run's files. Invariant: the table has plain columns, so that pandas and DuckDB read the exported
-Parquet."""
+"""Shows the states of a store as one table with text, posterior, age and lineage; filters, prints and exports it.
+Invariant: the table has plain columns, so that pandas and DuckDB read the exported Parquet."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +8,6 @@ from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -53,22 +51,14 @@ def states_table(shards: Sequence[Shard]) -> pa.Table:
     """All states, the highest priority first: problems by that of their best state, states within their problem."""
     newest = max(shard.version for shard in shards)
     table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
-    chance = draw_chance(table["priority"].to_numpy(), shards[0].temperature)
+    priority = table["priority"].to_numpy()
+    top = priority.max(initial=np.float32(-1e30))
+    weight = np.exp((priority - top).astype(np.float64) / shards[0].temperature)
+    chance = np.asarray(weight / max(weight.sum(), 1.0), np.float32)  # that the next draw takes a state
     best = table.group_by("problem").aggregate([("priority", "max")])
     order = [("priority_max", "descending"), ("problem", "ascending"), ("priority", "descending")]
     ordered = table.append_column("chance", pa.array(chance)).join(best, "problem")
     return ordered.sort_by([*order, ("depth", "ascending"), ("key", "ascending")]).drop_columns(["priority_max"])
-
-
-def draw_chance(priority: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
-    """[S] probability that the next draw takes a state: exp(priority / temperature), normalised.
-
-    >>> draw_chance(np.array([0, 0, -np.inf], np.float32), 0.2).tolist()
-    [0.5, 0.5, 0.0]
-    """
-    top = priority.max(initial=np.float32(-1e30))
-    weight = np.exp((priority - top).astype(np.float64) / temperature)
-    return np.asarray(weight / max(weight.sum(), 1.0), np.float32)
 
 
 def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[IntArray], str]) -> pa.Table:

@@ -1,8 +1,5 @@
 """A run's replay store as a person sees it: a table of states, the questions of its problems, a decoder of tokens.
-
-A run's directory has questions and tokenizer, because a store knows its problems by id only. Reading it imports neither
-torch nor transformers, so that `launch.py replay` and `inspect` open in a second.
-"""
+Reading it imports neither torch nor transformers, so that `launch.py replay` and `inspect` open in a second."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

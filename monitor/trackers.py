@@ -48,7 +48,6 @@ class TrackerSink:
     """Gives a tracker the numbers of every iteration, and its samples and evaluations in the run directory."""
 
     def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
-        """`last`: the iteration after which the run continues."""
         self._tracker, self._run, self._shown = tracker, run, last or -1
         self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
 
