@@ -1,9 +1,9 @@
 """A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
-`judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`,
-in a new interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier for them. Its
-first line is `ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct,
-detail, judge_failed, steps]` out. What the verifier prints goes to the error stream.
+`judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
+With SETTINGS the function returns the verifier for them. Its first line is `ready` or `cannot start: ...`. Then lines
+are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, steps]` out. What the verifier
+prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
 interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that

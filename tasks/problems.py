@@ -105,11 +105,7 @@ Read = Callable[[Row, Columns, str], Item]
 
 
 def prompt_digest(text: str) -> str:
-    """16 hex digits of a prompt text, without case and white space: no layout of a held-out question is trained on.
-
-    >>> prompt_digest("How many?") == prompt_digest("how  many?\\n")
-    True
-    """
+    """16 hex digits of a prompt text, without case and white space: no layout of a held-out question is trained on."""
     return hashlib.blake2b(
         " ".join(text.casefold().split()).encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()

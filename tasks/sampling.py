@@ -20,10 +20,8 @@ class UniformSampler:
     """Draws every training problem once per epoch, in a permutation that depends only on seed and epoch."""
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        self._problems = list(problems)
-        self._seed = seed
-        self._epoch = 0
-        self._position = 0
+        self._problems, self._seed = list(problems), seed
+        self._epoch = self._position = 0
 
     def sample(self, n: int) -> list[Problem]:
         """The next n problems; continues with the next epoch when this one is used up."""
@@ -57,12 +55,10 @@ class HardSampler:
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        self._problems = list(problems)
+        self._problems, self._seed, self._draws = list(problems), seed, 0
         self._index = {problem.id: at for at, problem in enumerate(self._problems)}
         self._rates = np.zeros(len(self._problems))
         self._seen = np.zeros(len(self._problems), dtype=bool)
-        self._seed = seed
-        self._draws = 0
 
     def sample(self, n: int) -> list[Problem]:
         """The next n problems; each at most once more than any other."""

@@ -214,9 +214,7 @@ def _load_hub(name: str, split: str) -> list[Row]:
     try:
         try:
             return list(datasets.load_dataset(repository, subset or None, split=split))
-        except (
-            ValueError
-        ):  # no such configuration: perhaps a folder of the repository, as in Anthropic/hh-rlhf:harmless-base
+        except ValueError:  # no such configuration: perhaps a folder, as in Anthropic/hh-rlhf:harmless-base
             with suppress(Exception):
                 if subset:
                     return list(datasets.load_dataset(repository, data_dir=subset, split=split))

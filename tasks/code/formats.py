@@ -126,7 +126,6 @@ def _setup_of(row: Row, columns: Columns, where: str) -> str:
 
 
 def _asserts(value: object, setup: str, where: str) -> list[str]:
-    """The texts of the tests."""
     with _refused(where):
         found: object = statements(value) if isinstance(value, str) else value
     if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):

@@ -225,7 +225,12 @@ class Session(ChildProcess):
                     lines = data.decode(errors="replace").strip().splitlines()
                     ending.errors = lines[-1][:MOST_REASON] if lines else ""
                 else:
-                    return _end(ending, data)
+                    status, ending.why, ending.seconds = json.loads(data)
+                    ending.status = code = os.waitstatus_to_exitcode(status)
+                    if code < 0 and not ending.why:
+                        used_up = code in (-signal.SIGXCPU, -signal.SIGKILL)
+                        ending.why = "used up its processor time or memory" if used_up else f"killed by signal {-code}"
+                    return
         except (TimeoutError, EOFError, ValueError):
             self._gone = ending.why = "ended its sandbox"
 
@@ -235,16 +240,6 @@ class Session(ChildProcess):
         self._errors.close()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _end(ending: Ending, data: bytes) -> None:
-    """Read the message that a process has ended."""
-    status, ending.why, ending.seconds = json.loads(data)
-    ending.status = code = os.waitstatus_to_exitcode(status)
-    if not ending.why and code in (-signal.SIGXCPU, -signal.SIGKILL):
-        ending.why = "used up its processor time or memory"
-    elif not ending.why and code < 0:
-        ending.why = f"killed by signal {-code}"
 
 
 class Sandbox:

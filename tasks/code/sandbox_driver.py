@@ -1,10 +1,10 @@
 """The script inside a sandbox: it runs a program once per test, each time in a new process, and reports what comes out.
 
-`sandbox.py` starts it with its settings. It imports only what is in the sandbox. It writes `ready`, reads the program,
-and then starts one process per test. That process reads its test, gives up what a program may not do (`seccomp.py`),
-and runs the program. The driver never runs code of the program: it measures time and output, ends what exceeds them,
-and passes on what is written. Messages are frames: a length of 4 bytes, then what the judge marshalled (in); a letter,
-a length of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x` JSON: how the process ended).
+`sandbox.py` starts it with its settings. It writes `ready`, reads the program, and then starts one process per test.
+That process reads its test, gives up what a program may not do (`seccomp.py`), and runs the program. The driver never
+runs code of the program: it measures time and output, ends what exceeds them, and passes on what is written. Messages
+are frames: a length of 4 bytes, then what the judge marshalled (in); a letter, a length of 4 bytes, then data (out: `o`
+output, `e` end of the error stream, `x` JSON: how the process ended).
 
 Invariant: a program that tampers with its process can change only what comes out of its own test. No process here knows
 an expected value, and a test is not in memory while another one runs.
@@ -68,12 +68,6 @@ def write_all(sink: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(sink, rest) :]
-
-
-def write_file(name: str, text: str) -> None:
-    """Write a text into the working directory."""
-    with open(name, "wb") as file:
-        file.write(text.encode("utf-8", "surrogatepass"))
 
 
 def reason(error: BaseException) -> str:
@@ -211,7 +205,8 @@ def child(
         for name in os.listdir():
             os.unlink(name)  # a program cannot make a file, but it can rename its input and so keep it
         for name, text in {**test.get("files", {}), "stdin": test["input"]}.items():
-            write_file(name, text)
+            with open(name, "wb") as file:
+                file.write(text.encode("utf-8", "surrogatepass"))
         for number, descriptor in enumerate((os.open("stdin", os.O_RDONLY), output, errors)):
             os.dup2(descriptor, number)
         os.closerange(3, 64)

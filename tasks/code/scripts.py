@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.code.compare import same_output, same_value
 from tasks.code.outcomes import Boxes, Outcome, outcome_of_each, unanswered
-from tasks.code.sandbox import Ending, Program, Session
+from tasks.code.sandbox import Program, Session
 from tasks.code.sandbox_driver import NOT_COMPILED
 from tasks.code.sandbox_values import encode_value
 
@@ -23,7 +23,7 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
     def _run(number: int, test: Test) -> tuple[Outcome, float]:
         given, expected = test
         ending = session.run({"input": given})
-        if problem := _problem(ending):
+        if problem := ending.why or (ending.status and (ending.errors or f"ended itself with status {ending.status}")):
             syntax = ending.status == NOT_COMPILED
             return Outcome(False, problem, raised=True, syntax=syntax), ending.seconds
         found = ending.output.decode(errors="replace")
@@ -62,12 +62,6 @@ def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Ou
     with boxes.program.session(Program(source, before=record["setup"])) as session:
         tests = zip(record["inputs"], record["outputs"], strict=True)
         return outcome_of_each(tests, _run, boxes.config.program_seconds)
-
-
-def _problem(ending: Ending) -> str:
-    if ending.why or not ending.status:
-        return ending.why
-    return ending.errors or f"ended itself with status {ending.status}"
 
 
 def _checked(checker: Session, number: int, test: Test, found: str) -> tuple[Outcome, float]:

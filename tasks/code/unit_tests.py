@@ -5,8 +5,7 @@ sandbox. The rest of the assertion is the **question**, evaluated in another one
 
     assert sorted(pairs([1, 2])[0])[1:] == [2]       the hole is    sorted(pairs([1, 2])[0])
 
-docs/programs.md says what an assert may be. Invariant: no expected value is part of a hole or of the setup, so the
-program's process never sees one.
+docs/programs.md says what an assert may be. Invariant: no expected value is part of a hole or of the setup.
 """
 
 import ast

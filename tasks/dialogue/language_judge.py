@@ -1,9 +1,8 @@
 r"""A language model as judge, behind an OpenAI-compatible endpoint: scores of responses, and which of two is better.
 
 Invariants: a response stands between marks that it cannot know, and only the judge's own last score counts. Every pair
-is asked twice with its sides swapped, so a judge that prefers a place gives a tie. A question that was answered once is
-never sent again; every request has a time limit and a bounded number of tries; a question without an answer is None,
-not an error, unless none is answered.
+is asked twice with its sides swapped, so a judge that prefers a place gives a tie. A question is answered once; every
+request has a time limit and a bounded number of tries; one without an answer is None, unless none is answered.
 """
 
 import hashlib

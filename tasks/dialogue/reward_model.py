@@ -144,9 +144,7 @@ class RewardJudge:
 
     def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
         check_reward_model(config.path)
-        self._config = config
-        self._scale = read_scale(config.path)
-        self._start = start
+        self._config, self._scale, self._start = config, read_scale(config.path), start
         self._scorer: Scorer | None = None
 
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
@@ -157,25 +155,14 @@ class RewardJudge:
             (chat.load_messages(reference), Message("assistant", response.strip())) for reference, response in items
         ]
         scores = self._scorer.score([(*messages, reply) for messages, reply in replies])
-        lowest = lowest_score(scores, self._scale)
+        known = [score for score in (*scores, self._scale.lowest) if score is not None and math.isfinite(score)]
+        lowest = min(known, default=self._scale.mean)
         return [score_verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
 
     def close(self) -> None:
         """End the model's process."""
         if self._scorer is not None:
             self._scorer.close()
-
-
-def lowest_score(scores: Sequence[float | None], scale: Scale) -> float:
-    """The lowest finite score of this batch and of the scale; the scale's mean if there is none.
-
-    >>> lowest_score([2.0, None, float("nan")], Scale()), lowest_score([None], Scale(mean=3.0))
-    (2.0, 3.0)
-    >>> lowest_score([2.0], Scale(lowest=-1.0))
-    -1.0
-    """
-    known = [score for score in (*scores, scale.lowest) if score is not None and math.isfinite(score)]
-    return min(known, default=scale.mean)
 
 
 def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:

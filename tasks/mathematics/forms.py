@@ -149,11 +149,8 @@ def _relation(text: str) -> Form | None:
     r"""`=`, `\in`, `\ne` and inequalities; None for anything else."""
     sides = [side.strip() for side in _split(text, "=")]
     if len(sides) > 1:
-        return (
-            _equation(sides)
-            if all(sides) and not re.search(r"<|>|\\(?:le|ge|ne|approx|not)(?![a-zA-Z])|!$", text)
-            else None
-        )
+        compares = re.search(r"<|>|\\(?:le|ge|ne|approx|not)(?![a-zA-Z])|!$", text)
+        return _equation(sides) if all(sides) and not compares else None
     member = re.fullmatch(r"(.*?)\\in(?![a-zA-Z])(.*)", text, re.DOTALL)
     if member and _SYMBOL.fullmatch(member[1].strip()):
         return Equation(member[1].strip(), (_read(member[2].strip()),), assigns=True)

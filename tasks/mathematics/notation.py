@@ -39,11 +39,7 @@ _PHRASE = re.compile(
 
 
 def closing(text: str, opening: int) -> int:
-    r"""Position of the brace that closes the one at `opening`; -1 if none does. `\{` and `\}` do not count.
-
-    >>> closing(r"{a\}{b}}c", 0)
-    7
-    """
+    r"""Position of the brace that closes the one at `opening`; -1 if none does. `\{` and `\}` do not count."""
     depth = 0
     for brace in re.compile(r"\\.|[{}]").finditer(text, opening):
         depth += (brace[0] == "{") - (brace[0] == "}")

@@ -7,9 +7,9 @@ the remaining numbers by their result; the last result is the target:
     6+8=14
     5+14=19
 
-Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Combined numbers
-cannot be separated again, so an early mistake cannot be repaired. Invariant: the prefix check is exact. It searches all
-that the remaining numbers can give, and is true if and only if some continuation is judged correct.
+Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. An early mistake
+cannot be repaired. Invariant: the prefix check is exact. It searches all that the remaining numbers can give, and is
+true if and only if some continuation is judged correct.
 """
 
 import re
@@ -89,11 +89,7 @@ def _options(numbers: Numbers, target: int) -> Mapping[str, Numbers]:
 
 
 def _prefix_correct(text: str, response: str) -> bool:
-    """Whether the target can still be reached after this prefix of a response; exact, also inside a line.
-
-    >>> _prefix_correct("2,3,5>16", "2*3=6\\n"), _prefix_correct("2,3,5>16", "3+5=8\\n2*8")
-    (False, True)
-    """
+    """Whether the target can still be reached after this prefix of a response; exact, also inside a line."""
     numbers, target = read_countdown(text)
     return can_follow(response, numbers, lambda left: _options(left, target))
 

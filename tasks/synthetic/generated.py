@@ -94,9 +94,8 @@ def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Gene
 
 
 def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> bool:
-    """Whether `text` is the beginning of a correct response, also when it is cut inside a line. `options`: state ->
-    next lines from which the end can be reached, each with the state after it; none at the end, where only line breaks
-    may follow."""
+    """Whether `text` is the beginning of a correct response, also inside a line. `options`: state -> next lines from
+    which the end can be reached, each with the state after it; none at the end, where only line breaks may follow."""
     *lines, last = text.split("\n")
     for position, line in enumerate(lines):
         follow = options(state)
@@ -108,9 +107,9 @@ def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> 
     return not last or any(line.startswith(last) for line in options(state))
 
 
-def begins(response: str, solution: str) -> bool:
-    """Whether a response is the beginning of the only right one, also inside a line. Line breaks may follow."""
-    return (solution + "\n" * len(response)).startswith(response)
+def begins(solution: Callable[[str], str]) -> Callable[[str, str], bool]:
+    """The prefix check of a task with one right response, also inside a line. Line breaks may follow."""
+    return lambda text, response: (solution(text) + "\n" * len(response)).startswith(response)
 
 
 def wrong(detail: str) -> Verdict:

@@ -1,20 +1,16 @@
 """The lock: a synthetic task of planning, with traps that cannot be left.
 
 A dial has 20 positions, the letters a to t; each of three buttons moves it (+: 7 on, -: 4 back, *: three times its
-number, which counts from 0; all modulo 20). The prompt `f>q!bdjors` gives the position of the dial, the position where
-the lock opens, and six traps. The response writes one line per press, the button and the new position, and then opens
-the lock:
+number from 0; all modulo 20). The prompt `f>q!bdjors` gives its position, the position where the lock opens, and six
+traps. The response writes one line per press, the button and the new position, and then opens the lock:
 
     +m
     *q
     open
 
-All generated locks open at `a`, so what one teaches about a position helps in the others. The checker takes any
-position.
-
-A wrong position, a trap, or more than `PRESSES` presses fail: the lock can no longer be opened. Most wrong presses
-cannot be undone, so the task tests replay. Invariant: the prefix check is exact. It is true if and only if some
-continuation of the text is judged correct.
+A wrong position, a trap, or more than `PRESSES` presses fail, and most wrong presses cannot be undone. All generated
+locks open at `a`, so what one teaches about a position helps in the others. Invariant: the prefix check is exact. It is
+true if and only if some continuation of the text is judged correct.
 """
 
 import re
@@ -93,11 +89,7 @@ def _options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
 
 
 def _prefix_correct(text: str, response: str) -> bool:
-    """Whether the lock can still be opened after this prefix of a response; exact, also inside a line.
-
-    >>> _prefix_correct("f>q!bdjors", "+m\\n*"), _prefix_correct("f>q!bdjors", "-b")
-    (True, False)
-    """
+    """Whether the lock can still be opened after this prefix of a response; exact, also inside a line."""
     lock = read_lock(text)
     return can_follow(response, Dial(lock.start, 0), lambda dial: _options(lock, dial))
 
