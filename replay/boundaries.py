@@ -55,10 +55,9 @@ class TokenTable:
 
 
 def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
-    """Lengths [S] of the states of a response, increasing, each strictly inside it.
-
-    `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`:
-    every `stride` tokens, or where the character there ends. Blanks alone are not a step.
+    """Lengths [S] of the states of a response, increasing, each strictly inside it. `line`: after a line break;
+    `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`: every `stride` tokens, or
+    where the character there ends. Blanks alone are not a step.
 
     >>> table = TokenTable((b"a", b".\\n", b"b", b"\\n"))
     >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()

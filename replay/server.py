@@ -41,11 +41,9 @@ class ShardServer:
     def __init__(
         self, index: int, config: ReplayConfig, vocabulary: int, directory: Path | None = None, store_id: str = ""
     ) -> None:
-        """Open an empty shard, or recover it if `directory` has a journal of the same `store_id`.
-
-        `directory`: of the live files; None: no files. `store_id`: names the `ReplayStore` object, so that the files of
-        an earlier one are never read. Raises StoreError when the directory cannot be written.
-        """
+        """Open an empty shard, or recover it if `directory` has a journal of the same `store_id`. `directory`: of the
+        live files; None: no files. `store_id`: names the `ReplayStore` object, so that the files of an earlier one are
+        never read. Raises StoreError when the directory cannot be written."""
         self._index, self._config, self._vocabulary, self._store_id = index, config, vocabulary, store_id
         self._shard, self._sequence = Shard(config, vocabulary), 0
         self._journal = None if directory is None else Journal(directory / JOURNAL.format(index))

@@ -128,11 +128,9 @@ class Shard:
     # -- reads
 
     def draw(self, count: int, seed: int) -> Drawn:
-        """Draw `count` states without replacement, weighted by exp(priority / temperature).
-
-        It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of
-        (seed, state). With `one_per_problem` the winner of each problem races on: problems weigh what their states do.
-        """
+        """Draw `count` states without replacement, weighted by exp(priority / temperature). It is a Gumbel race (Kool
+        et al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state). With
+        `one_per_problem` the winner of each problem races on: problems weigh what their states do."""
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
         scores = self.states["priority"][rows] / self.temperature + gumbels(keys, seed)
@@ -239,10 +237,8 @@ class Shard:
 
     def _age(self, problems: Rows, version: npt.NDArray[np.int32]) -> None:
         """Decay the outcomes of a problem and its states if the versions [N] of a write are newer than its last visit.
-
         Decay counts visits, not versions: a problem that is visited every 40th version still collects the evidence to
-        rest. Each problem uses only the versions of its own entries: the shard's newest would depend on placement.
-        """
+        rest. Each problem uses only the versions of its own entries: the shard's newest would depend on placement."""
         self.version = max(self.version, int(version.max(initial=0)))
         newest = self.problems["version"].copy()
         np.maximum.at(newest, problems, version)
@@ -278,11 +274,9 @@ class Shard:
         return self.trajectories.append(len(stored), columns | {"stored": stored, "tokens": parts})
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
-        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one. Returns which are new.
-
-        A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from
-        the highest provenance (ties: the first), so a proven prefix stays proven.
-        """
+        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one. Returns which are new. A
+        merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from the
+        highest provenance (ties: the first), so a proven prefix stays proven."""
         lengths, counts = writes.ragged_column(write, "lengths")
         tokens, sizes = writes.ragged_column(write, "tokens")
         owner = np.repeat(np.arange(len(counts)), counts)

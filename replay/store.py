@@ -48,11 +48,9 @@ class ReplayStore:
     def __init__(
         self, config: ReplayConfig, *, vocabulary: int, directory: Path, fingerprint: str, local: bool = False
     ) -> None:
-        """Start empty shards on the connected Ray cluster.
-
-        `vocabulary`: token ids are below it. `directory`: for the shards' journals; replaces files of an earlier store.
-        `fingerprint`: of task and tokenizer, for `restore`. `local`: keep the shards in this process, without journals.
-        """
+        """Start empty shards on the connected Ray cluster. `vocabulary`: token ids are below it. `directory`: for the
+        shards' journals; replaces files of an earlier store. `fingerprint`: of task and tokenizer, for `restore`.
+        `local`: keep the shards in this process, without journals."""
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._reads = find_ranking(config).model

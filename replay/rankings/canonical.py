@@ -10,11 +10,9 @@ VISITS = 8  # Continuations, two starts of 4, after which the curriculum moves o
 
 
 class Canonical(Ranking):
-    """Prefixes of canonical solutions, from the end backwards.
-
-    The states of a chain are numbered 0, 1, ... from the deepest. The one with the number floor(v / 8) is replayed,
-    where v counts the continuations of the whole chain. A chain that has reached its beginning is not replayed.
-    """
+    """Prefixes of canonical solutions, from the end backwards. The states of a chain are numbered 0, 1, ... from the
+    deepest. The one with the number floor(v / 8) is replayed, where v counts the continuations of the whole chain. A
+    chain that has reached its beginning is not replayed."""
 
     needs_canonical = True
     chains = True

@@ -72,10 +72,8 @@ class Frontier(Ranking):
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
         """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store what can still teach.
-
         Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come
-        back as new); 3 untried chains; 2 the other states of resting chains; 0 all others.
-        """
+        back as new); 3 untried chains; 2 the other states of resting chains; 0 all others."""
         retention = np.zeros(len(states.value), np.float32)
         found = working_chains(states)
         head = found.order[found.first]
