@@ -129,10 +129,8 @@ def _failures(metrics: IterationMetrics) -> str:
 
 class RunConsole:
     """Shows a run on `stream` (by default stdout): on a terminal a live table whose rows are metrics and whose columns
-    are the first iteration and the newest ones; else one flushed line per iteration.
-
-    `earlier`: iterations of the run before it was resumed; `hints`: header lines, such as the dashboard's address.
-    """
+    are the first iteration and the newest ones; else one flushed line per iteration. `earlier`: iterations of the run
+    before it was resumed; `hints`: header lines, such as the dashboard's address."""
 
     def __init__(
         self,
