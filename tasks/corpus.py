@@ -101,11 +101,9 @@ def byte_pair_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
     from tokenizers import pre_tokenizers, trainers
 
     backend = _qwen2_tokenizer({PAD: 0, END: 1}, []).backend_tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[PAD, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     trained = json.loads(backend.to_str())["model"]

@@ -255,10 +255,8 @@ def _remote_scorer(config: RewardModelConfig) -> Scorer:
 
 def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
     """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
-
     Returns a line that says how many solutions are wrong. Raises ConfigError when the judge raises, hangs, crashes or
-    returns no finite number on the shortest problems, DataError when a built-in verifier finds all solutions wrong.
-    """
+    returns no finite number on the shortest problems, DataError when a built-in verifier finds all solutions wrong."""
     workers = {"judge_workers": max(1, config.judge_workers)}  # in this process nothing would end what hangs
     with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judges:
         _probe(config, items, judges)

@@ -134,11 +134,9 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
-    """Digests of the task's evaluation prompts, for commands that train on other rows. Raises DataError.
-
-    Each prompt has three: of its text, of the text in the task's template, and of the text as the only message of a
-    dialogue. All rows of `eval_path` are included, not only `eval_problems`. Empty without data.
-    """
+    """Digests of the task's evaluation prompts, for commands that train on other rows. Raises DataError. Each prompt
+    has three: of its text, of the text in the task's template, and of the text as the only message of a dialogue. All
+    rows of `eval_path` are included, not only `eval_problems`. Empty without data."""
     items: list[Item] = []
     for source in task_sources(config):
         kind, data = find_kind(source.config.name), source.config

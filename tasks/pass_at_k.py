@@ -79,10 +79,9 @@ def merge_answers(
 
 
 def share(per_problem: Sequence[float], *, level: float = 0.95) -> Estimate:
-    """Mean of numbers between 0 and 1 with Wilson's score interval (Wilson, 1927).
-
-    It covers rare successes, where the bootstrap is too short, and is never without width. Numbers other than 0 and 1
-    scatter less than m (1 - m): they count as n m (1 - m) / variance problems, the effective sample size of surveys.
+    """Mean of numbers between 0 and 1 with Wilson's score interval (Wilson, 1927). It covers rare successes, where the
+    bootstrap is too short, and is never without width. Numbers other than 0 and 1 scatter less than m (1 - m): they
+    count as n m (1 - m) / variance problems, the effective sample size of surveys.
 
     >>> # z = 1.96: centre (1/4 + z^2/8) / (1 + z^2/4), half width z sqrt(3/64 + z^2/64) / (1 + z^2/4)
     >>> found = share([1.0, 0.0, 0.0, 0.0])

@@ -144,11 +144,9 @@ _SLOT = re.compile(r"(?:\\[a-zA-Z]+|[\^_])(?:\{(?!prompt\})[^{}]*\})+|\{\{(?!pro
 
 
 def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[PromptForm, str]:
-    """The form of a data set's prompts, and the template of the question if it names columns (else empty).
-
-    Text before the first and after the last name belongs to the form, all between to the question, which tells problems
-    apart. Raises ConfigError for a template that names no column or an unknown one.
-    """
+    """The form of a data set's prompts, and the template of the question if it names columns (else empty). Text before
+    the first and after the last name belongs to the form, all between to the question, which tells problems apart.
+    Raises ConfigError for a template that names no column or an unknown one."""
     template = config.template
     slots = _slots(template, columns)
     if not slots:
@@ -319,11 +317,9 @@ class _Encoded(NamedTuple):
 def encode_problems(
     config: TaskConfig, tokenizer: Tokenizer, items: Items, limits: TokenLimits, context: int
 ) -> tuple[Split[Problem], TokenLimits]:
-    """Tokenize, and choose the limits that follow from the data. `context`: tokens that the model can read.
-
-    Prompts that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none
-    of a data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped.
-    """
+    """Tokenize, and choose the limits that follow from the data. `context`: tokens that the model can read. Prompts
+    that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none of a
+    data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped."""
     bad: list[tuple[Item, BadRow]] = []
 
     def _encoded(item: Item) -> _Encoded | None:

@@ -48,11 +48,9 @@ class UniformSampler:
 
 
 class HardSampler:
-    """Draws problems with a weight that falls with their running success rate from the root.
-
-    It is EASY + (1 - EASY) (1 - rate). So hard problems come up to 1 / EASY times as often as solved ones, which still
-    come, so that the policy does not forget them. The rate of an unseen problem is 0, so all are tried early.
-    """
+    """Draws problems with a weight that falls with their running success rate from the root. It is EASY + (1 - EASY) (1
+    - rate). So hard problems come up to 1 / EASY times as often as solved ones, which still come, so that the policy
+    does not forget them. The rate of an unseen problem is 0, so all are tried early."""
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
         self._problems, self._seed, self._draws = list(problems), seed, 0

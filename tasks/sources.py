@@ -65,11 +65,9 @@ def load_rows(path: str, split: str) -> list[Row]:
 
 
 def read_rows(path: str, split: str) -> list[Row | BadRow]:
-    """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name.
-
-    If a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it
-    has no data files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError.
-    """
+    """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name. If
+    a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it has
+    no data files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError."""
     place = Path(path).expanduser()
     rows: Sequence[Row | BadRow]
     if place.is_dir():

@@ -26,10 +26,8 @@ CONTEXT = 2048  # positions of the model. Unused positions cost nothing with rot
 
 def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, seed: int) -> str:
     """The model to train: 'starter' is a directory in the cache, perhaps newly built; else a directory or hub name.
-
     Directories are absolute, because actors have another working directory. A hub name stays, because each node has its
-    own cache. Raises ModelError for a directory or name that does not exist, DataError for the task's data.
-    """
+    own cache. Raises ModelError for a directory or name that does not exist, DataError for the task's data."""
     if model_path == "starter":
         return str(_starter(starter, task, seed))
     place = Path(model_path).expanduser()

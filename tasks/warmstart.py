@@ -80,10 +80,5 @@ def _progress(label: str, step: int, steps: int, loss: float, seconds: float, le
     """One updating line on a terminal, ten lines elsewhere."""
     live = sys.stderr.isatty()
     if step == steps or (step % 5 == 0 if live else step % max(1, steps // 10) == 0):
-        end = "\r" if live and step < steps else "\n"
-        print(
-            f"warm-start of the {label}: step {step}/{steps}, loss {loss:.3f}, {seconds:.0f} s, {left:.0f} s left   ",
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"warm-start of the {label}: step {step}/{steps}, loss {loss:.3f}, {seconds:.0f} s, {left:.0f} s left   "
+        print(text, end="\r" if live and step < steps else "\n", file=sys.stderr, flush=True)

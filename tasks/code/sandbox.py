@@ -110,11 +110,9 @@ class Report:
     stray: int = 0  # lines that the driver would not write
 
     def take(self, line: bytes) -> bool:
-        """Read a line of output; the first answer to an expression counts. False: not worth reading on.
-
-        What the driver would not write is ignored, and so is everything after MOST_STRAY such lines: only a program
-        that tampers with its process writes them, and each takes time to parse.
-        """
+        """Read a line of output; the first answer to an expression counts. False: not worth reading on. What the driver
+        would not write is ignored, and so is everything after MOST_STRAY such lines: only a program that tampers with
+        its process writes them, and each takes time to parse."""
         try:
             match json.loads(line) if len(line) <= MOST_ANSWER + 1 else None:
                 case ["syntax", str(why)]:

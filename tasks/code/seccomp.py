@@ -84,11 +84,9 @@ def sandbox_filter() -> bytes:
 
 
 def program_filter() -> bytes:
-    """The filter of a program's process, with `OWN_PROCESS` for its id. Raises as `sandbox_filter`.
-
-    A denied call fails with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses
-    clone and openat, whose flags a filter can read: clone may start threads, but no processes.
-    """
+    """The filter of a program's process, with `OWN_PROCESS` for its id. Raises as `sandbox_filter`. A denied call fails
+    with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses clone and openat,
+    whose flags a filter can read: clone may start threads, but no processes."""
     machine = _MACHINES[platform.machine()]
     rules = [_deny(number) for number in (*machine.forks, *machine.locks, _PIDFD_SEND_SIGNAL)]
     rules += [_deny(number, errno.EROFS) for number in machine.makes]

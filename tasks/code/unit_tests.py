@@ -82,13 +82,8 @@ def read_setup(text: str) -> Setup:
         else:
             derived -= _bound(node)
         bound |= names
-    return Setup(
-        tuple(map(ast.unparse, imports)),
-        frozenset(imported - bound),
-        frozenset(derived),
-        frozenset(bound - derived),
-        frozenset(objects & derived),
-    )
+    texts, own = tuple(map(ast.unparse, imports)), frozenset(bound - derived)
+    return Setup(texts, frozenset(imported - bound), frozenset(derived), own, frozenset(objects & derived))
 
 
 def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
@@ -105,14 +100,9 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
         raise TestError("it does not call the program")
     _check_question(question)
     names = {node.id for node in ast.walk(question) if isinstance(node, ast.Name)}
-    return UnitTest(
-        text.strip(),
-        tuple(splitter.holes),
-        ast.unparse(question),
-        tuple(sorted((names & _MODULES) - setup.imported)),
-        _literal(question),
-        frozenset(splitter.skippable),
-    )
+    holes, modules = tuple(splitter.holes), tuple(sorted((names & _MODULES) - setup.imported))
+    skippable = frozenset(splitter.skippable)
+    return UnitTest(text.strip(), holes, ast.unparse(question), modules, _literal(question), skippable)
 
 
 def statements(text: str) -> list[str]:

@@ -104,11 +104,9 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[
 
 
 def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
-    """Token ids of a whole dialogue. Learned are the assistant's turns, each including its end-of-sequence token.
-
-    If the template does not end turns with that token, one is added after the last turn, also if it is empty. Raises
-    DataError as `chat_text`, and when the template changes earlier turns: the model would read another context.
-    """
+    """Token ids of a whole dialogue. Learned are the assistant's turns, each including its end-of-sequence token. If
+    the template does not end turns with that token, one is added after the last turn, also if it is empty. Raises
+    DataError as `chat_text`, and when the template changes earlier turns: the model would read another context."""
     ids: list[int] = []
     learned: list[int] = []
     done = ""

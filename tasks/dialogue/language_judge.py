@@ -140,11 +140,9 @@ class Endpoint:
                 )
             self.asked += 1
         try:
+            messages = [{"role": "user", "content": question}]
             reply = self._client.chat.completions.create(
-                model=config.model,
-                messages=[{"role": "user", "content": question}],
-                max_tokens=config.max_tokens,
-                temperature=0.0,
+                model=config.model, messages=messages, max_tokens=config.max_tokens, temperature=0.0
             )
             answer = reply.choices[0].message.content if reply.choices else None
         except (openai.OpenAIError, ValueError) as error:

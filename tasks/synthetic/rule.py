@@ -41,14 +41,6 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
     return "".join(rng.choice(list(RIGHT), operations, replace=False))
 
 
-RULE = Puzzle(
-    "rule",
-    "".join(RIGHT) + CHOICES + "\n",
-    _draw,
-    _solution,
-    len,
-    begins(_solution),
-    units=("line", "lines"),
-    guess=_guess,
-)
+ALPHABET = "".join(RIGHT) + CHOICES + "\n"
+RULE = Puzzle("rule", ALPHABET, _draw, _solution, len, begins(_solution), units=("line", "lines"), guess=_guess)
 TASK = TaskKind("tasks.synthetic.rule:verify_rule", RULE)
