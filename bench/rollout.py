@@ -56,8 +56,7 @@ CONFIG = RolloutConfig(
 )
 LOADS = {"roots": 0, "replayed": PREFIX}  # tokens of the prefix
 GOAL = 0.98
-WORKER_NICENESS = 15
-"""Ray's default for its workers. Bare vLLM gets the same, so that other load on the machine slows both sides alike."""
+WORKER_NICENESS = 15  # of Ray's workers, and so of bare vLLM: other load on the machine slows both sides alike
 
 Answer = tuple[float, list[list[int]]]  # seconds of a round, and the tokens of each sample
 Bare = Callable[[Sequence[Start], Sampling], Answer]  # one round through bare vLLM

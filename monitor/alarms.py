@@ -7,17 +7,13 @@ from trainer.metrics import IterationMetrics
 SPELL = 10  # iterations without any reward, or with useless replay, after which a person is told
 NEAR = 0.02  # distance of a success from 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing
 RARE = 0.05  # success below which rewards are rare: with 8 samples, two starts in three have none
-MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1
-"""Replayed and root success of lost roots (bench/tuning.md): runs that learn hardly ever have both."""
-LEARNT, HARDLY = 0.2, 0.002
-"""Replayed success that means chains are being learnt, and root success of one in 512 rollouts or none."""
+MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1  # success of lost roots (bench/tuning.md): runs that learn hardly ever have both
+LEARNT, HARDLY = 0.2, 0.002  # replayed success of chains being learnt, root success of at most one in 512 rollouts
 HOLDS = 0.2  # weight of the KL to the reference that held the root in `bench.learning` while it hardly succeeded
 MOST_KL = 0.01  # KL of an update in nats per token that may be damage, if the root succeeds less than before
-SPIKE, SPIKES = 0.05, 3
-"""KL that is too much at any success, in so many updates in a row: small batches have single ones and learn."""
+SPIKE, SPIKES = 0.05, 3  # a KL too large at any success, and in how many updates in a row: single ones are usual
 CUT = 0.2  # share of truncated responses after the first iteration that is told: their rewards say nothing
-GROWN, LEAST_GAP = 4.0, 1e-3
-"""Growth of the gap between engines and learner on generated tokens that a person is told, and what is small anyway."""
+GROWN, LEAST_GAP = 4.0, 1e-3  # growth of the gap between engines and learner that is told, and what is small anyway
 GONE = 0.02  # entropy in nats per token, and share of its first value, below which a policy explores nothing
 
 

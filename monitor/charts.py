@@ -22,8 +22,7 @@ from matplotlib.ticker import MaxNLocator
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8860b", "#cc79a7", "#56b4e9", "#8a6d3b", "#888888")
 """Of lines and bars; the colour-blind tell them apart. A page has its own as --c0, --c1, ..."""
-SOFT = "#666677"
-"""Of axes and their text; --soft on a page."""
+SOFT = "#666677"  # of axes and their text; --soft on a page
 MOST_POINTS = 150  # points that a line shows; more are averaged in groups of neighbours
 MARKED = 12  # points up to which a line has markers
 BINS = 24
@@ -40,8 +39,7 @@ STYLE = {
     "svg.fonttype": "none",  # text stays text
 }
 
-Points = Sequence[tuple[float, float, float, float]]
-"""(x, y, low, high); low and high are NaN where there is no interval."""
+Points = Sequence[tuple[float, float, float, float]]  # (x, y, low, high); NaN where there is no interval
 Range = tuple[float | None, float | None]  # of an axis; None: where the values end
 
 

@@ -35,12 +35,9 @@ from replay.rankings.base import StateColumns, SuccessModel
 
 PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0])
 """1 / variance of the weights' prior around `SuccessModel.weights`. Ten to fifty outcomes outweigh it."""
-PROBLEM_PRECISION = 0.25
-"""1 / D^2: problems differ by D = 2 in log odds: success between 12 and 88 % around an even chance."""
-SAME, PAIRS = 16.0, 20.0
-"""Evidence for n = SAME / (PAIRS - SAME) = 4 before there is any, worth 20 pairs of continuations that differ."""
-LEAST_N, MOST_N = 0.25, 20.0
-"""Bounds of n: below, one outcome decides almost alone; above, a state that went wrong stays too long."""
+PROBLEM_PRECISION = 0.25  # 1 / D^2: problems differ by D = 2 in log odds: success from 12 to 88 % around an even chance
+SAME, PAIRS = 16.0, 20.0  # evidence for n = SAME / (PAIRS - SAME) = 4 before there is any: 20 pairs that would differ
+LEAST_N, MOST_N = 0.25, 20.0  # of n: below, one outcome decides almost alone; above, a wrong state stays too long
 
 
 class Feature(IntEnum):

@@ -11,8 +11,7 @@ from tasks.problems import Item, PromptForm, Tokenizer, render_item, respond
 from tasks.synthetic.generated import Puzzle, is_for_evaluation, shown
 
 PAD, END = "<|pad|>", "<|endoftext|>"
-DECAY = 0.6
-"""Generated tasks: frequency of a length relative to the one before, so that success falls slowly with the length."""
+DECAY = 0.6  # generated tasks: frequency of a length relative to the one before, so that success falls slowly
 
 WORD_PROBLEMS = 512  # problems from which the words of `Puzzle.words` are learnt
 

@@ -32,8 +32,7 @@ from tasks.problems import Item
 
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
-PATIENCE = 10.0
-"""Wall-clock limit of a verdict in multiples of that on processor time: other processes may want the same cores."""
+PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
 WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier
 EXIT_LIMIT = 10.0  # seconds in which a worker that has closed its output must end
 PROBED = 4  # number of problems that `check_judges` probes: the shortest, because they pass the length filters

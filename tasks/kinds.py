@@ -25,8 +25,7 @@ from tasks.problems import (
 from tasks.sources import BadRowsError, Row
 from tasks.synthetic.generated import Puzzle, puzzle_items
 
-Answer = Callable[[str], str | None]
-"""Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
+Answer = Callable[[str], str | None]  # response -> final answer, equal texts for equal answers; None if there is none
 
 
 @dataclass(frozen=True, slots=True)

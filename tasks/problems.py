@@ -100,8 +100,7 @@ class Split(NamedTuple, Generic[Kind]):
 
 
 Items = Split[Item]
-Read = Callable[[Row, Columns, str], Item]
-"""From a row to an item; the last argument names the row in errors ('train.jsonl: row 3')."""
+Read = Callable[[Row, Columns, str], Item]  # row -> item; the text names the row in errors ('train.jsonl: row 3')
 
 
 def prompt_digest(text: str) -> str:

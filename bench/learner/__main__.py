@@ -33,10 +33,8 @@ from core.machine import this_machine
 
 STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)  # the default starter's shape
 DEMO = Shape(18, hidden=128, intermediate=384, layers=3, heads=4, key_value_heads=4)  # the demo's starter
-MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)
-"""With the proportions of Qwen2's layers."""
-WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)
-"""A very small model with Qwen2's vocabulary."""
+MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)  # Qwen2's proportions
+WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)  # Qwen2's vocabulary
 HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)  # Qwen2 0.5 B
 DTYPES = ("float32", "bfloat16")
 FORKED = "512 shared, 8 x 128"

@@ -16,8 +16,7 @@ from bench.models import Shape, build_model
 from bench.report import Check, check
 from core.config import LearnerConfig, RolloutConfig
 
-LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)
-"""254 M parameters: 1 GB in fp32."""
+LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)  # 254 M parameters: 1 GB
 SMALL = Shape(2048, hidden=512, intermediate=2048, layers=8, heads=8, key_value_heads=8)  # 35 M parameters: 140 MB
 WARM = 2  # rounds that are not measured: the system allocates pages for the object store and the engines in them
 ENGINES = RolloutConfig(

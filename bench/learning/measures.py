@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-LEARNT, MASTERED = 0.05, 0.99
-"""A smaller gain than `LEARNT` counts as none. A run stops after two evaluations in a row at `MASTERED`."""
+LEARNT, MASTERED = 0.05, 0.99  # a smaller gain counts as none; a run stops after two evaluations in a row
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,32 +31,15 @@ from core.seeds import generator
 OVERSAMPLING = ("oversampling", "oversampling_small", "oversampling_kl")
 RESAMPLED = ("ppo_resample", "grpo_resample")
 BASELINES = (
-    "ppo",
-    "ppo_small",
-    "ppo_growing",
-    "ppo_falling",
-    "ppo_kl",
-    "ppo_kl_falling",
-    "grpo",
-    "grpo_kl",
-    *RESAMPLED,
+    "ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "ppo_kl_falling", "grpo", "grpo_kl", *RESAMPLED,
     *OVERSAMPLING,
-)
+)  # fmt: skip
 OTHERS = (
-    "value",
-    "value_small",
-    "uniform",
-    "uniform_small",
-    "uniform_filtered_small",
-    "success_prefix_small",
-    "frontier_small",
-    "learnability_small",
-    "ppo_imitating",
-    "ppo_kl_imitating",
-    *OVERSAMPLING,
-)
+    "value", "value_small", "uniform", "uniform_small", "uniform_filtered_small", "success_prefix_small",
+    "frontier_small", "learnability_small", "ppo_imitating", "ppo_kl_imitating", *OVERSAMPLING,
+)  # fmt: skip
 """Arms that ours must beat, also where they are not the best baseline."""
-LEVEL, HALFWAY = 0.8, 0.5  # Held-out success that counts as mastery, and one for settings that no arm masters
+LEVEL, HALFWAY = 0.8, 0.5  # held-out success that counts as mastery, and one for settings that no arm masters
 HALF, FREE = 0.5, 1.05  # goals of the token ratio: medium and hard, and easy
 NO_LOSS = -0.02  # a smaller loss of pass@k counts as none
 

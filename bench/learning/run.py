@@ -34,16 +34,9 @@ STARTER_SEED = 0
 
 Row = dict[str, Any]
 MEANS = (
-    "root_success",
-    "replay_success",
-    "replay_share",
-    "erroneous_share",
-    "kl",
-    "entropy",
-    "value_auc_within",
-    "explained_variance",
-    "policy_grad_norm",
-)
+    "root_success", "replay_success", "replay_share", "erroneous_share", "kl", "entropy", "value_auc_within",
+    "explained_variance", "policy_grad_norm",
+)  # fmt: skip
 """Metrics of the product of which a row has the mean over its iterations (docs/metrics.md)."""
 
 

@@ -16,12 +16,11 @@ from core.records import Flags, FloatArray
 
 Index = npt.NDArray[np.int64]
 Rules = Sequence[tuple[Flags, str]]
-"""Which states [S] a rule keeps from being drawn, and why, in words. Of several that hold, the first explains."""
+"""Which states [S] a rule keeps from being drawn, and why. Of several that hold, the first explains."""
 
 IS_SOLVED = "its problem is solved from the root"
 ANOTHER = "another state of its chain is replayed"
-HOPELESS = 0.05
-"""Success below which no start is replayed: at 5 %, four in five groups of 4 continuations have none."""
+HOPELESS = 0.05  # success below which no start is replayed: at 5 %, four in five groups of 4 continuations have none
 
 
 @dataclass(frozen=True, slots=True)

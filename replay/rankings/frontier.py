@@ -31,9 +31,8 @@ from replay.rankings.chains import Chains, chains_of, kept_longest
 
 LOST = 0.4  # share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3
 WAY = 0.4
-"""Way of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about its middle."""
-PSEUDO = 2.0
-"""Outcomes that the prior counts as, as in (w + 1) / (w + l + 2): one start with 4 continuations outweighs it."""
+"""Of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about the middle."""
+PSEUDO = 2.0  # outcomes that the prior counts as, as in (w + 1) / (w + l + 2): a start with 4 outweighs it
 UNTRIED = 0.1  # weight of a state without outcomes in the joint curve: its prior must not outweigh outcomes elsewhere
 MASTERED = 0.9  # success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches
 

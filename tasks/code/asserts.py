@@ -14,8 +14,7 @@ from tasks.code.outcomes import Boxes, Outcome, outcome_of_each, unanswered
 from tasks.code.sandbox import Program, Sandbox
 from tasks.code.unit_tests import UnitTest, read_setup, split_test
 
-Asked = tuple[int, UnitTest, Mapping[int, Any]]
-"""The number of a test, the test, and the values of its holes by their index in it."""
+Asked = tuple[int, UnitTest, Mapping[int, Any]]  # number of a test, the test, the values of its holes by their index
 
 
 class AssertTests:

@@ -26,8 +26,7 @@ PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a virtu
 FLAGS = ("-s", "-S", "-P", "-B")  # no user packages, no site, no modules from the script's folder, no byte code
 PACKAGES = "/packages"  # where a sandbox has the packages that the user allows
 FOLDER_BYTES = 256 << 20  # bound on the files that the driver writes for a test: its input, and those of a checker
-MOST_TASKS = 256
-"""Processes and threads in the control group of a judge: two sandboxes, of which each program may have 64."""
+MOST_TASKS = 256  # processes and threads in the control group of a judge: two sandboxes, each program may have 64
 _GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
 _FIRST_USER = 1 << 30  # the first of the user ids without an account that programs run as. Each judge has its own.
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")

@@ -33,8 +33,7 @@ BENCHMARK_PRELUDE = "\n".join(
 """What LiveCodeBench and APPS import before a program."""
 
 
-Judge = Callable[[str, Boxes], list[Outcome]]
-"""(program, where it runs) -> the outcome of every test of a problem, in order."""
+Judge = Callable[[str, Boxes], list[Outcome]]  # (program, where it runs) -> the outcome of every test, in order
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Judge]] = {
     "asserts": lambda record: AssertTests(record).judge,
     "check": lambda record: partial(judge_check, record),

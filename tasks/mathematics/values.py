@@ -31,13 +31,11 @@ _LAZY = re.compile(
 )
 """Text whose commands the parser reads without evaluating their arguments; `\\gcd` and others it evaluates."""
 _TOWER = re.compile(r"(?:\^\s*\w\s*){4}")
-_MOST_DIGITS = 3000
-"""Digits of a plain number; a longer one is not read as a number. With an exponent of 999 Python still prints it."""
+_MOST_DIGITS = 3000  # of a plain number; a longer one is not read. With an exponent of 999 Python still prints it.
 _LONGEST = 500  # most characters of an expression that is parsed: the time grows fast with the length
 _DEEPEST = 10  # deepest nesting of brackets that is parsed: the time doubles with each level
 _LARGEST = 20_000.0  # most decimal digits of a value, also of one inside an expression, that is evaluated
-_POINTS = (0.7390851332, 1.6180339887, -0.5772156649)
-"""Where two expressions are compared; each symbol has a value of its own (`_value_at`)."""
+_POINTS = (0.7390851332, 1.6180339887, -0.5772156649)  # where expressions are compared; see `_value_at`
 _PRECISION = 40
 
 

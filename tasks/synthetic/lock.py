@@ -25,8 +25,7 @@ from core.records import Verdict
 from tasks.kinds import TaskKind
 from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
-LETTERS = "abcdefghijklmnopqrst"
-"""The positions, by their numbers: a position is one token, which small models need to learn the way."""
+LETTERS = "abcdefghijklmnopqrst"  # the positions, by their numbers: one token each, as small models need it
 POSITIONS = len(LETTERS)
 GOAL = 0  # where generated locks open. Were it anywhere, a starter of 0.1 M parameters would hardly learn the buttons.
 TRAPS = 6

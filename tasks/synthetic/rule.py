@@ -18,8 +18,7 @@ from tasks.kinds import TaskKind
 from tasks.synthetic.generated import Puzzle, begins, same_lines
 
 CHOICES = "123"
-RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))
-"""The rule. Every choice is right for four of the twelve symbols."""
+RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))  # each choice is right for four of the twelve symbols
 
 
 def _solution(text: str) -> str:
