@@ -1,8 +1,6 @@
-"""Charts of a run, drawn by matplotlib: each as SVG text for a page, or all as the panels of one picture.
-
-Invariant: the SVG has no script, no file and no colour of its own; the page's style sheet colours it for light and
-dark, and a browser shows the `title` of a point or bar as its tooltip.
-"""
+"""Charts of a run, drawn by matplotlib: each as SVG text for a page, or all as the panels of one picture. Invariant:
+the SVG has no script, no file and no colour of its own; the page's style sheet colours it for light and dark, and a
+browser shows the `title` of a point or bar as its tooltip."""
 
 import math
 import re

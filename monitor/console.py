@@ -1,8 +1,6 @@
-"""Progress of a run on the console: a live table with a progress bar, or one plain line per iteration.
-
-Invariant: on a terminal other output scrolls above the table; anywhere else (CI, `ray job submit` logs, a file) every
-iteration is exactly one line without control codes, followed by its warnings if there are any.
-"""
+"""Progress of a run on the console: a live table with a progress bar, or one plain line per iteration. Invariant: on a
+terminal other output scrolls above the table; anywhere else (CI, `ray job submit` logs, a file) every iteration is
+exactly one line without control codes, followed by its warnings if there are any."""
 
 import logging
 import math

@@ -1,8 +1,6 @@
 """The replay inspector: a page on loopback that shows a run's store while it trains, and the JSON for that page.
-
 Invariants: it only reads the run's files; it answers requests to its own loopback address only; a request never waits
-for the files, because a thread of its own reads them again when they have changed.
-"""
+for the files, because a thread of its own reads them again when they have changed."""
 
 import json
 import threading

@@ -1,8 +1,6 @@
-r"""Finds the boundaries of a response: the token positions where a step ends and a state may be cut.
-
-It works on bytes, so a token such as ".\n" is handled exactly. Invariants: 0 < length < len(token_ids), increasing;
-every boundary is between two characters, so the prefix decodes to a prefix of the text; not only blanks follow it.
-"""
+r"""Finds the boundaries of a response: the token positions where a step ends and a state may be cut. It works on bytes,
+so a token such as ".\n" is handled exactly. Invariants: 0 < length < len(token_ids), increasing; every boundary is
+between two characters, so the prefix decodes to a prefix of the text; not only blanks follow it."""
 
 import io
 import json

@@ -1,8 +1,6 @@
-"""Hashes of the store: the shard of a problem, the key of a state, and the random noise of a state.
-
-Invariant: every number depends only on its arguments, never on the number of shards, the process or the order of calls.
-So draws do not depend on placement.
-"""
+"""Hashes of the store: the shard of a problem, the key of a state, and the random noise of a state. Invariant: every
+number depends only on its arguments, never on the number of shards, the process or the order of calls. So draws do not
+depend on placement."""
 
 from typing import Any
 

@@ -1,8 +1,6 @@
-"""Snapshots: a shard as one Parquet file, for checkpoints and as the base of a journal.
-
-It has one row per problem, with trajectories and states as nested columns, so any split over other shards is a choice
-of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as the one that was written.
-"""
+"""Snapshots: a shard as one Parquet file, for checkpoints and as the base of a journal. It has one row per problem,
+with trajectories and states as nested columns, so any split over other shards is a choice of rows. Invariant: a shard
+that was loaded draws, ranks and evicts exactly as the one that was written."""
 
 import json
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""Evaluation maths: pass@k, maj@k and intervals from several responses per problem.
-
-Invariant: every estimate is a mean over problems of one number per problem, and problems, not responses, are what its
-interval takes to be independent: shares by Wilson's score, other numbers by the bootstrap.
-"""
+"""Evaluation maths: pass@k, maj@k and intervals from several responses per problem. Invariant: every estimate is a mean
+over problems of one number per problem, and problems, not responses, are what its interval takes to be independent:
+shares by Wilson's score, other numbers by the bootstrap."""
 
 import math
 from collections import Counter

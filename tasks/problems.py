@@ -1,8 +1,6 @@
-"""From rows of text to problems of tokens: columns, prompt, length filter, held-out split.
-
-Invariants: a problem's id depends only on its data set and its prompt text; no prompt text is both in training and in
-evaluation; what is left out is counted.
-"""
+"""From rows of text to problems of tokens: columns, prompt, length filter, held-out split. Invariants: a problem's id
+depends only on its data set and its prompt text; no prompt text is both in training and in evaluation; what is left out
+is counted."""
 
 import difflib
 import hashlib

@@ -1,8 +1,6 @@
-"""Samplers of the training problems of an iteration: all with equal probability, or hard ones more often.
-
-Invariant: a draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler
-continues exactly. A cursor belongs to these problems: a checkpoint of others is refused by its fingerprint.
-"""
+"""Samplers of the training problems of an iteration: all with equal probability, or hard ones more often. Invariant: a
+draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler continues exactly.
+A cursor belongs to these problems: a checkpoint of others is refused by its fingerprint."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal

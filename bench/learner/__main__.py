@@ -123,7 +123,7 @@ def measure_on_gpu(quick: bool) -> list[Check]:
 
 
 def main(quick: bool, device: str, model: Path | None, dtypes: Sequence[str]) -> None:
-    """Measure and write learner.json, learner-cuda.json or learner-pretrained.json. Raises ClusterError without a GPU."""
+    """Measure and write learner.json, learner-cuda.json or learner-pretrained.json. Raises ClusterError."""
     if model is not None:
         settings: dict[str, object] = {"device": "cpu", "model": model.name, "threads": os.cpu_count() or 1}
         write("learner-pretrained", measure_pretrained(model, dtypes, quick), settings, quick=quick)

@@ -1,8 +1,6 @@
-"""The loop that `bench.learner` compares with: plain torch without PPO and DeepSpeed, as one would write it by hand.
-
-It has the learner's passes (forward, backward and step of the policy, and of a separate critic if there is one) over
-the plain rows, padded, rows of like length together. Its losses are a log-likelihood and a squared error.
-"""
+"""The loop that `bench.learner` compares with: plain torch without PPO and DeepSpeed, as one would write it by hand. It
+has the learner's passes (forward, backward and step of the policy, and of a separate critic if there is one) over the
+plain rows, padded, rows of like length together. Its losses are a log-likelihood and a squared error."""
 
 import time
 from collections.abc import Sequence

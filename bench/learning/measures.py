@@ -47,9 +47,8 @@ def tokens_to(curve: Curve, level: float) -> float:
 
 
 def learnability(outcomes: Sequence[tuple[int, int]]) -> float:
-    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN if none has two continuations.
-
-    1 is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without
+    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN if none has two continuations. 1
+    is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without
     bias by n / (n - 1) x c / n x (1 - c / n).
 
     >>> learnability([(4, 2), (4, 0)])  # 4 x 4/3 x 1/4 = 4/3 for the first: an estimate may exceed 1

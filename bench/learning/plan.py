@@ -1,8 +1,6 @@
-"""What is compared: tasks at three hardnesses, arms, and the configuration of one run.
-
-Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, what is repeated, the KL
-that holds the root, the batch, and for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone.
-"""
+"""What is compared: tasks at three hardnesses, arms, and the configuration of one run. Invariant: two arms of a task
+differ in nothing but what `ARMS` names: where rollouts start, what is repeated, the KL that holds the root, the batch,
+and for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
-"""A ranking is a class that gives each state of the store its priority, and says why a state is not drawn.
-
-Invariant: what it says of a state depends only on the columns of the state's problem and on the success model, not on
-placement. A state of priority -inf is never drawn, others with probability ~ exp(priority / temperature).
-"""
+"""A ranking is a class that gives each state of the store its priority, and says why a state is not drawn. Invariant:
+what it says of a state depends only on the columns of the state's problem and on the success model, not on placement. A
+state of priority -inf is never drawn, others with probability ~ exp(priority / temperature)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from core.records import FloatArray, Provenance
 from replay.rankings.base import ANOTHER, Ranking, Rules, StateColumns
 from replay.rankings.chains import chains_of, kept_longest
 
-VISITS = 8  # Continuations, two starts of 4, after which the curriculum moves one state back, whatever they achieve
+VISITS = 8  # continuations, two starts of 4, after which the curriculum moves one state back, whatever they achieve
 
 
 class Canonical(Ranking):

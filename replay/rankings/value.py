@@ -1,8 +1,6 @@
-"""The ranking `value`: the paper's (arXiv 2504.14363). The priority is the critic's V(s), whatever the outcomes.
-
-The paper does not say how states are drawn. Here V is divided by the standard deviation of all values, so that the draw
-is equally sharp for every scale of rewards: at temperature 1 one deviation more is drawn e = 2.7 times as often.
-"""
+"""The ranking `value`: the paper's (arXiv 2504.14363). The priority is the critic's V(s), whatever the outcomes. The
+paper does not say how states are drawn. Here V is divided by the standard deviation of all values, so that the draw is
+equally sharp for every scale of rewards: at temperature 1 one deviation more is drawn e = 2.7 times as often."""
 
 import numpy as np
 

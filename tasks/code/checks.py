@@ -1,8 +1,6 @@
-"""Programs judged by a function that calls them (HumanEval): `check(candidate)`, with its loops and helpers.
-
-One sandbox runs the program, another the data set's code, in which `candidate` is a stand-in: each call goes as plain
-data through this process. Invariant: the program's sandbox sees nothing of the check but the arguments of the calls.
-"""
+"""Programs judged by a function that calls them (HumanEval): `check(candidate)`, with its loops and helpers. One
+sandbox runs the program, another the data set's code, in which `candidate` is a stand-in: each call goes as plain data
+through this process. Invariant: the program's sandbox sees nothing of the check but the arguments of the calls."""
 
 import json
 import re

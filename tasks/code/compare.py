@@ -1,8 +1,6 @@
 """Compares what a program gives with what is expected: values, as == does, and printed text, as the benchmarks do.
-
 Invariants: no code of the program or of the data set runs here. An object of a class of the program equals nothing.
-Whatever a sandbox says is compared without raising, in time bounded by its length.
-"""
+Whatever a sandbox says is compared without raising, in time bounded by its length."""
 
 import math
 import re

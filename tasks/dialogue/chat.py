@@ -1,8 +1,6 @@
 """Dialogues: reads rows of the usual forms as messages, and tokenizes messages with a mask of the assistant's tokens.
-
 Invariant: training and scoring render a dialogue with the same chat template: the tokenizer's, or the turns of
-Anthropic's HH data if it has none.
-"""
+Anthropic's HH data if it has none."""
 
 import json
 import re

@@ -1,8 +1,6 @@
-r"""Whether two answers mean the same: equal forms, and equal values of their parts.
-
-Invariants: symmetric except for names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; nothing is
-evaluated whose size is not bounded (`values.py`).
-"""
+r"""Whether two answers mean the same: equal forms, and equal values of their parts. Invariants: symmetric except for
+names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; nothing is evaluated whose size is not
+bounded (`values.py`)."""
 
 import re
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 r"""The form of an answer: an expression, words, or a list, set, tuple, interval, union, matrix of such, perhaps named.
-
 Pure text, no values. Invariant: brackets are part of the form, so a tuple is no set and an open interval no closed one.
-An inequality becomes the interval that it describes.
-"""
+An inequality becomes the interval that it describes."""
 
 import re
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 r"""Values of single expressions: plain numbers exactly, other expressions through math-verify's parser and sympy.
-
 Invariant: an expression is evaluated only after its size is bounded (`_digits`), and never expanded or simplified: two
-expressions are equal when their values agree at a few points. So no answer can stall a judge.
-"""
+expressions are equal when their values agree at a few points. So no answer can stall a judge."""
 
 import re
 from decimal import Decimal
