@@ -1,5 +1,4 @@
-"""Benchmarks: `python -m bench.NAME [--quick]`; results in bench/results/. This module sets what Ray reads on
-import."""
+"""Benchmarks: `python -m bench.NAME [--quick]`; results in bench/results/. This sets what Ray reads on import."""
 
 import os
 

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from actors.pool import RolloutPool
 
 GOAL = 1.10
-WARM, FILLING, EMPTYING = 1, 2, 1
-"""Number of iterations left out: the first synchronous one, and those in which the pipeline fills and empties."""
-LOADS = {"update-bound": 256, "balanced": 16}
-"""Sequences that the engine decodes at once."""
+WARM, FILLING, EMPTYING = 1, 2, 1  # iterations left out: the first, and where the pipeline fills and empties
+LOADS = {"update-bound": 256, "balanced": 16}  # sequences that the engine decodes at once
 
 
 class Laps(NamedTuple):

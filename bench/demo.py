@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from bench.models import ROOT
 from core.config import Config, Device
+from core.interruption import Interruption
 from core.load import load_config, override
 from core.run_directory import RunDirectory
 from trainer import build
@@ -33,11 +34,8 @@ def changed(config: Config, fields: Mapping[str, object]) -> Config:
 
 
 def recipe(fields: Mapping[str, object]) -> Config:
-    """The recipe with these fields, a hardly trained starter, no warm-up of the critic and no reference policy.
-
-    Responses of such a starter use up their budget. TRL's trainer, with which `bench.loop` compares, has no reference
-    policy by default.
-    """
+    """The recipe with a hardly trained starter, whose responses use up their budget, no warm-up of the critic and no
+    reference policy, as TRL's trainer by default."""
     return changed(
         ARITHMETIC, {"starter.steps": 20, "learner.critic_warmup": 0, "algorithm.kl_coefficient": 0.0, **fields}
     )
@@ -54,7 +52,7 @@ def components(config: Config, ready: ModelAndTask, device: Device, folder: Path
 def run_lap(parts: Components, settings: IterationSettings, number: int) -> Lap:
     """Run and time iteration `number`."""
     clock = PhaseClock()
-    iteration = iterate(parts, settings, number, clock)
+    iteration = iterate(parts, settings, number, clock, Interruption())
     return Lap(sum(item.trajectory.tokens.size for item in iteration.scored), clock.seconds())
 
 

@@ -43,13 +43,8 @@ from trainer.cluster import connect
 from trainer.metrics import PHASES
 
 SHARED, GRPO = {"learner.value_model": "shared"}, {"algorithm.estimator": "grpo", "replay.ranking": "uniform"}
-FORMS = {
-    "": (1.5, {}),
-    "critic on the policy's trunk: ": (None, SHARED),
-    "GRPO, no critic: ": (None, GRPO),
-}
-"""Our forms by the first words of their figures: goal against TRL, and what each changes in the recipe, whose critic is
-a separate model."""
+FORMS = {"": (1.5, {}), "critic on the policy's trunk: ": (None, SHARED), "GRPO, no critic: ": (None, GRPO)}
+"""Our forms by the first words of their figures: goal against TRL, and what each changes in the recipe."""
 PRETRAINED_FORMS = {"critic on the policy's trunk: ": (4.0, SHARED), "GRPO, no critic: ": (5.0, GRPO)}
 CORES = os.cpu_count() or 1
 PRETRAINED = {
@@ -70,8 +65,7 @@ PRETRAINED = {
 """What a pretrained model changes in the recipe."""
 Forms = Mapping[str, tuple[float | None, Mapping[str, object]]]
 
-Trl = Callable[[], TrlLap]
-"""Runs one iteration of TRL's trainer."""
+Trl = Callable[[], TrlLap]  # runs one iteration of TRL's trainer
 
 
 class Laps(NamedTuple):
@@ -181,13 +175,17 @@ def compared(forms: Mapping[str, Laps], goals: Forms) -> list[Check]:
 def profile(forms: Mapping[str, Laps], memory: bool) -> list[Check]:
     """The seconds of our iterations by phase, those of the first form as shares, and its memory."""
     first, *others = forms.values()
+    goals = {"broadcast": ("<=", 0.03)} if memory else {}
     total = first.seconds("total")
     generation = middle(first.ours, lambda lap: lap.tokens / lap.seconds.generate)
     checks = [
         check("generated tokens per iteration", middle(first.ours, lambda lap: lap.tokens), "tokens"),
         check("generated tokens/s, generation alone", generation, "tokens/s"),
         check("seconds per iteration", total, "s"),
-        *(check(f"share of {phase}", first.seconds(phase) / total, "share") for phase in (*PHASES, "other")),
+        *(
+            check(f"share of {phase}", first.seconds(phase) / total, "share", *goals.get(phase, ()))
+            for phase in (*PHASES, "other")
+        ),
         *(
             check(f"{form}{phase}", laps.seconds(phase), "s", baseline=first.seconds(phase) if laps in others else None)
             for form, laps in forms.items()

@@ -6,17 +6,12 @@ from typing import Any
 
 import psutil
 
-SECONDS = 0.5
-"""Between two looks."""
-OTHERS = "bench.trl_loop"
-"""In the command line of processes that are not of the run."""
+SECONDS = 0.5  # between two looks
+OTHERS = "bench.trl_loop"  # in the command line of processes that are not of the run
 
 
 class PeakMemory:
-    """Looks at this process and its descendants until the end of the block.
-
-    A page that several processes share counts in parts that add up to one.
-    """
+    """Looks at this process and its descendants until the end of the block; shared pages count once in all."""
 
     def __init__(self) -> None:
         self.peak: dict[str, float] = {}  # GiB by name of the process

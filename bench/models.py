@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 DATA = Path(os.environ.get("RETROSPECT_DATA", SHARED if SHARED.is_dir() else ROOT / "tests" / "data"))
 """The folder of the data sets (CONTRIBUTING.md)."""
-END = 0
-"""The token that ends a text."""
+END = 0  # the token that ends a text
 
 
 def local_ray() -> AbstractContextManager[object]:

@@ -1,7 +1,5 @@
-"""Writes the results of a benchmark: bench/results/NAME.json, a table in NAME.md, and the overview of all in README.md.
-
-Invariant: a check that misses its goal is written too, with `ok: false`.
-"""
+"""Writes the results of a benchmark: bench/results/NAME.json, a table in NAME.md, and the overview in README.md.
+Invariant: a check that misses its goal is written too, with `ok: false`."""
 
 import argparse
 import json
@@ -53,10 +51,8 @@ def write(
     page: str | None = None,
     measures: Mapping[str, object] | None = None,
 ) -> Path:
-    """Print the table, write JSON and Markdown, and return the JSON file. Without `quick` the overview is written too.
-
-    `page`: the Markdown, instead of the table of checks. `measures`: more of the JSON.
-    """
+    """Print the table, write JSON and Markdown, return the JSON file; without `quick` the overview, too. `page`: the
+    Markdown, instead of the table of checks. `measures`: more of the JSON."""
     from core.run_directory import collect_versions
 
     stem = f"{name}.quick" if quick else name

@@ -4,18 +4,16 @@ The same requests (tokens, seeds, log-probabilities) run alternately in a `Rollo
 `vllm.LLM.generate` in a bare process with as many threads. There are two loads: starts at the root, and replayed
 starts, whose samples share a prefix. Both sides must produce the same tokens.
 
-Bare vLLM has our engine's settings. It runs in process and without compilation, which is faster on CPU; without chunked
-prefill, which crashes seeded requests there; with our block size, because prefixes shorter than the default of 128
-tokens would not be shared; with our environment variables (memory allocation, waiting threads) and flat log-
-probabilities. The remaining difference is the cost of pool, Ray and actor. Each round has new starts. The speed of a
-process depends on where its memory is, and the first of two equal processes is slower here (4 to 10 %, bare vLLM
-against bare vLLM). So the sides alternate in starting first, and figures are means, over several pairs of processes, of
-each process's median.
+Bare vLLM has our engine's settings, environment (memory allocation, waiting threads) and block size (prefixes shorter
+than the default of 128 tokens would not be shared), and flat log-probabilities. It runs in process and without
+compilation, which is faster on CPU, and without chunked prefill, which crashes seeded requests there. The remaining
+difference is the cost of pool, Ray and actor. Each round has new starts. The speed of a process depends on where its
+memory is, and the first of two equal processes is slower here (4 to 10 %, bare vLLM against bare vLLM). So the sides
+alternate in starting first, and figures are means, over several pairs of processes, of each process's median.
 
-With `--model FOLDER` a pretrained model generates instead, in its own type; the launch is then not measured.
-
-The launch is measured as a user sees it: from `python launch.py train` (demo recipe, starter model already built) to
-the file of the first responses, to one held-out problem. Its figure is the median of three launches.
+With `--model FOLDER` a pretrained model generates instead, in its own type. Otherwise the launch is measured, too, as a
+user sees it: from `python launch.py train` (demo recipe, starter model already built) to the file of the first
+responses, to one held-out problem. Its figure is the median of three launches.
 """
 
 import os
@@ -54,16 +52,12 @@ PROMPT, PREFIX, SAMPLES = 32, 96, 4
 CONFIG = RolloutConfig(
     actors=1, max_prompt_tokens=PROMPT, max_response_tokens=PREFIX + GENERATED, max_running=256, kv_cache_gib=1.0
 )
-LOADS = {"roots": 0, "replayed": PREFIX}
-"""Tokens of the prefix."""
+LOADS = {"roots": 0, "replayed": PREFIX}  # tokens of the prefix
 GOAL = 0.98
-WORKER_NICENESS = 15
-"""Ray's default for its workers. Bare vLLM gets the same, so that other load on the machine slows both sides alike."""
+WORKER_NICENESS = 15  # of Ray's workers, and so of bare vLLM: other load on the machine slows both sides alike
 
-Answer = tuple[float, list[list[int]]]
-"""Seconds of a round, and the tokens of each sample."""
-Bare = Callable[[Sequence[Start], Sampling], Answer]
-"""One round through bare vLLM."""
+Answer = tuple[float, list[list[int]]]  # seconds of a round, and the tokens of each sample
+Bare = Callable[[Sequence[Start], Sampling], Answer]  # one round through bare vLLM
 
 
 class Model(NamedTuple):
@@ -168,8 +162,7 @@ def compared(name: str, samples: int, found: Sequence[Comparison]) -> list[Check
 
 
 def restart(pool: RolloutPool, model: Model) -> float:
-    """Seconds from the death of the one engine to the first token of its successor, which must load the current
-    weights."""
+    """Seconds from the death of the engine to the first token of its successor, which loads current weights."""
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model.path, dtype=model.dtype)

@@ -120,8 +120,7 @@ def measure(size: Size, ranking: str) -> list[Check]:
 
 
 def summary(name: str, size: Size, filling: list[float], spent: float) -> list[Check]:
-    """All work of an iteration against its goal, and the first iteration's against the tenth's. `filling`: seconds of
-    these."""
+    """All work of an iteration against its goal, and the first `filling` seconds against the tenth."""
     first = check(f"{name}: first boundaries and add / tenth", filling[0] / filling[9], "ratio", "<=", 1.5)
     if size.name != DEMO.name:
         return [check(f"{name}: all work of an iteration", spent, "s", "<=", 1.0), first]

@@ -1,32 +1,28 @@
 """SIGINT and SIGTERM while a run trains: the first signal ends the run in order, the second ends the process.
 
-Invariant: a step whose update or store writes have begun is finished, so what is saved is always the state after a
-complete iteration.
+Invariant: work that changes what is saved is finished, so a checkpoint always holds the state after a complete
+iteration. Only work inside `Interruption.interruptible` is dropped.
 """
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
 """Exit status of a process that a signal ends at once."""
 
-DROPPABLE = ("generate", "reward", "score", "evaluate")
-"""Phases that change neither the learner nor the replay store: they end at the first signal, and a resumed run repeats
-them."""
-
 
 class Interruption:
-    """Whether a signal, or the user's code, has asked the run to end, and the phase in which the signal came."""
+    """Whether a signal, or the user's code, has asked the run to end, and whether a signal ends the work at once."""
 
     def __init__(self) -> None:
         self.asked = False  # by a signal: the next one ends the process
         self.ended = False  # by the user's code
-        self._phase = DROPPABLE[0]  # start-up changes nothing that is saved either
+        self._at_once = True  # start-up changes nothing that is saved
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -41,21 +37,20 @@ class Interruption:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
-    def announcing(self, announce: Callable[[str], object]) -> Callable[[str], None]:
-        """`announce`, to be called with the name of a phase that begins; it raises KeyboardInterrupt as `check`
-        does."""
-
-        def _begin(phase: str) -> None:
-            self._phase = phase
-            if phase in DROPPABLE:
-                self.check()
-            announce(phase)
-
-        return _begin
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The block changes neither the learner nor the replay store, and a resumed run repeats it: a signal ends it
+        with KeyboardInterrupt. Raises KeyboardInterrupt as `check` does."""
+        self.check()
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
 
     def hold(self) -> None:
-        """Finish what follows, until the next phase begins: a signal only asks."""
-        self._phase = ""
+        """From here on a signal only asks, except inside `interruptible`."""
+        self._at_once = False
 
     def check(self) -> None:
         """Raises KeyboardInterrupt when the run has been asked to end."""
@@ -67,7 +62,7 @@ class Interruption:
             print("stopped at once: what came after the last checkpoint is lost", file=sys.__stderr__, flush=True)
             os._exit(INTERRUPTED)
         self.asked = True
-        if self._phase in DROPPABLE:
+        if self._at_once:
             print("interrupted: saving and closing; a second signal stops at once", file=sys.__stderr__, flush=True)
             raise KeyboardInterrupt
         print("interrupted: finishing the update; a second signal stops at once", file=sys.__stderr__, flush=True)

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Normalise = Literal["global", "per_source", "none"]
+Normalise = Literal["global", "separate", "none"]
 
 _WHITEN_EPS = 1e-8
 

@@ -193,7 +193,7 @@ def _advantages(
     without loss count in no baseline. Where rows are compared, those that do not vary have no advantage."""
     mask, groups, replayed = episodes.mask, episodes.groups, episodes.replayed
     advantages = torch.where(mask, estimator.advantages(episodes).double(), 0.0)
-    sources = replayed.long() if config.normalise == "per_source" else torch.zeros_like(groups)
+    sources = replayed.long() if config.normalise == "separate" else torch.zeros_like(groups)
     varied = _rewards_vary(totals, mask.any(dim=1), groups if estimator.needs_groups else sources)
     if estimator.needs_groups or (estimator.whitened and config.normalise != "none"):
         mask = mask & varied[:, None]

@@ -1,39 +1,20 @@
-"""Lines that warn a person about a run that has stopped learning.
-
-Invariant: pure functions of the iterations so far; each warning is given once per spell.
-"""
+"""Lines that warn a person about a run that has stopped learning, from the iterations so far, once per spell."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from trainer.metrics import IterationMetrics
 
-SPELL = 10
-"""Iterations without any reward, or with useless replay, after which a person is told."""
-NEAR = 0.02
-"""Distance of a success from 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing."""
-RARE = 0.05
-"""Success below which rewards are rare: with 8 samples, two starts in three have none."""
-MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1
-"""Replayed and root success of lost roots (bench/tuning.md). Runs that learn are hardly ever on the wrong side of
-both."""
-LEARNT, HARDLY = 0.2, 0.002
-"""Replayed success above which chains are being learnt, and root success below which a run finds a success in 512
-rollouts or none."""
-HOLDS = 0.2
-"""Weight of the KL to the reference that held the root in `bench.learning` while it hardly succeeded."""
-MOST_KL = 0.01
-"""KL of an update in nats per token that may be damage, if the root succeeds less than before. Runs that learn have
-larger ones, too."""
-SPIKE, SPIKES = 0.05, 3
-"""KL of an update that is too much at any success, if so many in a row have it: small batches have single ones and
-learn."""
-CUT = 0.2
-"""Share of truncated responses after the first iteration at which a person is told: their rewards say nothing about
-their beginning."""
-GROWN, LEAST_GAP = 4.0, 1e-3
-"""Growth of the gap between engines and learner on generated tokens that a person is told, and what is small anyway."""
-GONE = 0.02
-"""Entropy in nats per token, and share of its first value, below which a policy explores nothing."""
+SPELL = 10  # iterations without any reward, or with useless replay, after which a person is told
+NEAR = 0.02  # distance of a success from 1 at which 4 p (1 - p) is under 0.08: such starts teach next to nothing
+RARE = 0.05  # success below which rewards are rare: with 8 samples, two starts in three have none
+MOST_REPLAYED, LEAST_ROOT = 0.8, 0.1  # success of lost roots (bench/tuning.md): runs that learn hardly ever have both
+LEARNT, HARDLY = 0.2, 0.002  # replayed success of chains being learnt, root success of at most one in 512 rollouts
+HOLDS = 0.2  # weight of the KL to the reference that held the root in `bench.learning` while it hardly succeeded
+MOST_KL = 0.01  # KL of an update in nats per token that may be damage, if the root succeeds less than before
+SPIKE, SPIKES = 0.05, 3  # a KL too large at any success, and in how many updates in a row: single ones are usual
+CUT = 0.2  # share of truncated responses after the first iteration that is told: their rewards say nothing
+GROWN, LEAST_GAP = 4.0, 1e-3  # growth of the gap between engines and learner that is told, and what is small anyway
+GONE = 0.02  # entropy in nats per token, and share of its first value, below which a policy explores nothing
 
 
 def alarms(shown: Sequence[IterationMetrics]) -> list[str]:
@@ -69,11 +50,7 @@ def gap_grew(shown: Sequence[IterationMetrics]) -> bool:
 
 def root_lost(shown: Sequence[IterationMetrics]) -> bool:
     """Whether replayed starts succeeded in all of the last iterations, and the root hardly ever (docs/method.md,
-    "Holding the root").
-
-    With a KL to the reference near `HOLDS` (it may fade), runs of `bench.learning` came back from a root that hardly
-    ever succeeds for a while.
-    """
+    "Holding the root"). With a KL to the reference near `HOLDS` (it may fade), runs came back from that."""
     recent = shown[-SPELL:]
     lost = all(one.replay_success > MOST_REPLAYED and one.root_success < LEAST_ROOT for one in recent)
     losing = all(one.replay_success > LEARNT and one.root_success < HARDLY for one in recent)
@@ -81,8 +58,7 @@ def root_lost(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def step_too_large(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the last update moved the policy far, where rewards are rare and have become half as frequent as
-    before."""
+    """Whether the last update moved the policy far, while rewards are rare and half as frequent as before."""
     before, recent = (sum(one.root_success for one in part) for part in (shown[-2 * SPELL : -SPELL], shown[-SPELL:]))
     rare = len(shown) >= 2 * SPELL and recent < RARE * SPELL and recent < before / 2
     return rare and shown[-1].kl > MOST_KL
@@ -95,10 +71,7 @@ def kl_spike(shown: Sequence[IterationMetrics]) -> bool:
 
 
 def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
-    """Whether the policy has (almost) no entropy left, had some in the beginning, and has something left to find.
-
-    NaN, of the critic's warm-up, is no entropy.
-    """
+    """Whether the policy has lost nearly all entropy, though something is left to find. NaN (warm-up) is skipped."""
     measured = [one.entropy for one in shown if one.entropy == one.entropy]
     gone = bool(measured) and measured[-1] < GONE and measured[-1] < GONE * measured[0]
     recent = [one.root_success for one in shown[-SPELL:]]
@@ -107,9 +80,8 @@ def entropy_gone(shown: Sequence[IterationMetrics]) -> bool:
 
 WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
     (
-        f"warning: more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: "
-        "raise it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong "
-        "mask)"
+        f"warning: more than {CUT:.0%} of the first responses used up rollout.max_response_tokens and were cut: raise "
+        "it, train on solutions first (launch.py sft), or give cut responses no loss (algorithm.overlong mask)"
     ): many_cut,
     (
         f"warning: engines and learner differ on generated tokens by more than {GROWN:g} times what they did in the "
@@ -122,13 +94,12 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
         "(launch.py sft), reward parts of an answer, or set replay.canonical"
     ): no_reward,
     (
-        f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard "
-        "to finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower "
-        "replay.ratio"
+        f"warning: hardly any replayed start succeeded in {SPELL} iterations: their prefixes are wrong or too hard to "
+        "finish; set replay.ranking learnability, set replay.canonical if there are solutions, or lower replay.ratio"
     ): replay_fails,
     (
         f"warning: nearly all replayed starts succeeded in {SPELL} iterations: they teach nothing; set "
-        "replay.ranking learnability or replay.share unsolved, or lower replay.ratio"
+        "replay.ranking learnability or replay.schedule unsolved, or lower replay.ratio"
     ): replay_mastered,
     (
         f"warning: rollouts from the root succeed half as often as {SPELL} iterations ago, and the last update had "
@@ -136,10 +107,9 @@ WARNINGS: Mapping[str, Callable[[Sequence[IterationMetrics]], bool]] = {
         "learner.adam_epsilon, or keep the KL to the reference (algorithm.kl_schedule constant)"
     ): step_too_large,
     (
-        f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root in under "
-        f"{LEAST_ROOT:.0%}: a few chains are learnt and the rest may be lost; hold the root by "
-        f"algorithm.kl_coefficient {HOLDS} with algorithm.kl_schedule constant, set replay.fill false, lower "
-        "replay.ratio to 0.5, or lower learner.policy_lr"
+        f"warning: replayed starts succeeded in {SPELL} iterations, rollouts from the root in under {LEAST_ROOT:.0%}: "
+        f"a few chains are learnt and the rest may be lost; hold the root by algorithm.kl_coefficient {HOLDS} with "
+        "algorithm.kl_schedule constant, set replay.fill false, lower replay.ratio to 0.5, or lower learner.policy_lr"
     ): root_lost,
     (
         f"warning: a KL above {SPIKE} in {SPIKES} updates in a row: they are too large; lower learner.policy_lr or "

@@ -1,8 +1,6 @@
-"""Charts of a run, drawn by matplotlib: each as SVG text for a page, or all as the panels of one picture.
-
-Invariant: the SVG has no script, no file and no colour of its own; the page's style sheet colours it for light and
-dark, and a browser shows the `title` of a point or bar as its tooltip.
-"""
+"""Charts of a run, drawn by matplotlib: each as SVG text for a page, or all as the panels of one picture. Invariant:
+the SVG has no script, no file and no colour of its own; the page's style sheet colours it for light and dark, and a
+browser shows the `title` of a point or bar as its tooltip."""
 
 import math
 import re
@@ -22,12 +20,9 @@ from matplotlib.ticker import MaxNLocator
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8860b", "#cc79a7", "#56b4e9", "#8a6d3b", "#888888")
 """Of lines and bars; the colour-blind tell them apart. A page has its own as --c0, --c1, ..."""
-SOFT = "#666677"
-"""Of axes and their text; --soft on a page."""
-MOST_POINTS = 150
-"""Points that a line shows; more are averaged in groups of neighbours."""
-MARKED = 12
-"""Points up to which a line has markers."""
+SOFT = "#666677"  # of axes and their text; --soft on a page
+MOST_POINTS = 150  # points that a line shows; more are averaged in groups of neighbours
+MARKED = 12  # points up to which a line has markers
 BINS = 24
 STYLE = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), SOFT),
@@ -42,10 +37,8 @@ STYLE = {
     "svg.fonttype": "none",  # text stays text
 }
 
-Points = Sequence[tuple[float, float, float, float]]
-"""(x, y, low, high); low and high are NaN where there is no interval."""
-Range = tuple[float | None, float | None]
-"""Of an axis; None: where the values end."""
+Points = Sequence[tuple[float, float, float, float]]  # (x, y, low, high); NaN where there is no interval
+Range = tuple[float | None, float | None]  # of an axis; None: where the values end
 
 
 class Chart(NamedTuple):

@@ -1,9 +1,6 @@
-"""Progress of a run on the console: a live table with a progress bar, or one plain line per iteration.
-
-Opened by `commands/train.py`. Invariant: on a terminal other output scrolls above the table; anywhere else (CI, `ray
-job submit` logs, a file) every iteration is exactly one line without control codes, followed by its warnings if there
-are any.
-"""
+"""Progress of a run on the console: a live table with a progress bar, or one plain line per iteration. Invariant: on a
+terminal other output scrolls above the table; anywhere else (CI, `ray job submit` logs, a file) every iteration is
+exactly one line without control codes, followed by its warnings if there are any."""
 
 import logging
 import math
@@ -23,8 +20,7 @@ from trainer.metrics import PHASES, IterationMetrics, flatten
 
 logger = logging.getLogger("retrospect.console")  # log.txt keeps what was shown, line by line
 
-COLUMNS = 6
-"""Newest iterations shown after the first one; fewer if the terminal has less than 100 columns."""
+COLUMNS = 6  # newest iterations shown after the first one; fewer if the terminal has less than 100 columns
 CAPTION, COLUMN = 22, 10  # most characters of a caption and of an iteration's column
 ETA_WINDOW = 10  # iterations from which the remaining time is estimated
 ROOMY = 30  # with at least so many terminal lines, empty lines separate the groups
@@ -130,11 +126,9 @@ def _failures(metrics: IterationMetrics) -> str:
 
 
 class RunConsole:
-    """Shows a run on `stream` (by default stdout): a live table on a terminal, whose rows are metrics and whose columns
-    are the first iteration and the newest ones; else one flushed line per iteration.
-
-    `earlier`: iterations of the run before it was resumed; `hints`: header lines, such as the dashboard's address.
-    """
+    """Shows a run on `stream` (by default stdout): on a terminal a live table whose rows are metrics and whose columns
+    are the first iteration and the newest ones; else one flushed line per iteration. `earlier`: iterations of the run
+    before it was resumed; `hints`: header lines, such as the dashboard's address."""
 
     def __init__(
         self,
@@ -225,10 +219,7 @@ class RunConsole:
 
 
 def metrics_table(shown: Sequence[IterationMetrics], *, roomy: bool) -> Table:
-    """Rows: metrics in groups, separated if `roomy`; columns: the given iterations. A dash stands for NaN.
-
-    COLUMNS + 1 iterations fit into 100 characters.
-    """
+    """Rows: metrics in groups, separated if `roomy`; columns: the iterations. A dash stands for NaN."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("iteration", no_wrap=True)
     for metrics in shown:

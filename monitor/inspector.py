@@ -1,9 +1,6 @@
-"""The replay inspector: a page on loopback that shows a run's store while it trains, and the JSON that the page asks
-for.
-
+"""The replay inspector: a page on loopback that shows a run's store while it trains, and the JSON for that page.
 Invariants: it only reads the run's files; it answers requests to its own loopback address only; a request never waits
-for the files, because a thread of its own reads them again when they have changed.
-"""
+for the files, because a thread of its own reads them again when they have changed."""
 
 import json
 import threading
@@ -25,10 +22,8 @@ from monitor.store_view import StoreView, open_store
 from replay.stats import combine, shard_stats
 
 PAGE = Path(__file__).with_name("inspector.html")
-SHOWN = 100
-"""Problems per answer."""
-REST = 10.0
-"""The thread that reads the files rests for so many times as long as reading takes, and at least a second."""
+SHOWN = 100  # problems per answer
+REST = 10.0  # the thread that reads the files rests for so many times as long as reading takes, and at least a second
 Query = Mapping[str, str]
 
 
@@ -82,8 +77,7 @@ class Store:
         return np.asarray(np.bincount(self._problem, rows, minlength=len(self._names)) > 0)
 
     def _binned(self, by: npt.NDArray[Any]) -> list[dict[str, float]]:
-        """Value and success of the tried states, in ten bins of `by` in [0, 1]; numbers outside count into the end
-        bins."""
+        """Value and success of the tried states, in ten bins of `by` from 0 to 1, the end bins open."""
         at = np.clip((np.nan_to_num(by) * 10).astype(int), 0, 9)
         tried, solved = (np.bincount(at, self._column[name], minlength=10) for name in ("tried", "solved"))
         value = np.bincount(at, np.nan_to_num(self._column["value"]) * self._column["tried"], minlength=10)
@@ -153,8 +147,7 @@ class Inspector:
     """Serves the page of one run until `close`. `url` is its address."""
 
     def __init__(self, run: RunDirectory, port: int = 0) -> None:
-        """Read the store and listen on loopback; `port` 0: any free one. Raises StoreError when there is no store,
-        OSError."""
+        """Read the store and listen on loopback; `port` 0: any free one. Raises StoreError, OSError."""
         self._run, self._closed = run, threading.Event()
         self.store = self._read()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
@@ -197,7 +190,6 @@ class Inspector:
 
 
 def _handler(inspector: Inspector) -> type[BaseHTTPRequestHandler]:
-    """The class that answers requests to `inspector`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # (the name that http.server asks for)

@@ -1,8 +1,5 @@
-"""`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper.
-
-It reads the runs' files, never their actors. Runs that differ only in their seed are one group: their curves are means,
-with 95 % t-intervals over the seeds.
-"""
+"""`report.html`: one or several runs as one self-contained page, for a browser without a network and for paper. Runs
+that differ only in their seed are one group: their curves are means, with 95 % t-intervals."""
 
 import json
 import math
@@ -25,8 +22,7 @@ from monitor.run_files import RunFiles, answers, evaluation_rows, series
 from monitor.store_view import open_store
 from trainer.metrics import PHASES
 
-OWN = ("run.", "monitor.", "evaluation.every")
-"""Fields in which the runs of a group may differ."""
+OWN = ("run.", "monitor.", "evaluation.every")  # fields in which the runs of a group may differ
 T_QUANTILE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond them 1.96 + 2.6 / degrees."""
 CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
@@ -42,12 +38,9 @@ CHARTS: Sequence[tuple[str, str, Sequence[str], Range]] = (
     ("States in the store", "states", ("store_states", "store_replayable"), (0, None)),
 )
 """Title, unit, metrics and range of y."""
-NAMED = 3
-"""Most fields that name a group; groups that differ in more are called by their first run."""
-SAMPLED = 3
-"""Iterations whose samples are shown: the first, the middle and the last."""
-ANSWERED = 10
-"""Held-out questions that are shown with their answers before and after the training."""
+NAMED = 3  # most fields that name a group; groups that differ in more are called by their first run
+SAMPLED = 3  # iterations whose samples are shown: the first, the middle and the last
+ANSWERED = 10  # held-out questions that are shown with their answers before and after the training
 
 Groups = Mapping[str, list[RunFiles]]
 
@@ -100,11 +93,7 @@ def groups(files: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
 
 
 def over_seeds(runs: Iterable[Mapping[int, float]]) -> Points:
-    """Mean over the runs at every iteration, with its t-interval where there are several.
-
-    >>> over_seeds([{1: 0.25}, {1: 0.75, 2: 0.5}])[1]
-    (2, 0.5, nan, nan)
-    """
+    """Mean over the runs at every iteration, with its t-interval where there are several."""
     columns: dict[int, list[float]] = {}
     for one in runs:
         for x, value in one.items():
@@ -159,14 +148,9 @@ def _difficulty(label: str, members: Sequence[RunFiles]) -> Chart:
 
 def _levels(item: RunFiles) -> list[tuple[object, ...]]:
     """The newest evaluation of a run, if there is one: a row of all problems, then one for each level."""
+    shown = "{success:.1%} ({low:.1%} to {high:.1%})".format
     return [
-        (
-            item.run.name,
-            line["iteration"],
-            row["level"],
-            row["problems"],
-            "{success:.1%} ({low:.1%} to {high:.1%})".format(**row),
-        )
+        (item.run.name, line["iteration"], row["level"], row["problems"], shown(**row))
         for line in item.evaluations[-1:]
         for row in evaluation_rows(line)
     ]
@@ -204,15 +188,9 @@ def _samples(item: RunFiles) -> dict[str, Any]:
 
 
 def _answers(item: RunFiles) -> list[tuple[str, ...]]:
-    """The first held-out questions with their answers before and after the training."""
-    marks = ("✗", "✓")
+    name, marks = item.run.name, ("✗ ", "✓ ")
     return [
-        (
-            item.run.name,
-            one.question,
-            f"{marks[one.before_correct]} {one.before}",
-            f"{marks[one.after_correct]} {one.after}",
-        )
+        (name, one.question, marks[one.before_correct] + one.before, marks[one.after_correct] + one.after)
         for one in answers(item, ANSWERED)
     ]
 
@@ -227,7 +205,6 @@ def _summary(item: RunFiles) -> tuple[str, ...]:
 
 
 def _different(files: Sequence[RunFiles]) -> list[tuple[str, ...]]:
-    """The fields in which the runs differ."""
     rows = []
     for name in FIELDS:
         values = [str(setting(item.config, name)) for item in files]

@@ -1,9 +1,5 @@
-"""Exports the metrics of an iteration as Ray gauges, for Prometheus and Grafana, and its phases as spans of `ray
-timeline`.
-
-Opened by `commands/train.py` when Ray is connected; nothing else in `monitor/` imports Ray. Invariant: there is one
-gauge `retrospect_<name>` per metric of `trainer.metrics.metric_infos`, labelled with the run's name.
-"""
+"""Exports an iteration's metrics as Ray gauges, for Prometheus and Grafana, and its phases as spans of `ray timeline`.
+Invariant: one gauge `retrospect_<name>` per metric of `trainer.metrics.metric_infos`, labelled with the run's name."""
 
 import math
 from contextlib import ExitStack

@@ -1,8 +1,4 @@
-"""Reports on a finished, stopped or running run: a short summary, a picture of the curves, and the page of
-`monitor/page.py`.
-
-It reads the run's files, never its actors.
-"""
+"""Reports on a run, running or not: a short summary, a picture of the curves, and the page of `monitor/page.py`."""
 
 import math
 from io import StringIO
@@ -18,8 +14,7 @@ from monitor.page import curves, phases, write_page
 from monitor.run_files import RunFiles, answers, series
 
 HELD_OUT = "success, held-out problems"
-ANSWERS = 3
-"""Held-out problems whose answers before and after the training stand in the summary."""
+ANSWERS = 3  # held-out problems whose answers before and after the training stand in the summary
 WIDTH, MOST_LINES = 100, 8  # of the summary, and of an answer in it
 
 
@@ -35,10 +30,7 @@ def draw_curves(item: RunFiles) -> None:
 
 
 def changes(item: RunFiles) -> dict[str, tuple[float, float]]:
-    """Held-out, root and replayed success and reward, each at the start and at the end of the run.
-
-    Training numbers are means over a tenth of the run.
-    """
+    """Held-out, root and replayed success and reward at both ends of a run; of training, means over a tenth of it."""
     window = max(1, len(item.metrics) // 10)
     found = {}
     for caption, name, width in (
@@ -69,8 +61,7 @@ def summary(item: RunFiles) -> str:
         f"  {duration(sum(m.seconds.total for m in metrics))} of training, {last.total_tokens:,} tokens generated "
         f"({fmean([m.tokens_per_second for m in metrics]):,.0f} tokens/s)",
         f"  {100 * fmean([m.replay_share for m in metrics]):.0f} % of starts replayed; store: {last.store_states:,} "
-        "states, "
-        f"{byte_count(last.store_bytes)}",
+        f"states, {byte_count(last.store_bytes)}",
         f"  engines and learner differ by at most {gap:.1e} nats per token (mean over the probe after a broadcast)",
         "",
         f"  results   {run.path}",
@@ -95,7 +86,6 @@ def _intervals(item: RunFiles) -> str:
 
 
 def _answers_table(item: RunFiles) -> list[str]:
-    """The lines of a table of held-out questions with their answers before and after the training, side by side."""
     shown = answers(item, ANSWERS)
     if not shown:
         return []

@@ -1,7 +1,4 @@
-"""What a report reads of a run, running or not: its configuration, its iterations and its evaluations.
-
-It reads the run's files, never its actors.
-"""
+"""The files that a report reads of a run, running or not: configuration, iterations, evaluations."""
 
 import math
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
-"""The start of a run on the console: what is ready, a bar and the remaining time; and other libraries' lines, kept off
-it.
-
-The remaining time is that of the newest earlier start below the same root (startup.json in its run), or a typical one.
-"""
+"""The start of a run on the console: what is ready, and the remaining time, which is that of the newest earlier start
+below the same root (startup.json in its run), or a typical one."""
 
 import json
 import logging
@@ -22,10 +19,8 @@ from rich.table import Table
 from core.run_directory import RunDirectory, write_atomically
 from monitor.console import duration
 
-HEARTBEAT = 30.0
-"""Seconds between two lines where there is no terminal."""
-TYPICAL = 25.0
-"""Seconds of a start of the demo on two cores, until an own start is known."""
+HEARTBEAT = 30.0  # seconds between two lines where there is no terminal
+TYPICAL = 25.0  # seconds of a start of the demo on two cores, until an own start is known
 logger = logging.getLogger("retrospect.start")
 
 
@@ -33,7 +28,6 @@ class Starting:
     """Shows which of the `parts` are ready until all are, or until `close`. Several threads may call `ready`."""
 
     def __init__(self, run: RunDirectory, parts: Sequence[str], stream: TextIO | None = None) -> None:
-        """`stream`: where to show it, by default stdout."""
         self._file, self._waiting, self._begun = run.startup, list(parts), time.monotonic()
         self._expected = last_start(run)
         self._done, self._lock = threading.Event(), threading.Lock()
@@ -105,11 +99,8 @@ def last_start(run: RunDirectory) -> float:
 
 @contextmanager
 def libraries_in_log(log: Path) -> Iterator[None]:
-    """Inside the block, what libraries write to sys.stderr (progress bars, warnings) and DeepSpeed's lines go to the
-    log.
-
-    Standard output stays, so that a debugger works. What we tell a person on stderr goes to `sys.__stderr__`.
-    """
+    """Inside the block, what libraries write to sys.stderr and DeepSpeed's lines go to the log. Standard output stays,
+    so that a debugger works. What we tell a person on stderr goes to `sys.__stderr__`."""
     deepspeed = logging.getLogger("DeepSpeed")
     with log.open("a", encoding="utf-8", buffering=1) as file, redirect_stderr(file):
         handler = logging.StreamHandler(file)

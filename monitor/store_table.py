@@ -1,9 +1,5 @@
-"""Inspects a store: shows its states as one table with text, posterior, age and lineage; filters, prints and exports
-it.
-
-It reads the files of a running or finished run and never writes to them. Invariant: the table has plain columns (no
-nesting), so that pandas and DuckDB read the exported Parquet as it is.
-"""
+"""Shows the states of a store as one table with text, posterior, age and lineage; filters, prints and exports it.
+Invariant: the table has plain columns, so that pandas and DuckDB read the exported Parquet."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +8,6 @@ from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,16 +20,12 @@ from replay.shard import Shard
 from replay.snapshot import MANIFEST, load_snapshot, read_manifest
 from replay.stats import StoreStats
 
-ATTEMPTS = 10
-"""Attempts to read a live shard: a checkpoint may replace its files during the read."""
+ATTEMPTS = 10  # attempts to read a live shard: a checkpoint may replace its files during the read
 
 
 def read_shards(live: Path, checkpoint: Path | None, config: ReplayConfig) -> list[Shard]:
-    """The shards of a run: from their journals in `live`, or from a checkpoint where these are empty or missing
-    (`--local`).
-
-    Raises StoreError when there is neither.
-    """
+    """The shards of a run: from the journals in `live`, or from a checkpoint where these are empty or missing
+    (`--local`). Raises StoreError when there is neither."""
     shards = [_read_live(path, config) for path in sorted(live.glob(JOURNAL.format("*")))]
     saved = checkpoint is not None and (checkpoint / MANIFEST).is_file()
     if any(len(shard.states) for shard in shards) or (shards and not saved):
@@ -60,22 +51,14 @@ def states_table(shards: Sequence[Shard]) -> pa.Table:
     """All states, the highest priority first: problems by that of their best state, states within their problem."""
     newest = max(shard.version for shard in shards)
     table = pa.concat_tables([_shard_table(shard, newest) for shard in shards])
-    chance = draw_chance(table["priority"].to_numpy(), shards[0].temperature)
+    priority = table["priority"].to_numpy()
+    top = priority.max(initial=np.float32(-1e30))
+    weight = np.exp((priority - top).astype(np.float64) / shards[0].temperature)
+    chance = np.asarray(weight / max(weight.sum(), 1.0), np.float32)  # that the next draw takes a state
     best = table.group_by("problem").aggregate([("priority", "max")])
     order = [("priority_max", "descending"), ("problem", "ascending"), ("priority", "descending")]
     ordered = table.append_column("chance", pa.array(chance)).join(best, "problem")
     return ordered.sort_by([*order, ("depth", "ascending"), ("key", "ascending")]).drop_columns(["priority_max"])
-
-
-def draw_chance(priority: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
-    """[S] probability that the next draw takes a state: exp(priority / temperature), normalised.
-
-    >>> draw_chance(np.array([0, 0, -np.inf], np.float32), 0.2).tolist()
-    [0.5, 0.5, 0.0]
-    """
-    top = priority.max(initial=np.float32(-1e30))
-    weight = np.exp((priority - top).astype(np.float64) / temperature)
-    return np.asarray(weight / max(weight.sum(), 1.0), np.float32)
 
 
 def with_prefixes(table: pa.Table, shards: Sequence[Shard], decode: Callable[[IntArray], str]) -> pa.Table:
@@ -120,14 +103,10 @@ def _shard_table(shard: Shard, newest: int) -> pa.Table:
 
 
 def select(
-    table: pa.Table,
-    *,
-    problem: str | None = None,
-    provenance: str | None = None,
-    depth: tuple[int, int] | None = None,
+    table: pa.Table, *, problem: str | None = None, provenance: str | None = None, depth: tuple[int, int] | None = None
 ) -> pa.Table:
-    """Rows of a problem, a provenance (own_failed, own_successful, canonical), and a depth range in tokens (both ends
-    included). Raises StoreError for an unknown problem or provenance."""
+    """Rows of a problem, a provenance (own_failed, own_successful, canonical), a depth range in tokens (ends included).
+    Raises StoreError for an unknown problem or provenance."""
     if problem is not None:
         table = table.filter(pc.equal(table["problem"], problem))
         if not table.num_rows:
@@ -165,8 +144,7 @@ def lineage(parents: Mapping[int, int], key: int) -> list[int]:
 
 
 def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) -> str:
-    """The rows as text for a terminal; `whole` is the unfiltered table, for the lineage; `prompts`: problem id -> its
-    text."""
+    """The rows as text for a terminal. `whole`: unfiltered, for the lineage; `prompts`: problem id -> its text."""
     lines: list[str] = []
     parents = parents_of(whole)
     current = None
@@ -179,10 +157,9 @@ def states_text(table: pa.Table, whole: pa.Table, prompts: Mapping[str, str]) ->
         rests = f"rests: {row['rests']}" if row["rests"] else f"chance {row['chance']:.2%}"
         line = " <- ".join(f"{key:016x}" for key in lineage(parents, row["key"]))
         lines.append(
-            f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}"
-            f"  priority {row['priority']:.3f}"
-            f"  posterior {row['posterior']:.2f} [{row['posterior_low']:.2f}, {row['posterior_high']:.2f}]  {rate}"
-            f"  {row['provenance']}  age {row['age']}  {rests}  {line}"
+            f"  {row['depth']}/{row['response_tokens']} tokens  value {row['value']:.3f}  priority "
+            f"{row['priority']:.3f}  posterior {row['posterior']:.2f} [{row['posterior_low']:.2f}, "
+            f"{row['posterior_high']:.2f}]  {rate}  {row['provenance']}  age {row['age']}  {rests}  {line}"
         )
         if "prefix" in row:
             lines += [f"    | {part}" for part in row["prefix"].splitlines()]

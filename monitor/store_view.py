@@ -1,9 +1,5 @@
 """A run's replay store as a person sees it: a table of states, the questions of its problems, a decoder of tokens.
-
-`commands/train.py` writes questions and tokenizer into the run directory, because a store knows its problems by id
-only. `launch.py replay` and `launch.py inspect` read the run's files only, and import neither torch nor transformers,
-so that they open in a second.
-"""
+Reading it imports neither torch nor transformers, so that `launch.py replay` and `inspect` open in a second."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, MLflow or a user's own behind one small interface.
-
-Invariant: a tracker shows what the run directory holds; nothing
-reads from it, so a tracker can be left out. Its library is imported only when it is used.
-"""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow or a user's own behind one small interface. Invariant:
+nothing reads from a tracker, so it can be left out. Its library is imported only when it is used."""
 
 import json
 import math
@@ -25,13 +22,11 @@ from monitor.run_files import evaluation_rows
 from trainer.metrics import IterationMetrics, flatten, flatten_sources, metric_infos
 
 Rows = Sequence[Mapping[str, Any]]
-MLFLOW_PARAMETERS = 100
-"""Most parameters of one call of MLflow."""
+MLFLOW_PARAMETERS = 100  # most parameters of one call of MLflow
 
 
 class Tracker:
-    """Shows a run somewhere. `step` is the iteration. A user's own is a subclass that `monitor.sinks` names as
-    module:class."""
+    """Shows a run somewhere; `step` is the iteration. `monitor.sinks` names a user's own subclass as module:class."""
 
     def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
         """Begin a run, or go on with one after iteration `last`."""
@@ -50,11 +45,9 @@ class Tracker:
 
 
 class TrackerSink:
-    """Gives a tracker every iteration: its numbers, and the samples and evaluations that the run directory has of
-    it."""
+    """Gives a tracker the numbers of every iteration, and its samples and evaluations in the run directory."""
 
     def __init__(self, tracker: Tracker, run: RunDirectory, last: int) -> None:
-        """`last`: the iteration after which the run continues."""
         self._tracker, self._run, self._shown = tracker, run, last or -1
         self._tags = {info.name: f"{info.group}/{info.name}" for info in metric_infos()}
 
@@ -182,8 +175,7 @@ class WeightsAndBiases(Tracker):
 
 
 class MLflow(Tracker):
-    """An MLflow run on the server of `MLFLOW_TRACKING_URI`, or in `RUN/mlruns`; a resumed run continues the same
-    one."""
+    """A run on the server of `MLFLOW_TRACKING_URI`, or in `RUN/mlruns`; a resumed run continues the same one."""
 
     def __init__(self, config: Config, run: RunDirectory, last: int) -> None:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
@@ -213,8 +205,7 @@ class MLflow(Tracker):
         self._client.log_batch(self._id, metrics=[self._metric(tags[tag], values[tag], 0, step) for tag in values])
 
     def table(self, step: int, name: str, rows: Rows) -> None:
-        """A JSON table among the artifacts. MLflow appends to a table that is there, so a resumed run leaves it as it
-        is."""
+        """A JSON table among the artifacts. MLflow would append to one that is there, after a resume."""
         if self._resumed and any(file.path.endswith(f"{step:06d}.json") for file in self._files(name)):
             return
         columns = {column: [row[column] for row in rows] for column in rows[0]}

@@ -1,9 +1,6 @@
-"""Finds the boundaries of a response: the token positions where a step ends and a state may be cut.
-
-It works on bytes, so a token that contains ".\\n" or "\\n    "
-is handled exactly. Invariants: 0 < length < len(token_ids), strictly increasing; every boundary is between two
-characters, so the prefix decodes to a prefix of the text; something other than blanks follows it.
-"""
+r"""Finds the boundaries of a response: the token positions where a step ends and a state may be cut. It works on bytes,
+so a token such as ".\n" is handled exactly. Invariants: 0 < length < len(token_ids), increasing; every boundary is
+between two characters, so the prefix decodes to a prefix of the text; not only blanks follow it."""
 
 import io
 import json
@@ -56,10 +53,9 @@ class TokenTable:
 
 
 def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) -> IntArray:
-    """Lengths [S] of the states of a response, increasing, each strictly inside it.
-
-    `line`: after a line break; `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`:
-    every `stride` tokens, or where the character there ends. Blanks alone are not a step.
+    """Lengths [S] of the states of a response, increasing, each strictly inside it. `line`: after a line break;
+    `sentence`: also after [.!?] before a blank; `code`: after Python statements; `stride`: every `stride` tokens, or
+    where the character there ends. Blanks alone are not a step.
 
     >>> table = TokenTable((b"a", b".\\n", b"b", b"\\n"))
     >>> boundaries(np.array([0, 1, 3, 2, 3], np.int32), table, "line", 0).tolist()
@@ -74,8 +70,7 @@ def boundaries(token_ids: IntArray, table: TokenTable, rule: Rule, stride: int) 
 
 
 def remembered(find: Boundaries) -> Boundaries:
-    """`find`, which remembers the responses of an iteration: the store and the critic's calibration ask for the same
-    ones."""
+    """`find` with a memory of an iteration's responses: the store and the critic's calibration ask for the same."""
 
     @lru_cache(maxsize=2048)
     def _of(tokens: bytes) -> IntArray:
@@ -87,8 +82,7 @@ def remembered(find: Boundaries) -> Boundaries:
 
 
 def _cut_lengths(text: bytes, ends: Ends, cuts: Ends) -> list[int]:
-    """Number of tokens up to each byte offset in `cuts`. The last token may also contain blanks after the cut, nothing
-    else."""
+    """Number of tokens up to each byte offset in `cuts`. After the cut the last token may have blanks only."""
     places = [(cut, bisect_left(ends, cut)) for cut in cuts]
     return list(dict.fromkeys(k + 1 for cut, k in places if k < len(ends) and not text[cut : ends[k]].strip(_BLANKS)))
 
@@ -106,8 +100,7 @@ def line_ends(text: bytes) -> Ends:
 
 
 def sentence_ends(text: bytes) -> Ends:
-    """Byte offsets after sentence marks (with closing quotes and brackets) and line breaks; not after "e.g." or
-    "B."."""
+    """Byte offsets after sentence marks (with closing quotes) and line breaks; not after "e.g." or "B."."""
     ends, start = [], 0
     for match in _SENTENCE.finditer(text):
         step = text[start : match.end()]
@@ -169,7 +162,6 @@ _RULES: dict[str, Callable[[bytes], Ends]] = {"line": line_ends, "sentence": sen
 
 
 def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
-    """The function from the name of a token to its bytes, for this tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"tokenizer {type(tokenizer).__name__}: no fast tokenizer; convert it with `tokenizers` first")
@@ -187,8 +179,7 @@ def _sentencepiece(name: str) -> bytes:
 
 
 def _byte_level() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: printable Latin-1 maps to itself, other bytes are the characters from 256
-    on."""
+    """Character -> byte of byte-level BPE: printable Latin-1 is itself, other bytes are the characters from 256."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}

@@ -1,7 +1,5 @@
-"""What the driver collects of values and outcomes. The success model (`replay/success.py`) is fitted to it.
-
-Invariant: it depends on what was added, drawn and recorded, so the number of shards changes nothing.
-"""
+"""What the driver collects of values and outcomes; the success model (`replay/success.py`) is fitted to it. Invariant:
+it depends on what was added, drawn and recorded, so the number of shards changes nothing."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,12 +14,9 @@ from replay.rankings.base import SuccessModel
 from replay.records import Drawn
 from replay.success import Feature, fit, strength
 
-NEWEST = 2048
-"""Rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts."""
-REMEMBERED = 8192
-"""Number of drawn states whose features are kept until their outcomes arrive: more than are ever in flight."""
-LEAST_SPREAD = 1e-6
-"""Deviation of values below which they count as equal: an untrained critic gives one number for all states."""
+NEWEST = 2048  # rows of evidence that are kept, newest first: about 30 iterations of 64 replayed starts
+REMEMBERED = 8192  # drawn states whose features are kept until their outcomes arrive: more than are ever in flight
+LEAST_SPREAD = 1e-6  # deviation of values that counts as none: an untrained critic gives one number for all states
 
 
 class Known(NamedTuple):
@@ -33,8 +28,7 @@ class Known(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """Outcomes of replayed states and of rollouts from roots, and the scale of the critic's values. All are decayed per
-    `record`."""
+    """Outcomes of replayed states and of roots, and the scale of the critic's values, decayed per `record`."""
 
     # one row per drawn state with outcomes, and one per call for all roots
     features: Reals = field(default_factory=lambda: np.zeros((0, len(Feature))))  # [N, F]
@@ -75,8 +69,7 @@ class Evidence:
         self.value_squares += float((values * values).sum())
 
     def remember(self, drawn: Drawn) -> None:
-        """Keep what the model knew of drawn states. It outlives the first outcome: a state may be drawn again before it
-        arrives."""
+        """Keep what the model knew of drawn states, also after an outcome: a state may be drawn again before."""
         for key, *known in zip(drawn.keys.tolist(), drawn.chances.tolist(), drawn.features.tolist(), strict=True):
             self.drawn.pop(key, None)  # a state that is drawn again becomes the newest
             self.drawn[key] = Known(*known)
@@ -121,7 +114,6 @@ class Evidence:
         self.losses = np.concatenate([self.losses, losses])[-NEWEST:]
 
     def _scale(self) -> tuple[float, float]:
-        """Mean and standard deviation of the critic's values."""
         if not self.value_count:
             return 0.0, 1.0
         centre = self.value_sum / self.value_count

@@ -1,12 +1,9 @@
-"""The newest own success of each problem that the root does not solve yet, for the policy to imitate
-(`replay.imitated`).
+"""The newest own success of each problem that the root does not solve yet, to be imitated (`replay.imitated`).
 
-It is kept in the driver, because it needs whole responses, and shards keep tokens up to the last state only.
-Invariant: it depends only on the rollouts from the root that were added, in their order.
-
-Worked example, 8 rollouts of a problem in each visit: 2 succeed, and the last of them is kept. None succeeds, and it
-stays. 5 succeed, and it is dropped, because from there on the root itself teaches more. A truncated success counts, and
-is never kept: it has no end.
+It is kept in the driver: shards keep tokens up to the last state only. Invariant: it depends only on the rollouts from
+the root that were added, in their order. Example, 8 rollouts of a problem in each visit: 2 succeed, and the last of
+them is kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root itself teaches more. A truncated
+success counts, and is never kept.
 """
 
 from collections.abc import Sequence
@@ -16,10 +13,8 @@ import numpy as np
 from core.records import CutTrajectory, IntArray, Provenance
 from core.seeds import generator
 
-MOST = 1024
-"""Successes that are kept; the oldest goes first."""
-SOLVED = 0.5
-"""A problem of which a larger share of a visit's rollouts succeeds is not imitated."""
+MOST = 1024  # successes that are kept; the oldest goes first
+SOLVED = 0.5  # a problem of which a larger share of a visit's rollouts succeeds is not imitated
 
 
 class Successes:
@@ -29,8 +24,7 @@ class Successes:
         self._kept: dict[str, IntArray] = {name: np.array(tokens, np.int32) for name, tokens in kept}
 
     def add(self, trajectories: Sequence[CutTrajectory]) -> None:
-        """Keep the newest success of each problem, and drop those of solved problems. All rollouts of a visit come
-        together."""
+        """Keep the newest success of each problem, and drop solved problems. A visit's rollouts come together."""
         visits: dict[str, list[CutTrajectory]] = {}
         for trajectory in trajectories:
             if trajectory.from_root:

@@ -1,8 +1,8 @@
 """The journal: a shard's writes since its last snapshot, on disk. A shard that died is recovered from both.
 
-A journal is a file of entries. An entry is a length and so many bytes. The first entry is a header that names the
-snapshot; each other entry is one write. Invariants: when `append` returns, the entry outlives the process. A
-half-written last entry is an unacknowledged write and is dropped. `begin` replaces the file atomically.
+It is a file of entries, each a length and so many bytes: a header that names the snapshot, then the writes. Invariants:
+when `append` returns, the entry outlives the process. A half-written last entry is an unacknowledged write and is
+dropped. `begin` replaces the file atomically.
 """
 
 import json
@@ -13,8 +13,7 @@ from typing import Any
 
 from core.errors import StoreError, first_line
 
-_LENGTH = 8
-"""Size of the length field of an entry, in bytes."""
+_LENGTH = 8  # size of the length field of an entry, in bytes
 
 
 class Journal:
@@ -26,8 +25,7 @@ class Journal:
         self._file = -1
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Replace the file by one that has only a header. Raises StoreError when it cannot be written; then the old one
-        stays."""
+        """Replace the file by one with only a header. Raises StoreError when it cannot; then the old one stays."""
         fresh, entry = self.path.with_suffix(".new"), _entry(json.dumps(header).encode())
         try:
             fresh.write_bytes(entry)
@@ -58,8 +56,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], list[bytes], int]:
-    """Header, writes, and the bytes up to the end of the last complete entry. StoreError names a file that cannot be
-    read."""
+    """Header, writes, and the bytes up to the end of the last complete entry. Raises StoreError."""
     entries, at = list[bytes](), 0
     try:
         content = path.read_bytes()

@@ -1,8 +1,6 @@
-"""Hashes of the store: the shard of a problem, the key of a state, and the random noise of a state.
-
-Invariant: every number depends only on its arguments, never on the number of shards,
-the process or the order of calls. So draws do not depend on placement.
-"""
+"""Hashes of the store: the shard of a problem, the key of a state, and the random noise of a state. Invariant: every
+number depends only on its arguments, never on the number of shards, the process or the order of calls. So draws do not
+depend on placement."""
 
 from typing import Any
 
@@ -40,10 +38,6 @@ def state_keys(
     states of each trajectory, and their prefix `lengths` [S]. The key is finalise(hash + sum of finalise(token + 1 + (i
     + 1) * odd)) over the tokens i = 0, 1, ... of the prefix. So one running sum gives all prefixes of a trajectory. Two
     collide with probability 2^-64.
-
-    >>> two = np.array([2]), np.array([2]), np.array([1, 2])
-    >>> state_keys(np.array([7], np.uint64), np.array([5, 6], np.uint8), *two).tolist()
-    [10510012226568145507, 5147822675897080089]
     """
     starts = np.cumsum(sizes) - sizes
     place = np.arange(1, len(tokens) + 1) - np.repeat(starts, sizes)
@@ -62,8 +56,7 @@ def mix(keys: Keys, seed: int) -> Keys:
 
 
 def gumbels(keys: Keys, seed: int) -> Reals:
-    """Standard Gumbel noise [S] of (seed, key). The n largest log w + noise are n draws without replacement, weighted
-    by w."""
+    """Gumbel noise [S] of (seed, key). The n largest log w + noise are a draw without replacement, weighted by w."""
     uniform = ((mix(keys, seed) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
     noise: Reals = -np.log(-np.log(uniform))
     return noise
@@ -72,11 +65,8 @@ def gumbels(keys: Keys, seed: int) -> Reals:
 def eviction_order(
     retention: npt.NDArray[np.float32], version: npt.NDArray[np.int32], keys: Keys
 ) -> npt.NDArray[np.uint64]:
-    """The order of eviction as one integer [S]. The smallest is evicted first: lowest retention, oldest version, 12
-    bits of the key.
-
-    The bits of the key spread the eviction of ties over a trajectory instead of taking one end of it.
-    """
+    """The order of eviction as one integer [S], the smallest first: lowest retention, oldest version, 12 bits of the
+    key. These spread the eviction of ties over a trajectory instead of taking one end of it."""
     bits = (retention + np.float32(0)).view(np.uint32)  # + 0 turns -0.0 into 0.0
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000)).astype(np.uint64)
     recent = (version.astype(np.uint64) & np.uint64(0xFFFFF)) << np.uint64(12)

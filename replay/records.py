@@ -43,17 +43,10 @@ class Drawn:
 
     def states(self) -> list[ReplayedState]:
         """A record of each."""
+        columns = (self.keys, self.problem_ids, self.prefixes, self.values, self.provenance, self.version)
         return [
             ReplayedState(key, problem, np.frombuffer(prefix, np.int32), value, Provenance(provenance), version)
-            for key, problem, prefix, value, provenance, version in zip(
-                self.keys.tolist(),
-                self.problem_ids,
-                self.prefixes,
-                self.values.tolist(),
-                self.provenance.tolist(),
-                self.version.tolist(),
-                strict=True,
-            )
+            for key, problem, prefix, value, provenance, version in zip(*(c.tolist() for c in columns), strict=True)
         ]
 
 

@@ -1,8 +1,8 @@
 """A shard with its files: every write is in the journal before it is acknowledged, and a checkpoint is a snapshot.
 
-It runs in a Ray actor (`ShardActor` in `replay/store.py`); with `--local` it runs in the driver's process, without
-files. Invariants: a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged
-write, or raises `LostShardError` when its files are missing.
+It runs in a Ray actor (`ShardActor` in `replay/store.py`), or with `--local` in the driver, without files. Invariants:
+a write that is sent several times is applied once. A shard that Ray restarts has every acknowledged write, or raises
+`LostShardError` when its files are missing.
 """
 
 import logging
@@ -36,19 +36,14 @@ class ShardSize:
 
 
 class ShardServer:
-    """One shard, its journal, and the number of the last write.
-
-    The `sequence` of every call is the number of the last write that this shard has acknowledged.
-    """
+    """One shard and its journal. The `sequence` of every call is the number of the last acknowledged write."""
 
     def __init__(
         self, index: int, config: ReplayConfig, vocabulary: int, directory: Path | None = None, store_id: str = ""
     ) -> None:
-        """Open an empty shard, or recover it if `directory` has a journal of the same `store_id`.
-
-        `directory`: of the live files; None: no files. `store_id`: names the `ReplayStore` object, so that the files of
-        an earlier one are never read. Raises StoreError when the directory cannot be written.
-        """
+        """Open an empty shard, or recover it if `directory` has a journal of the same `store_id`. `directory`: of the
+        live files; None: no files. `store_id`: names the `ReplayStore` object, so that the files of an earlier one are
+        never read. Raises StoreError when the directory cannot be written."""
         self._index, self._config, self._vocabulary, self._store_id = index, config, vocabulary, store_id
         self._shard, self._sequence = Shard(config, vocabulary), 0
         self._journal = None if directory is None else Journal(directory / JOURNAL.format(index))
@@ -56,8 +51,7 @@ class ShardServer:
             self._begin_journal(self._journal)
 
     def _recover(self, journal: Journal) -> bool:
-        """Continue with the files of this store's shard, if they are there. What cannot be read is lost, see
-        `_require`."""
+        """Continue with this store's files, if there are any. What cannot be read is lost, see `_require`."""
         if not journal.path.exists():
             return False
         try:
@@ -137,8 +131,7 @@ class Recovered:
 
 
 def recover(journal: Path, config: ReplayConfig) -> Recovered:
-    """Recover a shard from its snapshot and the journal that follows it. StoreError names a file that cannot be
-    read."""
+    """Recover a shard from its snapshot and the journal that follows it. StoreError names what cannot be read."""
     header, writes, size = read_journal(journal)
     shard = Shard(config, header["vocabulary"])
     shard.counters = load_snapshot(shard, journal.with_name(header["snapshot"]))

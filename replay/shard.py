@@ -1,10 +1,9 @@
 """One shard of the replay store: it stores states in numpy columns, applies writes to them, and draws from them.
 
-`replay/server.py` wraps it. It uses neither Ray nor files. Invariants: a write is a deterministic function of the
-current states and its arguments, and changes each problem independently. So replaying a journal gives the same states,
-and so does spreading the problems over more shards. A problem never has more than `quota` states. States are grouped by
-problem, in the order of the problems' numbers, and oldest first within each. A trajectory's tokens are stored once, up
-to its longest state.
+Invariants: a write is a deterministic function of the current states and its arguments, and changes each problem
+independently. So replaying a journal gives the same states, and so does spreading the problems over more shards. A
+problem never has more than `quota` states. States are grouped by problem, in the order of the problems' numbers, and
+oldest first within each. A trajectory's tokens are stored once, up to its longest state.
 """
 
 from itertools import pairwise
@@ -129,12 +128,9 @@ class Shard:
     # -- reads
 
     def draw(self, count: int, seed: int) -> Drawn:
-        """Draw `count` states without replacement, weighted by exp(priority / temperature).
-
-        It is a Gumbel race (Kool et al., 1903.06059): the largest log weight + noise win. The noise is a function of
-        (seed, state). With `one_per_problem` the winner of each problem races on. That draws problems by the sum of
-        their states' weights.
-        """
+        """Draw `count` states without replacement, weighted by exp(priority / temperature). It is a Gumbel race (Kool
+        et al., 1903.06059): the largest log weight + noise win. The noise is a function of (seed, state). With
+        `one_per_problem` the winner of each problem races on: problems weigh what their states do."""
         rows = np.flatnonzero(~np.isneginf(self.states["priority"]))
         keys = self.states["key"][rows]
         scores = self.states["priority"][rows] / self.temperature + gumbels(keys, seed)
@@ -209,8 +205,7 @@ class Shard:
         )
 
     def _known(self, rows: Rows) -> tuple[Reals, Reals]:
-        """What the success model knows of states: chances [m] before their own outcomes, features [m, F]. 0 if it is
-        not read."""
+        """What the success model knows of states: chances [m], features [m, F]; 0 if the ranking does not read it."""
         if self.ranking.model != "success":
             return np.zeros(len(rows)), np.zeros((len(rows), len(Feature)))
         around, columns = self._columns(np.unique(self.states["problem"][rows]))
@@ -241,13 +236,9 @@ class Shard:
         return np.where(self.states["key"][found] == keys, found, -1)
 
     def _age(self, problems: Rows, version: npt.NDArray[np.int32]) -> None:
-        """Decay the outcomes of a problem and of its states by one step if the versions [N] of a write are newer than
-        its last visit.
-
+        """Decay the outcomes of a problem and its states if the versions [N] of a write are newer than its last visit.
         Decay counts visits, not versions: a problem that is visited every 40th version still collects the evidence to
-        rest. Each problem uses only the versions of its own entries: the shard's newest version would depend on
-        placement.
-        """
+        rest. Each problem uses only the versions of its own entries: the shard's newest would depend on placement."""
         self.version = max(self.version, int(version.max(initial=0)))
         newest = self.problems["version"].copy()
         np.maximum.at(newest, problems, version)
@@ -283,12 +274,9 @@ class Shard:
         return self.trajectories.append(len(stored), columns | {"stored": stored, "tokens": parts})
 
     def _merge(self, write: pa.RecordBatch, problems: Rows, first: int) -> Flags:
-        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one state. Returns which rows
-        are new.
-
-        A merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from
-        the highest provenance (ties: the first), so a proven prefix stays proven.
-        """
+        """Store the states of trajectories `first`, first + 1, ...; equal prefixes become one. Returns which are new. A
+        merged state takes the value of the newest version (ties: the last). It takes provenance and trajectory from the
+        highest provenance (ties: the first), so a proven prefix stays proven."""
         lengths, counts = writes.ragged_column(write, "lengths")
         tokens, sizes = writes.ragged_column(write, "tokens")
         owner = np.repeat(np.arange(len(counts)), counts)
@@ -326,7 +314,6 @@ class Shard:
         return grouped >= before
 
     def _rank(self, touched: Rows) -> None:
-        """Set priority and retention of all states of the touched problems."""
         rows, columns = self._columns(touched)
         if not len(rows):
             return
@@ -369,7 +356,6 @@ class Shard:
         return excess
 
     def _remove(self, rows: Rows, evicted: int) -> None:
-        """Remove states; `evicted` of them count as evicted."""
         self.states.keep(np.delete(np.arange(len(self.states)), rows))
         self.counters.evicted += evicted
 

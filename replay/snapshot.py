@@ -1,9 +1,6 @@
-"""Snapshots: a shard as one Parquet file, for checkpoints and as the base of a journal.
-
-One row per problem with its root outcomes, its trajectories and its states as nested columns, so any split of the
-problems over other shards is a choice of rows. Invariant: a shard that was loaded draws, ranks and evicts exactly as
-the one that was written.
-"""
+"""Snapshots: a shard as one Parquet file, for checkpoints and as the base of a journal. It has one row per problem,
+with trajectories and states as nested columns, so any split over other shards is a choice of rows. Invariant: a shard
+that was loaded draws, ranks and evicts exactly as the one that was written."""
 
 import json
 from collections.abc import Callable
@@ -27,11 +24,9 @@ from replay.table import PROBLEM, STATE, TRAJECTORY
 _OF_PROBLEM = [name for name in PROBLEM if name != "hash"]
 _TYPES = {"tokens": pa.large_binary()}
 _OF_STATE = [name for name in STATE if name not in ("problem", "trajectory")]
-MANIFEST = "store.json"
-"""Describes a saved store of any number of shards, in the folder of their snapshots."""
+MANIFEST = "store.json"  # describes a saved store of any number of shards, in the folder of their snapshots
 FORMAT = 7
-PART = 4096
-"""Problems per row group: Arrow cannot read nested columns of more than 2 GiB from one."""
+PART = 4096  # problems per row group: Arrow cannot read nested columns of more than 2 GiB from one
 
 
 def write_snapshot(shard: Shard, path: Path) -> None:
@@ -46,10 +41,7 @@ def write_snapshot(shard: Shard, path: Path) -> None:
 
 
 def load_snapshot(shard: Shard, path: Path, owns: Callable[[str], bool] = lambda _: True) -> Counters:
-    """Add the problems that the shard owns from the snapshot of any shard. Returns that snapshot's counters.
-
-    Raises StoreError that names a file that cannot be read.
-    """
+    """Add the problems that the shard owns from any shard's snapshot; returns its counters. Raises StoreError."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:

@@ -11,8 +11,7 @@ from replay.shard import Shard
 
 @dataclass(slots=True)
 class StoreStats(Counters):
-    """Statistics of one shard, or the sum over all. Counters run from the creation of the store; checkpoints keep
-    them."""
+    """Statistics of one shard, or the sum over all. Counters survive in checkpoints."""
 
     states: int = 0
     replayable: int = 0  # states that the ranking allows to be drawn

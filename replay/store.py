@@ -1,9 +1,8 @@
 """The replay store as the trainer sees it: it routes writes to shards, draws from all of them, saves and restores.
 
-`ReplayStore` lives in the driver. Each `replay.server.ShardServer` is a Ray actor, or with `local` a plain object.
-Invariants: the number of shards changes nothing but placement. An iteration makes at most one call per shard and kind
-of work. Every wait has a deadline, and an error names the shard. A call to a dead shard is repeated until the deadline,
-and applied once.
+`ReplayStore` lives in the driver. Each `ShardServer` is a Ray actor, or with `local` a plain object. Invariants: the
+number of shards changes nothing but placement. An iteration makes at most one call per shard and kind of work. Every
+wait has a deadline, and an error names the shard. A call to a dead shard is repeated until then, and applied once.
 """
 
 import json
@@ -49,12 +48,9 @@ class ReplayStore:
     def __init__(
         self, config: ReplayConfig, *, vocabulary: int, directory: Path, fingerprint: str, local: bool = False
     ) -> None:
-        """Start empty shards on the connected Ray cluster.
-
-        `vocabulary`: token ids are in [0, vocabulary). `directory`: for the shards' journals; files of an earlier store
-        there are replaced. `fingerprint`: of task and tokenizer; `restore` refuses a store with another one. `local`:
-        keep the shards in this process, without journals.
-        """
+        """Start empty shards on the connected Ray cluster. `vocabulary`: token ids are below it. `directory`: for the
+        shards' journals; replaces files of an earlier store. `fingerprint`: of task and tokenizer, for `restore`.
+        `local`: keep the shards in this process, without journals."""
         self._shards, self._capacity, self._deadline = config.shards, config.capacity, config.deadline
         self._vocabulary, self._fingerprint = vocabulary, fingerprint
         self._reads = find_ranking(config).model
@@ -74,8 +70,7 @@ class ReplayStore:
 
     @property
     def unsolved_share(self) -> float:
-        """Share of fresh problems of which every rollout from the root failed, decayed per iteration; 1 before there
-        are any."""
+        """Share of fresh problems whose rollouts from the root all failed, decayed; 1 before there are any."""
         return self._evidence.unsolved_share
 
     def __len__(self) -> int:
@@ -92,8 +87,7 @@ class ReplayStore:
         self._keep_bounds()
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes of continuations of replayed states, and fit the success model anew if the ranking reads
-        it."""
+        """Record outcomes of replayed states, and fit the success model anew if the ranking reads it."""
         self._evidence.record(outcomes, self._decay)
         model = self._model
         if self._reads != "unused":
@@ -105,11 +99,8 @@ class ReplayStore:
         self._write({shard: writes.pack_outcomes(part, model) for shard, part in parts.items()})
 
     def sample(self, n: int, seed: int) -> list[ReplayedState]:
-        """Draw n distinct states without replacement, weighted by exp(priority / temperature).
-
-        The same writes and seed give the same states for any number of shards. Returns fewer than n when fewer are
-        replayable.
-        """
+        """Draw n distinct states, or all if fewer are replayable, weighted by exp(priority / temperature). The same
+        writes and seed give the same states for any number of shards."""
         self._requested += n
         drawn = joined(self._all(Shard.draw, n, derive(seed, "replay")), n)
         self._sampled += len(drawn.keys)
@@ -118,15 +109,11 @@ class ReplayStore:
         return drawn.states()
 
     def successes(self, seed: int) -> list[tuple[str, IntArray]]:
-        """Problem ids and responses [R] of at most `replay.imitated` own successes, of problems that the root does not
-        solve yet."""
+        """Problem ids and responses [R] of at most `replay.imitated` own successes of unsolved problems."""
         return self._successes.draw(self._imitated, seed)
 
     def top(self, n: int, older_than: int) -> list[ReplayedState]:
-        """The n states of highest priority whose value is older than weight version `older_than`, best first.
-
-        Their stale values matter most: compute new ones with the critic, then call `revalue`.
-        """
+        """The n states of highest priority with a value older than weight version `older_than`, for `revalue`."""
         return joined(self._all(Shard.top, n, older_than), n).states()
 
     def revalue(self, states: Sequence[ReplayedState], values: FloatArray, version: int) -> None:
@@ -159,8 +146,7 @@ class ReplayStore:
         (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
-        """Replace the content by what `save` wrote, from any number of shards. Raises StoreError for another task or
-        tokenizer."""
+        """Replace the content by a save of any number of shards. StoreError for another task or tokenizer."""
         manifest = read_manifest(folder)
         for field, mine in (("fingerprint", self._fingerprint), ("vocabulary", self._vocabulary)):
             if manifest[field] != mine:
@@ -204,7 +190,6 @@ class ReplayStore:
         return parts
 
     def _write(self, parts: Mapping[int, bytes]) -> None:
-        """Send each shard its write."""
         calls = {shard: (write,) for shard, write in parts.items()}
         for shard, size in self._call(ShardServer.write, calls):
             self._sizes[shard] = size
@@ -239,8 +224,7 @@ class ReplayStore:
         return list(dict(self._call(ShardServer.read, calls)).values())
 
     def _call(self, method: Callable[..., R], calls: Mapping[int, tuple[Any, ...]]) -> Iterator[tuple[int, R]]:
-        """Call a method of several shards concurrently. Yields (shard, answer); raises the first error when all have
-        ended."""
+        """Call a method of several shards concurrently. Yields (shard, answer); then raises the first error."""
         end = time.monotonic() + self._deadline
         waits = {shard: self._begin(shard, end, method, *given) for shard, given in calls.items()}
         failed: list[StoreError] = []
@@ -287,8 +271,7 @@ class ReplayStore:
 
 
 class ShardActor:
-    """A shard in its own Ray actor. It opens its files at the first call, because Ray hides what a constructor
-    raises."""
+    """A shard in its own Ray actor. It opens its files at the first call: Ray hides what a constructor raises."""
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
@@ -302,7 +285,6 @@ class ShardActor:
 
 
 def _start(config: ReplayConfig, vocabulary: int, directory: Path, store_id: str, index: int) -> Any:
-    """Start one shard's actor."""
     name = f"replay-shard-{index}"
     if _taken(name):
         raise StoreError(

@@ -1,28 +1,26 @@
 """The pooled success model: the chance that a continuation of a state succeeds, learnt from all problems together.
 
-A data set's problems are visited a handful of times, so the records of single states and problems say little. This
-model is a logistic regression on all outcomes, of replayed states and of rollouts from the root. The store refits it
-with every `record`; the rankings read it. Invariants: a fit depends only on its evidence (`replay/evidence.py`), so the
-number of shards changes nothing. Chances of a problem's states depend only on that problem's columns and the model.
+A data set's problems are visited a handful of times, so the records of single states and problems say little. This is a
+logistic regression on all outcomes, of replayed states and of the root. The store refits it with every `record`.
+Invariants: a fit depends only on its evidence (`replay/evidence.py`), so the number of shards changes nothing. Chances
+of a problem's states depend only on its columns and the model.
 
-Formula. A state with the share x of its trajectory still to come (1 at the root) has
+A state with the share x of its trajectory still to come (1 at the root) has
 
     log odds = b0 + b1 x + failed (b2 + b3 x) + canonical b4 + b5 m + b6 (v - m) + d
 
 v is the critic's value and m its mean over the problem's states, both in deviations of all values. So the critic is
 trusted as far as it predicts, between problems (b5) and within them (b6) apart. d belongs to the problem: N(0, D^2),
-its most probable value given the problem's own outcomes, from the root and from its proven states. A state's own w wins
-and l losses come on top:
+its most probable value given the problem's own outcomes, of the root and its proven states. On top come its own w, l:
 
     p = (n c + w) / (n + w + l)          c = the chance above, n = what it counts as, in outcomes
 
 n is measured: two continuations of a state differ with chance 2 c (1 - c) n / (n + 1) if states with the same c have a
-Beta(n c, n (1 - c)) distribution. States that are right or wrong for good give a small n: then their own outcomes
-decide.
+Beta(n c, n (1 - c)) distribution. If states stay right or wrong, n is small and their own outcomes decide.
 
-A proven state's outcomes count in d and again on top, on purpose: they tell of the problem and of the state. To leave
-them out of its own d keeps a chain with 8 losses of its end at p = 0.23, while its untried states fall to 0.03. To
-count them as n + 1 outcomes at most slows the way back to the root.
+A proven state's outcomes count in d and again on top: they tell of the problem and of the state. To leave them out of
+its own d keeps a chain with 8 losses of its end at p = 0.23, while its untried states fall to 0.03. To count them as
+n + 1 outcomes at most slows the way back to the root.
 """
 
 import json
@@ -37,14 +35,9 @@ from replay.rankings.base import StateColumns, SuccessModel
 
 PRECISION = np.array([0.25, 0.1, 0.25, 0.1, 1.0, 1.0, 1.0])
 """1 / variance of the weights' prior around `SuccessModel.weights`. Ten to fifty outcomes outweigh it."""
-PROBLEM_PRECISION = 0.25
-"""1 / D^2: problems of one data set differ by D = 2 in log odds, which is success between 12 and 88 % around an even
-chance."""
-SAME, PAIRS = 16.0, 20.0
-"""Evidence for n = SAME / (PAIRS - SAME) = 4 before there is any, worth 20 pairs of continuations that differ."""
-LEAST_N, MOST_N = 0.25, 20.0
-"""Bounds of n: below, one outcome decides almost alone; above, a state that has become wrong is replayed for too
-long."""
+PROBLEM_PRECISION = 0.25  # 1 / D^2: problems differ by D = 2 in log odds: success from 12 to 88 % around an even chance
+SAME, PAIRS = 16.0, 20.0  # evidence for n = SAME / (PAIRS - SAME) = 4 before there is any: 20 pairs that would differ
+LEAST_N, MOST_N = 0.25, 20.0  # of n: below, one outcome decides almost alone; above, a wrong state stays too long
 
 
 class Feature(IntEnum):
@@ -73,8 +66,7 @@ def fit(features: Reals, wins: Reals, losses: Reals) -> tuple[float, ...]:
 
 
 def strength(expected: float, differing: float) -> float:
-    """n, from the pairs of continuations of one state: those expected to differ if states of one chance were alike, and
-    those that do."""
+    """n, from the pairs of continuations of one state that differ, and that would if equal chances were alike."""
     alike = min((differing + SAME) / (expected + PAIRS), MOST_N / (MOST_N + 1.0))
     return max(alike / (1.0 - alike), LEAST_N)
 
@@ -91,11 +83,8 @@ def features_of(columns: StateColumns) -> Reals:
 
 
 def chances(columns: StateColumns, features: Reals) -> Reals:
-    """[S] c: the chance of each state before its own outcomes count, from `features` [S, F].
-
-    Sums are written out, because a matrix product rounds differently in another batch, and other problems must change
-    nothing.
-    """
+    """[S] c: the chance of each state before its own outcomes count, from `features` [S, F]. Sums are written out: a
+    matrix product rounds differently in another batch, and other problems must change nothing."""
     weights = columns.model.weights
     odds = sum((weight * features[:, at] for at, weight in enumerate(weights)), np.zeros(len(features)))
     if not len(odds):

@@ -50,7 +50,6 @@ class Table:
         self._rows = 0
 
     def __len__(self) -> int:
-        """Number of rows."""
         return self._rows
 
     def __getitem__(self, name: str) -> Column:

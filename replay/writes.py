@@ -1,9 +1,6 @@
-"""The writes to a shard as bytes: they are sent to the shard and stored in its journal.
-
-A write is an Arrow IPC stream of one record batch. The driver makes it here and checks its states, so a shard never
-gets a bad one. Invariant: a write contains all that the shard needs to apply it again, so replaying the journal gives
-the same states.
-"""
+"""The writes to a shard as bytes, Arrow IPC streams of one record batch: they are sent to it and stored in its journal.
+The driver checks the states here, so a shard never gets a bad one. Invariant: a write contains all that the shard needs
+to apply it again, so replaying the journal gives the same states."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,19 +26,12 @@ _EVICTION = pa.schema([("order", pa.uint64()), ("key", pa.uint64())])
 
 
 def token_type(vocabulary: int) -> np.dtype[np.unsignedinteger]:
-    """Smallest unsigned type that holds every token id of the vocabulary.
-
-    >>> token_type(256), token_type(257), token_type(151_936)
-    (dtype('uint8'), dtype('uint16'), dtype('uint32'))
-    """
+    """Smallest unsigned type that holds every token id of the vocabulary: uint8 up to 256 tokens."""
     return np.dtype(np.min_scalar_type(max(vocabulary - 1, 0)))
 
 
 def pack_trajectories(trajectories: Sequence[CutTrajectory], vocabulary: int) -> bytes:
-    """The states of trajectories, one row per trajectory. Raises StoreError that names the problem and the bad state.
-
-    Of each response only the tokens up to its last state are sent: the shard stores no others.
-    """
+    """One row per trajectory, with its tokens up to its last state. StoreError names the problem and the bad state."""
     counts = np.array([len(t.lengths) for t in trajectories], np.int64)
     lengths = _joined([t.lengths for t in trajectories], np.int32)
     values = _joined([t.values for t in trajectories], np.float32)

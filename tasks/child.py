@@ -1,7 +1,4 @@
-"""A child process that exchanges lines with this one. Every wait has a deadline (`time.monotonic`).
-
-Invariant: `kill` ends its process group.
-"""
+"""A child process that exchanges lines with this one. Every wait has a deadline; `kill` ends its process group."""
 
 import os
 import select

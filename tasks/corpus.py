@@ -1,7 +1,4 @@
-"""The corpus of a starter: its tokenizer and an endless, seeded stream of solved problems.
-
-Invariant: no evaluation problem is in a corpus.
-"""
+"""The corpus of a starter: its tokenizer and an endless, seeded stream of solved problems, none for evaluation."""
 
 import hashlib
 import json
@@ -14,11 +11,9 @@ from tasks.problems import Item, PromptForm, Tokenizer, render_item, respond
 from tasks.synthetic.generated import Puzzle, is_for_evaluation, shown
 
 PAD, END = "<|pad|>", "<|endoftext|>"
-DECAY = 0.6
-"""Generated tasks: frequency of a length relative to the one before, so that success falls slowly with the length."""
+DECAY = 0.6  # generated tasks: frequency of a length relative to the one before, so that success falls slowly
 
-WORD_PROBLEMS = 512
-"""Problems from which the words of `Puzzle.words` are learnt."""
+WORD_PROBLEMS = 512  # problems from which the words of `Puzzle.words` are learnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +100,9 @@ def byte_pair_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
     from tokenizers import pre_tokenizers, trainers
 
     backend = _qwen2_tokenizer({PAD: 0, END: 1}, []).backend_tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[PAD, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     trained = json.loads(backend.to_str())["model"]
@@ -117,11 +110,8 @@ def byte_pair_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
 
 
 def _qwen2_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    """A tokenizer of Qwen2's own class, because AutoTokenizer loads a Qwen2 model with no other.
-
-    transformers (models/auto/tokenization_auto.py) ignores the class named in a qwen2 directory and the pre-tokenizer
-    stored there. So a tokenizer of another class would silently be loaded as a different one.
-    """
+    """A tokenizer of Qwen2's own class: AutoTokenizer ignores the class and the pre-tokenizer in a qwen2 directory
+    (models/auto/tokenization_auto.py), so another would silently be loaded as a different one."""
     from transformers import Qwen2Tokenizer
 
     return Qwen2Tokenizer(vocab=vocabulary, merges=merges, eos_token=END, pad_token=PAD, unk_token=END)

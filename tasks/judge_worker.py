@@ -1,9 +1,9 @@
 """A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
-`tasks/judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD
-[SETTINGS]`, in a new interpreter that shares nothing with the driver. With SETTINGS the function returns the verifier
-for them. Its first line is `ready` or `cannot start: ...`. Then lines are JSON: `[[reference, response], ...]` in,
-`[reward, correct, detail, judge_failed, steps]` out. What the verifier prints goes to the error stream.
+`judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
+With SETTINGS the function returns the verifier for them. Its first line is `ready` or `cannot start: ...`. Then lines
+are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, steps]` out. What the verifier
+prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
 interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that
@@ -26,23 +26,16 @@ from core.errors import ConfigError
 from core.records import Verdict
 
 _LIBRARIES = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
-Verify = Callable[[str, str], Verdict]
-"""(reference, response text) -> Verdict. A plain module-level function."""
+Verify = Callable[[str, str], Verdict]  # (reference, response text) -> Verdict. A plain module-level function.
 
-MOST_REWARD = 1e6
-"""Largest reward: above it float32 cannot tell advantages apart, and its square soon overflows."""
-MOST_DETAIL = 300
-"""Most characters of a verdict's reason."""
-GRACE = 2.0
-"""Seconds over the limit after which a worker ends itself: the driver has not ended it, so it must be dead."""
+MOST_REWARD = 1e6  # largest reward: above it float32 cannot tell advantages apart, and its square soon overflows
+MOST_DETAIL = 300  # most characters of a verdict's reason
+GRACE = 2.0  # seconds over the limit after which a worker ends itself: the driver has not ended it, so it must be dead
 
 
 def load_verifier(path: str, settings: str | None = None) -> Verify:
-    """The function at an import path 'module:function', or with settings what it returns for them. Raises ConfigError.
-
-    If the module defines `prepare_judge()`, it is called once, to load things before the time limit of the first
-    verdict.
-    """
+    """The function at 'module:function', or with settings what it returns for them. Raises ConfigError.
+    `prepare_judge()` of the module, if any, loads things before the time limit of the first verdict."""
     module, _, name = path.partition(":")
     try:
         home = importlib.import_module(module)
@@ -60,8 +53,7 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line
-    itself."""
+    """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [frame for frame in frames if "importlib" not in frame.filename]
     own = [frame for frame in own if not frame.filename.startswith(_LIBRARIES)] or own
@@ -69,10 +61,8 @@ def _place(error: BaseException) -> str:
 
 
 def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:
-    """The verdict; if the verifier raises or returns no finite reward, one of `failed_reward` with the reason.
-
-    A verifier may return a Verdict, a bool or a number (correct when above 0).
-    """
+    """The verdict; `failed_reward` with the reason if the verifier raises or returns no finite reward. A verifier may
+    return a Verdict, a bool or a number (correct when above 0)."""
 
     def _failed(detail: str) -> Verdict:
         return Verdict(failed_reward, False, printable(detail), judge_failed=True)
@@ -104,8 +94,7 @@ def said(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A detail for files and terminals: one short line, in which unprintable characters and lone surrogates are
-    escaped."""
+    """One short line for files and terminals; unprintable characters and lone surrogates are escaped."""
     escaped = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[:MOST_DETAIL])
     return "".join(escaped)[:MOST_DETAIL]
 

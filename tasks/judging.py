@@ -31,20 +31,12 @@ from tasks.kinds import find_kind, judged_by_model
 from tasks.problems import Item
 
 ROOT = Path(__file__).resolve().parents[1]
-CHUNK = 64
-"""Items per message to a worker: few messages, but small enough that the workers finish together."""
-PATIENCE = 10.0
-"""Wall-clock time that a verdict may take, in multiples of its processor time: other processes may want the same cores.
-"""
-WORKER_START_LIMIT = 120.0
-"""Seconds in which a worker must import its verifier."""
-EXIT_LIMIT = 10.0
-"""Seconds in which a worker that has closed its output must end."""
-PROBED = 4
-"""Number of problems that `check_judges` probes: the shortest, because they pass the length filters."""
-SLOW = 256
-"""Most canonical solutions that `check_judges` has judged if verdicts are slow: for programs and the user's own
-rewards."""
+CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
+PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
+WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier
+EXIT_LIMIT = 10.0  # seconds in which a worker that has closed its output must end
+PROBED = 4  # number of problems that `check_judges` probes: the shortest, because they pass the length filters
+SLOW = 256  # most canonical solutions that `check_judges` has judged where verdicts are slow (programs, own rewards)
 
 
 class LocalJudge:
@@ -115,11 +107,7 @@ class JudgePool:
         patience: float | None = None,
     ) -> None:
         """`limit`: seconds of processor time per verdict; `patience`: on the wall clock, by default PATIENCE x limit.
-        `memory_gib`: address space of a worker, 0 for no bound.
-
-        `failed_reward`: the reward when the verifier fails. `settings`: if given, the function returns the verifier for
-        them.
-        """
+        `memory_gib`: of a worker, 0 for no bound. `settings`: if given, the function returns the verifier for them."""
         self._limit, self._patience = limit, patience or PATIENCE * limit
         self._failed_reward = failed_reward
         self._arguments = [verifier, str(limit), str(self._patience), str(memory_gib), str(failed_reward)]
@@ -139,10 +127,8 @@ class JudgePool:
             raise
 
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order.
-
-        Raises ConfigError when the verifier cannot be imported, ActorError when a lost worker cannot be replaced.
-        """
+        """Verdicts of (reference, response) pairs, in order. Raises ConfigError when the verifier cannot be imported,
+        ActorError when a lost worker cannot be replaced."""
         size = max(1, min(CHUNK, -(-len(items) // len(self._workers))))
         begins = iter(range(0, len(items), size))  # the threads share it
         verdicts: dict[int, list[Verdict]] = {}
@@ -155,8 +141,7 @@ class JudgePool:
         return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
 
     def _judge_chunk(self, number: int, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Judge on one worker. When it hangs or dies, its current item fails and a new worker gets the remaining
-        items."""
+        """Judge on one worker. When it hangs or dies, its item fails and a new worker gets the remaining items."""
         done: list[Verdict] = []
         while len(done) < len(items):
             worker = self._worker(number)
@@ -216,11 +201,8 @@ Judges = JudgePool | LocalJudge | RewardJudge | LanguageJudge
 
 
 def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = None, *, check: bool = False) -> Judges:
-    """Start the judges of a task. `check`: without Ray.
-
-    Raises ConfigError when the user's reward cannot be imported or no sandbox can be started, ModelError for a bad
-    reward model, ConfigError for an endpoint that does not answer.
-    """
+    """Start the judges of a task. `check`: without Ray. Raises ConfigError when the user's reward cannot be imported,
+    no sandbox can be started or an endpoint does not answer, ModelError for a bad reward model."""
     if judged_by_model(config):
         if reward_model and reward_model.judge.url:
             return LanguageJudge(reward_model)
@@ -272,11 +254,8 @@ def _remote_scorer(config: RewardModelConfig) -> Scorer:
 
 def check_judges(config: TaskConfig, items: Sequence[Item], reward_model: RewardModelConfig | None = None) -> str:
     """Judge the shortest problems with their canonical solution and an empty response, then the canonical solutions.
-
     Returns a line that says how many solutions are wrong. Raises ConfigError when the judge raises, hangs, crashes or
-    returns no finite number on the shortest problems, DataError when a built-in verifier finds all canonical solutions
-    wrong.
-    """
+    returns no finite number on the shortest problems, DataError when a built-in verifier finds all solutions wrong."""
     workers = {"judge_workers": max(1, config.judge_workers)}  # in this process nothing would end what hangs
     with closing(start_judges(config.model_copy(update=workers), reward_model, check=True)) as judges:
         _probe(config, items, judges)
@@ -316,7 +295,6 @@ def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) 
     if len(wrong) == len(solved) and not config.reward:
         raise DataError(
             f"all {len(solved)} canonical solutions are judged wrong, the first of {told}; name the right task and "
-            "columns, or "
-            f"fix the data set"
+            "columns, or fix the data set"
         )
     return f"canonical solutions: {len(wrong)} of {len(solved)} judged wrong, the first of {told}"

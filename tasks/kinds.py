@@ -1,7 +1,5 @@
-"""What a kind of task is: the source of its problems, and the judge of their responses.
-
-A new one is a `TaskKind` in a file of its own and a line in `TASKS` (`core/sections/tasks.py`).
-"""
+"""What a kind of task is: the source of its problems, and the judge of their responses. A new one is a `TaskKind` in a
+file of its own and a line in `TASKS` (`core/sections/tasks.py`)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,8 +25,7 @@ from tasks.problems import (
 from tasks.sources import BadRowsError, Row
 from tasks.synthetic.generated import Puzzle, puzzle_items
 
-Answer = Callable[[str], str | None]
-"""Response -> its final answer, normalised so that equal answers are equal texts; None if there is none."""
+Answer = Callable[[str], str | None]  # response -> final answer, equal texts for equal answers; None if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +43,8 @@ class TaskKind:
 
 
 def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
-    """The item of a row whose prompt column is a dialogue (`chat.read_messages`). A last turn of the assistant is its
-    solution.
-
-    The reference contains the messages of the prompt. Raises DataError.
-    """
+    """A row whose prompt column is a dialogue (`chat.read_messages`), which becomes the reference, too. A last turn of
+    the assistant is its solution. Raises DataError."""
     place = f"{where}: column {columns.prompt!r} (task.columns.prompt)"
     messages = chat.read_messages(row[columns.prompt], place)
     solution = None
@@ -62,8 +56,7 @@ def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
 
 
 DIALOGUE = TaskKind("", read=read_dialogue)
-GENERATED = 4096
-"""Training problems of a generated task whose recipe does not say how many."""
+GENERATED = 4096  # training problems of a generated task whose recipe does not say how many
 
 
 def find_kind(name: str) -> TaskKind:
@@ -89,10 +82,7 @@ def judged_by_model(config: TaskConfig) -> bool:
 
 def task_items(config: TaskConfig, seed: int) -> Items:
     """The problems of a task, those of all data sets of a mixture. A prompt held out in one of them is trained on in
-    none.
-
-    `seed` changes only generated training problems; rows are the same for every seed. Raises DataError, ConfigError.
-    """
+    none. `seed` changes only generated training problems. Raises DataError, ConfigError."""
     sources = task_sources(config)
     parts = [(source, *_source_items(source.config, seed)) for source in sources]
     refused = [row for source, part, _ in parts if source.config.bad_rows == "refuse" for row in part.left_out.bad_rows]
@@ -115,8 +105,7 @@ def task_items(config: TaskConfig, seed: int) -> Items:
 
 
 def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]:
-    """The problems of one data set, before they are compared with the others', and the digests of all prompts that it
-    holds out."""
+    """The problems of one data set, before they are compared with the others', and digests of all that it holds out."""
     kind = find_kind(config.name)
     if kind.puzzle is not None:
         form, _ = prompt_form(config)
@@ -144,12 +133,9 @@ def _source_items(config: TaskConfig, seed: int) -> tuple[Items, frozenset[str]]
 
 
 def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
-    """Digests of the task's evaluation prompts, for commands that train on other rows than the task's.
-
-    Each prompt has three digests: of its text, of the text in the task's template, and of the text as the only message
-    of a dialogue. All rows of `eval_path` are included, not only `eval_problems`. Empty without data. Raises DataError
-    as `task_items`.
-    """
+    """Digests of the task's evaluation prompts, for commands that train on other rows. Raises DataError. Each prompt
+    has three: of its text, of the text in the task's template, and of the text as the only message of a dialogue. All
+    rows of `eval_path` are included, not only `eval_problems`. Empty without data."""
     items: list[Item] = []
     for source in task_sources(config):
         kind, data = find_kind(source.config.name), source.config
@@ -163,8 +149,7 @@ def evaluation_prompts(config: TaskConfig, seed: int) -> frozenset[str]:
 
 
 def asked_prompts(messages: Messages) -> Iterator[str]:
-    """Digests of all prompts in a dialogue: each turn of the user, and the dialogue before each turn of the
-    assistant."""
+    """Digests of all prompts in a dialogue: the user's turns, and what comes before each turn of the assistant."""
     for number, message in enumerate(messages):
         if message.role == "assistant":
             yield prompt_digest(chat.dialogue_text(messages[:number]))

@@ -1,8 +1,6 @@
-"""Evaluation maths: pass@k, maj@k and intervals from several responses per problem.
-
-Invariant: every estimate is a mean over problems of one number per problem, and problems, not responses, are what its
-interval takes to be independent: shares by Wilson's score, other numbers by the bootstrap.
-"""
+"""Evaluation maths: pass@k, maj@k and intervals from several responses per problem. Invariant: every estimate is a mean
+over problems of one number per problem, and problems, not responses, are what its interval takes to be independent:
+shares by Wilson's score, other numbers by the bootstrap."""
 
 import math
 from collections import Counter
@@ -25,10 +23,8 @@ class Estimate:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Probability that at least one of k responses, drawn without replacement from the n sampled ones, is right.
-
-    1 - C(n - c, k) / C(n, k), the unbiased estimator of "Evaluating Large Language Models Trained on Code"
-    (arXiv 2107.03374, equation 1), as a product that does not overflow.
+    """Probability that at least one of k responses, drawn without replacement from the n sampled ones, is right: 1 -
+    C(n - c, k) / C(n, k), the unbiased estimator of arXiv 2107.03374, equation 1, as a product without overflow.
 
     >>> round(pass_at_k(4, 1, 2), 3)  # 1 - C(3, 2) / C(4, 2) = 1 - 3/6
     0.5
@@ -39,9 +35,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
-    """maj@n of one problem: 1 if the most frequent answer is right; for ties the share of right answers among the tied
-    ones.
-
+    """maj@n of one problem: 1 if the most frequent answer is right; for ties the share of right ones among the tied.
     Responses without an answer (None) do not vote. Without any vote the result is 0.
 
     >>> majority(["3", "3", "4", None], [True, True, False, False]), majority(["3", "4"], [True, False])
@@ -57,14 +51,10 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
 
 
 def merge_answers(
-    answers: Sequence[str | None],
-    correct: Sequence[bool],
-    same: Callable[[list[tuple[int, int]]], Sequence[bool]],
+    answers: Sequence[str | None], correct: Sequence[bool], same: Callable[[list[tuple[int, int]]], Sequence[bool]]
 ) -> list[str | None]:
-    """The answers of one problem, with one text for all that are the same: the right ones, and wrong ones that `same`
-    joins.
-
-    `same` gets pairs of positions. It is not asked where joining wrong answers cannot change the majority.
+    """The answers of one problem, with one text for the right ones, and for wrong ones that `same` joins. `same` gets
+    pairs of positions. It is not asked where joining wrong answers cannot change the majority.
 
     >>> merge_answers(["a", "b", "1", "2"], [False, False, True, True], lambda pairs: [True] * len(pairs))
     ['a', 'a', '1', '1']
@@ -87,11 +77,9 @@ def merge_answers(
 
 
 def share(per_problem: Sequence[float], *, level: float = 0.95) -> Estimate:
-    """Mean of numbers between 0 and 1 with Wilson's score interval (Wilson, 1927).
-
-    It covers rare successes, where the bootstrap is too short, and is never without width. Numbers other than 0 and 1
-    (pass@k, ties) scatter less than m (1 - m): they count as n m (1 - m) / variance problems, the effective sample size
-    of survey statistics.
+    """Mean of numbers between 0 and 1 with Wilson's score interval (Wilson, 1927). It covers rare successes, where the
+    bootstrap is too short, and is never without width. Numbers other than 0 and 1 scatter less than m (1 - m): they
+    count as n m (1 - m) / variance problems, the effective sample size of surveys.
 
     >>> # z = 1.96: centre (1/4 + z^2/8) / (1 + z^2/4), half width z sqrt(3/64 + z^2/64) / (1 + z^2/4)
     >>> found = share([1.0, 0.0, 0.0, 0.0])
@@ -112,10 +100,7 @@ def share(per_problem: Sequence[float], *, level: float = 0.95) -> Estimate:
 def bootstrap(
     per_problem: Sequence[float], *, rng: np.random.Generator, level: float = 0.95, draws: int = 2000
 ) -> Estimate:
-    """Mean of one number per problem with its percentile interval over resampled problems.
-
-    If all numbers are equal, the interval has no width: the bootstrap knows only the values in the sample.
-    """
+    """Mean of one number per problem with its percentile interval over resampled problems."""
     values = np.asarray(per_problem, dtype=np.float64)
     means = np.array([rng.choice(values, values.size).mean() for _ in range(draws)])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])

@@ -1,8 +1,6 @@
-"""From rows of text to problems of tokens: columns, prompt, length filter, held-out split.
-
-Invariants: a problem's id depends only on its data set and its prompt text; no prompt text is both in training and in
-evaluation; what is left out is counted.
-"""
+"""From rows of text to problems of tokens: columns, prompt, length filter, held-out split. Invariants: a problem's id
+depends only on its data set and its prompt text; no prompt text is both in training and in evaluation; what is left out
+is counted."""
 
 import difflib
 import hashlib
@@ -20,8 +18,7 @@ from core.records import Problem
 from tasks.dialogue.chat import Message, Messages, prompt_ids
 from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows
 
-Tokenizer = Any
-"""A `transformers` fast tokenizer (this module does not import transformers)."""
+Tokenizer = Any  # a `transformers` fast tokenizer (this module does not import transformers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +82,7 @@ class LeftOut:
         bad = f"; {len(self.bad_rows)} bad rows skipped" if self.bad_rows else ""
         return (
             f"{self.duplicates} duplicate prompts and {self.long_prompts} prompts over rollout.max_prompt_tokens left "
-            "out; "
-            f"{self.long_solutions} canonical solutions over rollout.max_response_tokens not used{bad}"
+            f"out; {self.long_solutions} canonical solutions over rollout.max_response_tokens not used{bad}"
         )
 
 
@@ -102,17 +98,11 @@ class Split(NamedTuple, Generic[Kind]):
 
 
 Items = Split[Item]
-Read = Callable[[Row, Columns, str], Item]
-"""From a row to an item; the last argument names the row in errors ('train.jsonl: row 3')."""
+Read = Callable[[Row, Columns, str], Item]  # row -> item; the text names the row in errors ('train.jsonl: row 3')
 
 
 def prompt_digest(text: str) -> str:
-    """16 hex digits that identify a prompt text. Case and white space are ignored: a held-out question must not be
-    trained on in another layout either.
-
-    >>> prompt_digest("How many?") == prompt_digest("how  many?\\n")
-    True
-    """
+    """16 hex digits of a prompt text, without case and white space: no layout of a held-out question is trained on."""
     return hashlib.blake2b(
         " ".join(text.casefold().split()).encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()
@@ -151,11 +141,9 @@ _SLOT = re.compile(r"(?:\\[a-zA-Z]+|[\^_])(?:\{(?!prompt\})[^{}]*\})+|\{\{(?!pro
 
 
 def prompt_form(config: TaskConfig, columns: Collection[str] = ()) -> tuple[PromptForm, str]:
-    """The form of a data set's prompts, and the template of the question if it names columns (else empty).
-
-    Text before the first and after the last name belongs to the form, all between to the question, which tells problems
-    apart. Raises ConfigError for a template that names no column or an unknown one.
-    """
+    """The form of a data set's prompts, and the template of the question if it names columns (else empty). Text before
+    the first and after the last name belongs to the form, all between to the question, which tells problems apart.
+    Raises ConfigError for a template that names no column or an unknown one."""
     template = config.template
     slots = _slots(template, columns)
     if not slots:
@@ -187,8 +175,7 @@ def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None
         near = difflib.get_close_matches(name, columns, n=1, cutoff=0.0)
         raise ConfigError(
             f"task.template names {{{name}}}, which is no column; the nearest is {near[0] if near else 'prompt'!r} "
-            "(write "
-            f"{{{{{name}}}}} for the text itself)"
+            f"(write {{{{{name}}}}} for the text itself)"
         )
     named = {"answer": config.columns.answer, "solution": config.columns.solution, "tests": config.columns.tests}
     shown = next((field for field, column in named.items() if column == name), None)
@@ -199,11 +186,8 @@ def _check_slot(config: TaskConfig, name: str, columns: Collection[str]) -> None
 def read_items(
     config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True
 ) -> tuple[list[Item], list[BadRow]]:
-    """Items of the data set at `path`, and the rows of which none can be made. `answers`: whether gold answers are
-    required.
-
-    Raises DataError for a data set that cannot be read or has only bad rows, ConfigError for a wrong template.
-    """
+    """Items of the data set at `path`, and its bad rows. `answers`: whether gold answers are required. Raises DataError
+    for a data set that cannot be read or has only bad rows, ConfigError for a wrong template."""
     rows, columns = read_rows(path, split), config.columns
     present = dict.fromkeys(name for row in rows if not isinstance(row, BadRow) for name in row)
     form, question = prompt_form(config, present)
@@ -253,7 +237,7 @@ def split_items(
 
     Without evaluation data the `eval_problems` prompts with the smallest hashes are held out: the same ones in every
     run, for any seed and order of rows. With evaluation data, none of it is trained on, and its first `eval_problems`
-    items are evaluated. `problems` bounds the training items. Raises DataError when no training item is left.
+    items are evaluated. Raises DataError when no training item is left.
     """
     unique = {prompt_digest(item.prompt): item for item in reversed(items)}
     kept_out: dict[str, Item]
@@ -261,8 +245,7 @@ def split_items(
         if config.eval_problems >= len(unique):
             raise DataError(
                 f"{config.path}: task.eval_problems = {config.eval_problems} of {len(unique)} distinct prompts leave "
-                "none to train "
-                f"on; lower it or set task.eval_path"
+                "none to train on; lower it or set task.eval_path"
             )
         kept_out = {key: unique[key] for key in sorted(unique)[: config.eval_problems]}
     else:
@@ -278,8 +261,7 @@ def split_items(
 
 
 def render_item(tokenizer: Tokenizer, item: Item) -> list[int]:
-    """Token ids of a prompt in its form, with the tokenizer's chat template if it has one. Raises DataError as
-    `prompt_ids`."""
+    """Token ids of a prompt, by the tokenizer's chat template if it has one. Raises DataError as `prompt_ids`."""
     if item.messages or getattr(tokenizer, "chat_template", None):
         return prompt_ids(tokenizer, item.form.messages(item.messages or item.prompt), item.where or "a prompt")
     return list(tokenizer(item.form.text(item.prompt))["input_ids"])
@@ -297,20 +279,16 @@ class TokenLimits(NamedTuple):
     response: int
 
 
-LONGEST_PROMPT = 2048
-"""Longest prompt that is kept where the limit follows from the data."""
-WITHOUT_SOLUTIONS = 1024
-"""Budget of a response where no canonical solution says how long one is."""
+LONGEST_PROMPT = 2048  # longest prompt that is kept where the limit follows from the data
+WITHOUT_SOLUTIONS = 1024  # budget of a response where no canonical solution says how long one is
 
 
 def chosen_limits(
     asked: TokenLimits, prompts: Sequence[int], solutions: Sequence[Sequence[int]], context: int
 ) -> TokenLimits:
-    """The limits as `asked`, or by the lengths of prompts, of the canonical solutions of each data set, and of the
-    model's context, all in tokens. A data set without solutions needs `WITHOUT_SOLUTIONS`.
-
-    A model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in
-    steps of 32.
+    """The limits as `asked`, or by the lengths of prompts, of each data set's solutions, and of the model's context. A
+    model that has not learnt to be brief writes more than a solution has: a quarter more than 99 % of them need, in
+    steps of 32. Without solutions `WITHOUT_SOLUTIONS`.
 
     >>> chosen_limits(TokenLimits(0, 0), [90, 60, 9000], [[100] * 99 + [900]], 8192)
     TokenLimits(prompt=90, response=128)
@@ -336,11 +314,9 @@ class _Encoded(NamedTuple):
 def encode_problems(
     config: TaskConfig, tokenizer: Tokenizer, items: Items, limits: TokenLimits, context: int
 ) -> tuple[Split[Problem], TokenLimits]:
-    """Tokenize, and choose the limits that follow from the data. `context`: tokens that the model can read.
-
-    Prompts that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none
-    of a data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped.
-    """
+    """Tokenize, and choose the limits that follow from the data. `context`: tokens that the model can read. Prompts
+    that are too long are left out; where only the solution is too long, it is dropped. Raises DataError if none of a
+    data set fits, BadRowsError for prompts that the chat template refuses, if they are not skipped."""
     bad: list[tuple[Item, BadRow]] = []
 
     def _encoded(item: Item) -> _Encoded | None:
@@ -371,8 +347,7 @@ def encode_problems(
                 count = sum(item.source == label for item in given)
                 raise DataError(
                     f"task {label or source.name}: all {count} {kind} prompts are longer than "
-                    "rollout.max_prompt_tokens = "
-                    f"{limits.prompt}; raise it"
+                    f"rollout.max_prompt_tokens = {limits.prompt}; raise it"
                 )
     left_out = LeftOut(
         items.left_out.duplicates,

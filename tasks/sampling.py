@@ -1,9 +1,6 @@
-"""Samplers of the training problems of an iteration: all with equal probability, or hard ones more often.
-
-Invariant: a draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler
-continues exactly as the saved one. A cursor belongs to these problems: a checkpoint of other problems is refused by its
-fingerprint (`replay/store.py`).
-"""
+"""Samplers of the training problems of an iteration: all with equal probability, or hard ones more often. Invariant: a
+draw is a function of the seed, the cursor and how many problems are asked for, so a restored sampler continues exactly.
+A cursor belongs to these problems: a checkpoint of others is refused by its fingerprint."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,23 +10,16 @@ import numpy as np
 from core.records import Judged, Problem
 from core.seeds import derive, generator
 
-MEMORY = 0.5
-"""Weight of a problem's earlier success rate when it is blended with that of its newest rollouts."""
-EASY = 0.2
-"""Weight of a problem that is always solved, relative to one that never is."""
+MEMORY = 0.5  # weight of a problem's earlier success rate when it is blended with that of its newest rollouts
+EASY = 0.2  # weight of a problem that is always solved, relative to one that never is
 
 
 class UniformSampler:
-    """Draws every training problem once per epoch, in a new permutation each epoch.
-
-    The cursor is (epoch, position). A permutation depends only on the seed and the epoch, not on a running generator.
-    """
+    """Draws every training problem once per epoch, in a permutation that depends only on seed and epoch."""
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        self._problems = list(problems)
-        self._seed = seed
-        self._epoch = 0
-        self._position = 0
+        self._problems, self._seed = list(problems), seed
+        self._epoch = self._position = 0
 
     def sample(self, n: int) -> list[Problem]:
         """The next n problems; continues with the next epoch when this one is used up."""
@@ -56,20 +46,15 @@ class UniformSampler:
 
 
 class HardSampler:
-    """Draws problems with a weight that falls with their running success rate from the root.
-
-    The weight of a problem with rate r is EASY + (1 - EASY) (1 - r). So hard problems come up to 1 / EASY times as
-    often as solved ones. Solved ones still come, so that the policy does not forget them. A problem that was never seen
-    has rate 0, so all are tried early. No problem comes twice in a draw of up to their number.
-    """
+    """Draws problems with a weight that falls with their running success rate from the root. It is EASY + (1 - EASY) (1
+    - rate). So hard problems come up to 1 / EASY times as often as solved ones, which still come, so that the policy
+    does not forget them. The rate of an unseen problem is 0, so all are tried early."""
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        self._problems = list(problems)
+        self._problems, self._seed, self._draws = list(problems), seed, 0
         self._index = {problem.id: at for at, problem in enumerate(self._problems)}
         self._rates = np.zeros(len(self._problems))
         self._seen = np.zeros(len(self._problems), dtype=bool)
-        self._seed = seed
-        self._draws = 0
 
     def sample(self, n: int) -> list[Problem]:
         """The next n problems; each at most once more than any other."""
@@ -108,11 +93,8 @@ class HardSampler:
 
 
 class MixedSampler:
-    """Draws from several data sets in proportion to their weights, each with a sampler of its own.
-
-    The next problem comes from the data set that is furthest behind its share of all draws, so that the numbers drawn
-    never differ from the shares by more than the number of data sets.
-    """
+    """Draws from several data sets in proportion to their weights, each with a sampler of its own. The next problem
+    comes from the one that is furthest behind: no number is off by more than the number of data sets."""
 
     def __init__(self, samplers: Mapping[str, UniformSampler | HardSampler], weights: Mapping[str, float]) -> None:
         self._samplers = dict(samplers)
@@ -146,8 +128,7 @@ class MixedSampler:
             part.restore(cursor["parts"][name])
 
 
-ProblemSampler = UniformSampler | HardSampler | MixedSampler
-"""A source of training problems."""
+ProblemSampler = UniformSampler | HardSampler | MixedSampler  # a source of training problems
 
 
 def problem_sampler(

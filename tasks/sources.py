@@ -1,8 +1,6 @@
-"""Reads the rows of a data set: a JSONL or Parquet file, a directory of these, or a Hugging Face data set.
-
-Invariant: every failure is one line that names the file (and line) and the remedy. A row that cannot be read is a
-`BadRow`; a file that cannot be read is a `DataError`. Nothing is skipped silently.
-"""
+"""Reads the rows of a data set: a JSONL or Parquet file, a directory of these, or a Hugging Face data set. Invariant:
+every failure is one line that names the file (and line) and the remedy. A row that cannot be read is a `BadRow`; a file
+that cannot be read is a `DataError`. Nothing is skipped silently."""
 
 import difflib
 import gzip
@@ -35,8 +33,7 @@ class BadRow:
 
 
 class BadRowsError(DataError):
-    """Rows that cannot be used, where `task.bad_rows` refuses them or there are no others. Its line names the first
-    one."""
+    """Rows that cannot be used, and are refused or without others. Its line names the first one."""
 
     def __init__(self, rows: Sequence[BadRow], *, all_rows: bool = False) -> None:
         self.rows = rows
@@ -46,10 +43,8 @@ class BadRowsError(DataError):
 
 
 def list_bad_rows(rows: Sequence[BadRow]) -> str:
-    """How many rows are bad for which reason, the most frequent first, with the first row of each. Empty without rows.
-
-    Reasons that differ only in quoted text or numbers are one.
-    """
+    """How many rows are bad for which reason, the most frequent first, with the first row of each; reasons that differ
+    only in quoted text or numbers are one. Empty without rows."""
     groups: dict[str, list[BadRow]] = {}
     for row in rows:
         groups.setdefault(re.sub(r"'[^']*'|[0-9]+", "*", row.reason), []).append(row)
@@ -68,11 +63,9 @@ def load_rows(path: str, split: str) -> list[Row]:
 
 
 def read_rows(path: str, split: str) -> list[Row | BadRow]:
-    """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name.
-
-    If a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it
-    has no data files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError.
-    """
+    """All rows of `path`: a .jsonl(.gz) or .parquet file, a directory of them, or else a Hugging Face data set name. If
+    a directory has files named after the split (`train.jsonl`, `train-00000.parquet`), only these are read. If it has
+    no data files, its subdirectories are searched, as in a clone of a hub repository. Raises DataError."""
     place = Path(path).expanduser()
     rows: Sequence[Row | BadRow]
     if place.is_dir():
@@ -87,17 +80,13 @@ def read_rows(path: str, split: str) -> list[Row | BadRow]:
 
 
 def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> str:
-    """What is wrong if the row lacks one of the columns, with the nearest one that it has; else empty.
-
-    `wanted`: (config field, column).
-    """
+    """What is wrong if the row lacks one of the (config field, column) pairs; else empty. Names the nearest."""
     for field, column in wanted:
         if column not in row:
             nearest = difflib.get_close_matches(column, list(row), n=1, cutoff=0.0)
             return (
                 f"{where} has no column {column!r} ({field}); its columns are {', '.join(row) or 'none'}; the nearest "
-                "is "
-                f"{nearest[0] if nearest else 'none'!r}"
+                f"is {nearest[0] if nearest else 'none'!r}"
             )
     return ""
 
@@ -180,8 +169,7 @@ def _is_cut_character(row: Row) -> bool:
     return False
 
 
-_CONVERSIONS = {"json": "json.load(sys.stdin)", "csv": "csv.DictReader(sys.stdin)"}
-"""Format -> Python for its rows."""
+_CONVERSIONS = {"json": "json.load(sys.stdin)", "csv": "csv.DictReader(sys.stdin)"}  # format -> Python for its rows
 
 
 def _conversion(file: Path, kind: str) -> str:
@@ -222,9 +210,7 @@ def _load_hub(name: str, split: str) -> list[Row]:
     try:
         try:
             return list(datasets.load_dataset(repository, subset or None, split=split))
-        except (
-            ValueError
-        ):  # no such configuration: perhaps a folder of the repository, as in Anthropic/hh-rlhf:harmless-base
+        except ValueError:  # no such configuration: perhaps a folder, as in Anthropic/hh-rlhf:harmless-base
             with suppress(Exception):
                 if subset:
                     return list(datasets.load_dataset(repository, data_dir=subset, split=split))
@@ -233,8 +219,7 @@ def _load_hub(name: str, split: str) -> list[Row]:
         raise DataError(
             f"{name}: neither a local file or directory nor a Hugging Face data set with split {split!r} that can be "
             f"loaded ({first_line(error)}); give an existing path, or 'owner/name' or 'owner/name:subset'. Without a "
-            "connection: "
-            f"`hf download {repository} --repo-type dataset --local-dir DIR` elsewhere, and DIR as the path"
+            f"connection: `hf download {repository} --repo-type dataset --local-dir DIR` elsewhere, and DIR as the path"
         ) from None
 
 

@@ -1,11 +1,8 @@
-"""The starter: a small model with its own tokenizer, warm-started here, that replaces a pretrained one.
-
-It is an ordinary Hugging Face directory (Qwen2 architecture, tied embeddings, safetensors), so it is loaded as any
-user's model is.
+"""The starter: a small model with its own tokenizer, warm-started here, that replaces a pretrained one. It is an
+ordinary Hugging Face directory (Qwen2 architecture, tied embeddings, safetensors).
 
 Invariants: the result depends only on the starter settings, the task's texts and the seed; its folder is named by their
-hash. A folder in the cache is complete: it is built under a temporary name and then renamed. No evaluation problem is
-trained on.
+hash. A folder in the cache is complete: it is renamed when built. No evaluation problem is trained on.
 """
 
 import hashlib
@@ -23,20 +20,14 @@ from tasks.corpus import Corpus, synthetic_corpus, text_corpus
 from tasks.kinds import find_kind, task_items
 from tasks.problems import Tokenizer, prompt_form
 
-FORMAT = 3
-"""Part of the cache key: raise it when a change of the code makes another model from the same settings."""
-CONTEXT = 2048
-"""Positions of the model. Unused positions cost nothing with rotary embeddings."""
+FORMAT = 3  # part of the cache key: raise it when a change of the code makes another model from the same settings
+CONTEXT = 2048  # positions of the model. Unused positions cost nothing with rotary embeddings.
 
 
 def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, seed: int) -> str:
-    """The model to train: for 'starter' the directory of one from the cache or newly built, else a local directory or a
-    hub name.
-
-    Directories are absolute, because actors have another working directory. A hub name is returned unchanged, because
-    each node has its own cache. Raises ModelError for a directory or name that does not exist, DataError for the task's
-    data.
-    """
+    """The model to train: 'starter' is a directory in the cache, perhaps newly built; else a directory or hub name.
+    Directories are absolute, because actors have another working directory. A hub name stays, because each node has its
+    own cache. Raises ModelError for a directory or name that does not exist, DataError for the task's data."""
     if model_path == "starter":
         return str(_starter(starter, task, seed))
     place = Path(model_path).expanduser()
@@ -51,8 +42,7 @@ def resolve_model(model_path: str, starter: StarterConfig, task: TaskConfig, see
     except Exception as error:  # the hub client raises many unrelated types; all mean that there is no such model
         raise ModelError(
             f"model.path = {model_path}: neither a directory nor a model on the hub ({first_line(error)}); give one of "
-            "these, or"
-            " 'starter'"
+            "these, or 'starter'"
         ) from None
     return model_path
 
@@ -88,8 +78,7 @@ def _starter(config: StarterConfig, task: TaskConfig, seed: int) -> Path:
 
 
 def build(directory: Path, config: StarterConfig, corpus: Corpus, seed: int, label: str, partial: Path) -> None:
-    """Make tokenizer and model, train, and save both into an existing directory. `partial`: state of an interrupted
-    warm-start."""
+    """Make tokenizer and model, train, and save both. `partial`: file of an interrupted warm-start's state."""
     import torch
     from transformers.utils import logging as transformers_logging
 

@@ -75,8 +75,7 @@ class Task:
             if evaluated is not None:
                 raise DataError(
                     f"training start of problem {problem_id}: it has the prompt of evaluation problem {evaluated}; "
-                    "remove it "
-                    f"from task.path or task.eval_path"
+                    "remove it from task.path or task.eval_path"
                 )
 
     def judge(self, trajectories: Sequence[Trajectory]) -> list[Judged]:

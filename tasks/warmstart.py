@@ -1,7 +1,5 @@
 """Supervised warm-start of a small model in plain torch: next-token loss on solved problems, AdamW, cosine schedule.
-
-Invariant: the same model, examples and settings give the same weights (on the same machine and number of threads).
-"""
+Invariant: the same model, examples and settings give the same weights (on the same machine and number of threads)."""
 
 import itertools
 import math
@@ -21,18 +19,14 @@ from tasks.corpus import Corpus, Example
 from tasks.problems import Tokenizer
 
 IGNORED = -100
-SAVE_EVERY = 100
-"""Steps between two writes of the state: a few megabytes each, and at most seconds of work lost."""
+SAVE_EVERY = 100  # steps between two writes of the state: a few megabytes each, and at most seconds of work lost
 
 
 def warm_start(
     model: Any, corpus: Corpus, tokenizer: Tokenizer, config: StarterConfig, label: str, partial: Path
 ) -> None:
-    """Train `model` in place for `config.steps` optimizer steps.
-
-    The state is written to the file `partial` every SAVE_EVERY steps. A call that finds it there continues from it,
-    with the same result.
-    """
+    """Train `model` in place for `config.steps` optimizer steps. The state is written to `partial` every SAVE_EVERY
+    steps; a call that finds it there continues from it, with the same result."""
     steps, examples = config.steps, corpus.examples(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
     warmup = max(1, steps // 20)
@@ -66,11 +60,8 @@ def warm_start(
 
 
 def batches(examples: Iterator[Example], batch_size: int, pool: int) -> Iterator[list[Example]]:
-    """Batches in a shuffled (fixed) order. Examples for `pool` batches are sorted by length and then cut into batches.
-
-    A large pool needs little padding but puts long examples into separate batches. If there are only a few short
-    lengths, this hurts learning (measured on arithmetic), so such a corpus uses a pool of 1.
-    """
+    """Batches in a shuffled (fixed) order; examples for `pool` batches are sorted by length and then cut. A large pool
+    needs little padding but separates long examples, which hurts where lengths are few (measured on arithmetic)."""
     rng = np.random.default_rng(0)
     while True:
         drawn = sorted(itertools.islice(examples, pool * batch_size), key=lambda example: len(example.ids))
@@ -89,10 +80,5 @@ def _progress(label: str, step: int, steps: int, loss: float, seconds: float, le
     """One updating line on a terminal, ten lines elsewhere."""
     live = sys.stderr.isatty()
     if step == steps or (step % 5 == 0 if live else step % max(1, steps // 10) == 0):
-        end = "\r" if live and step < steps else "\n"
-        print(
-            f"warm-start of the {label}: step {step}/{steps}, loss {loss:.3f}, {seconds:.0f} s, {left:.0f} s left   ",
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"warm-start of the {label}: step {step}/{steps}, loss {loss:.3f}, {seconds:.0f} s, {left:.0f} s left   "
+        print(text, end="\r" if live and step < steps else "\n", file=sys.stderr, flush=True)

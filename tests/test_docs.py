@@ -89,22 +89,21 @@ def test_the_estimator_of_the_documents_passes_the_check(tmp_path: Path, monkeyp
     check_estimator("my_estimators:centred")
 
 
-def readme_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+def readme_blocks(language: str, page: str = "README.md") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_reward_of_the_readme_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.judging import JudgePool
 
-    example, _ = readme_blocks("python")
+    (example,) = readme_blocks("python")
     (tmp_path / "my_module.py").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)  # the folder that a user starts from
     pool = JudgePool("my_module:reward", workers=1, limit=60.0, memory_gib=0.0)
     right, wrong = pool.judge([("7", "3 + 4 = 7\n#### 7"), ("7", "#### 8")])
     pool.close()
     assert (right.correct, wrong.correct) == (True, False)
-    assert right.reward == pytest.approx(1 - 0.007)  # 7 words
-    assert wrong.reward == 0.0  # whatever its length
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
 
 
 def test_the_recipe_of_the_readme_reads_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def test_the_recipe_of_the_readme_reads_its_row(tmp_path: Path, monkeypatch: pyt
     assert items.train[0].reference == "7"
 
 
-def test_the_python_of_the_readme_reaches_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_the_guide_reaches_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run itself: the notebook in tests/test_end_to_end.py."""
     import retrospect
 
@@ -140,7 +139,7 @@ def test_the_python_of_the_readme_reaches_train_and_evaluate(tmp_path: Path, mon
 
     monkeypatch.setattr(retrospect, "train", record)
     monkeypatch.setattr(retrospect, "evaluate", record)
-    exec(readme_blocks("python")[1], {})
+    exec(readme_blocks("python", "docs/guide.md")[0], {})
     (config, watch), (same, run) = calls
     assert isinstance(config, retrospect.Config)
     assert (config.run.iterations, same, run) == (100, config, tmp_path)

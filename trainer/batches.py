@@ -88,7 +88,7 @@ def check_verdicts(judged: Sequence[Judged], number: int) -> None:
 def choose_starts(parts: Components, settings: IterationSettings, number: int, again: int = 0) -> list[Start]:
     """Fresh problems, and replayed states once the store has `start_states` states; `again`: round of resampling."""
     progress = (number - 1) / settings.iterations
-    wanted = replayed_count(settings.replayed, settings.share, progress, parts.replay.unsolved_share)
+    wanted = replayed_count(settings.replayed, settings.schedule, progress, parts.replay.unsolved_share)
     ready = wanted and len(parts.replay) >= settings.start_states
     seed = derive(settings.seed, "replay", number, *([again] if again else []))
     states = parts.replay.sample(wanted, seed) if ready else []
@@ -133,7 +133,7 @@ def resampled(
             break
         again = min(lacking, replayed - len(_replayed(kept)))
         with clock.phase("replay"):
-            starts = choose(replace(settings, starts=lacking, replayed=again, share="constant"), number)
+            starts = choose(replace(settings, starts=lacking, replayed=again, schedule="constant"), number)
         with clock.phase("generate"):
             trajectories = parts.actors.generate(starts, settings.sampling)
         with clock.phase("reward"):

@@ -64,7 +64,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         starts=plan.starts,
         iterations=config.run.iterations,
         replayed=plan.replayed_starts,
-        share=config.replay.share,
+        schedule=config.replay.schedule,
         fill=config.replay.fill,
         start_states=config.replay.start_states,
         samples=config.rollout.samples,

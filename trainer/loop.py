@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from core.errors import ActorError, WeightError
+from core.interruption import Interruption
 from trainer.batches import Batches
 from trainer.memory import Memory
 from trainer.metrics import PhaseClock
@@ -18,21 +19,26 @@ if TYPE_CHECKING:
     from learner.stats import BroadcastReport
 
 
-def iterate(parts: Components, settings: IterationSettings, number: int, clock: PhaseClock) -> IterationResult:
+def iterate(
+    parts: Components, settings: IterationSettings, number: int, clock: PhaseClock, stop: Interruption
+) -> IterationResult:
     """Iteration `number`. In asynchronous mode the starts that it chooses belong to later iterations, and the rollouts
     that it trains on were begun earlier.
 
     Raises:
-        ActorError: engines or judges failed before the update, or there is nothing to learn from.
+        ActorError, WeightError: engines or judges failed, or there is nothing to learn from. The update has not begun:
+            a failure after it is in the result.
+        KeyboardInterrupt: `stop` was asked to end the run. The update has not begun.
         LearnerError: a learner rank failed.
     """
     batches, memory, learner = Batches(parts, settings, clock), Memory(parts, settings, clock), parts.learner
     starts = batches.choose(number)  # fresh problems, and states that are worth replaying
     memory.begin_refresh()  # the critic values old states anew while the engines generate
-    rollouts = batches.generate(starts, number)
-    batch = batches.judge(rollouts, number)
-    with clock.phase("score"):
-        scored = learner.score(batch.judged)
+    with stop.interruptible():
+        rollouts = batches.generate(starts, number)
+        batch = batches.judge(rollouts, number)
+        with clock.phase("score"):
+            scored = learner.score(batch.judged)
     imitated = memory.remember(batch, scored, number)  # evidence and states go in, earlier own successes come out
     with clock.phase("update"):
         stats = learner.update(scored, parts.boundaries, batch.unsolved_share, imitated)

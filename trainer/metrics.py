@@ -244,8 +244,7 @@ def read_metrics(path: Path) -> list[IterationMetrics]:
 class PhaseClock:
     """Measures the phases of one iteration. A phase may be entered several times; its seconds add up."""
 
-    def __init__(self, announce: Callable[[str], None] = lambda _: None) -> None:
-        self.current: Phase | None = None  # the phase that was entered last
+    def __init__(self, announce: Callable[[str], object] = lambda _: None) -> None:
         self._announce = announce
         self._begun = time.perf_counter()
         self._spent: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
@@ -254,7 +253,6 @@ class PhaseClock:
     def phase(self, name: Phase) -> Iterator[Self]:
         """Charge the time inside the block to `name`. Phases do not nest: the sum would exceed the total."""
         begun = time.perf_counter()
-        self.current = name
         self._announce(name)
         try:
             yield self

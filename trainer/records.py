@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from core.errors import ActorError, WeightError
 from core.records import FloatArray, IntArray, Judged, Problem, ReplayedState, Sampling, Scored, Start
 from core.tools import TokenTool
-from trainer.starts import Share, unsolved_share
+from trainer.starts import ReplaySchedule, unsolved_share
 
 if TYPE_CHECKING:
     from actors.local import LocalPool
@@ -48,7 +48,7 @@ class IterationSettings:
     starts: int  # per iteration
     iterations: int  # of the run
     replayed: int  # of these starts at most, once the store has `start_states` states
-    share: Share  # how the number of replayed starts changes over the run
+    schedule: ReplaySchedule  # how the number of replayed starts changes over the run
     fill: bool  # whether fresh problems take the places of states that are not worth replaying
     start_states: int
     samples: int  # continuations per start

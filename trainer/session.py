@@ -22,15 +22,11 @@ from trainer.collect import collect_metrics
 from trainer.evaluation.files import append_evaluation, response_rows, write_responses
 from trainer.evaluation.scores import Evaluation, EvaluationPlan, describe_evaluation, evaluate_policy
 from trainer.loop import iterate
-from trainer.metrics import MetricSink, Phase, PhaseClock
+from trainer.metrics import MetricSink, PhaseClock
 from trainer.records import Components, IterationResult, IterationSettings
 from trainer.starts import known_texts
 
 logger = logging.getLogger("retrospect.session")
-
-BEFORE_UPDATE: tuple[Phase, ...] = ("replay", "generate", "reward")
-"""Phases in which the learner still has the state of the last complete iteration, so that it can be saved after a
-failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +110,14 @@ def run_session(session: Session, resumed: Path | None, stop: Interruption) -> b
 
 def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Interruption) -> bool:
     """All iterations after `progress`. False: `stop` ended them, and the last complete one is saved."""
-    announce = stop.announcing(outputs.phase)
+    stop.hold()
     try:
         if progress.iteration == 0:
-            first = _evaluate(session, 0, PhaseClock(announce))
+            with stop.interruptible():
+                first = _evaluate(session, 0, PhaseClock(outputs.phase))
             outputs.note(f"before training: {describe_evaluation(first)}")
         for number in range(progress.iteration + 1, session.schedule.iterations + 1):
-            progress = _step(session, outputs, progress, number, PhaseClock(announce), stop)
+            progress = _step(session, outputs, progress, number, PhaseClock(outputs.phase), stop)
             if number < session.schedule.iterations:
                 stop.check()
     except KeyboardInterrupt:
@@ -133,12 +130,12 @@ def _train(session: Session, outputs: Outputs, progress: RunProgress, stop: Inte
 def _step(
     session: Session, outputs: Outputs, progress: RunProgress, number: int, clock: PhaseClock, stop: Interruption
 ) -> RunProgress:
-    """Iteration `number` and what follows it. When engines fail before its update, the iteration before it is saved."""
+    """Iteration `number` and what follows it. When engines fail in it, the iteration before it is saved."""
     busy = session.parts.actors.queues().busy
     try:
-        result = iterate(session.parts, session.settings, number, clock)
-    except (ActorError, WeightError):
-        if clock.current in BEFORE_UPDATE and progress.iteration:
+        result = iterate(session.parts, session.settings, number, clock, stop)
+    except (ActorError, WeightError):  # the update has not begun
+        if progress.iteration:
             _save(session, outputs, progress, f"stopped in iteration {number}; ")
         raise
     return _finish(session, outputs, progress, result, clock, busy, stop)
@@ -177,8 +174,8 @@ def _finish(
     failure, evaluation = result.failure, None
     if failure is None and schedule.evaluates(number):
         try:
-            evaluation = _evaluate(session, number, clock)
-            stop.hold()  # metrics and checkpoint belong to this iteration
+            with stop.interruptible():
+                evaluation = _evaluate(session, number, clock)
         except (ActorError, WeightError) as error:
             failure = error
         except KeyboardInterrupt:

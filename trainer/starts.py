@@ -27,7 +27,7 @@ from core.tools import TokenTool
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
 """For rollouts whose outcome counts for their problem, and which give no states."""
-Share = Literal["constant", "annealed", "unsolved"]
+ReplaySchedule = Literal["constant", "annealed", "unsolved"]
 ROOM = 0.25
 """Least share of the response budget that a state of a truncated trajectory leaves: with less it can only lose."""
 
@@ -63,14 +63,14 @@ def replayed_starts(
     ]
 
 
-def replayed_count(most: int, share: Share, progress: float, unsolved: float) -> int:
+def replayed_count(most: int, schedule: ReplaySchedule, progress: float, unsolved: float) -> int:
     """How many starts of an iteration are replayed, of at most `most`. `progress`: share of the run that is over.
     `unsolved`: recent share of fresh problems of which every sample failed: they teach nothing.
 
-    >>> [replayed_count(64, share, 0.25, 0.5) for share in ("constant", "annealed", "unsolved")]
+    >>> [replayed_count(64, schedule, 0.25, 0.5) for schedule in ("constant", "annealed", "unsolved")]
     [64, 48, 32]
     """
-    return round(most * {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": unsolved}[share])
+    return round(most * {"constant": 1.0, "annealed": 1.0 - progress, "unsolved": unsolved}[schedule])
 
 
 def unsolved_share(judged: Sequence[Judged]) -> float:

@@ -4,14 +4,15 @@ PPO iterations of the learner (score and update, driver and Ray included) altern
 the plain rows: rows with GSM8K's lengths that share nothing, the demo's rows, and 8 continuations of 128 tokens of
 every prefix of 512. Then the peak memory of both sides is measured for the same rows in one pass. On CPU this is done
 for small models, also for one with Qwen2's vocabulary, whose logits take nearly all of the memory. With `--model
-FOLDER` a pretrained model is measured instead, in fp32 and bf16, with the critic on its trunk: rows of 150 to 210
-tokens that share nothing, and 8 continuations of 80 tokens of every prompt of 100. The bare loop then has no critic. On
-CPU the weights are also broadcast to two vLLM engines. On a GPU speed and memory are measured for a random Qwen2 of 0.5
-B parameters in bf16 under ZeRO 2 and 3.
+FOLDER` a pretrained model is measured instead, in fp32 and, where the CPU has instructions for it or `--dtype` asks for
+it, in bf16, with the critic on its trunk: rows of 150 to 210 tokens that share nothing, and 8 continuations of 80
+tokens of every prompt of 100. The bare loop then has no critic. On CPU the weights are also broadcast to two vLLM
+engines. On a GPU speed and memory are measured for a random Qwen2 of 0.5 B parameters in bf16 under ZeRO 2 and 3.
 """
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,16 +31,12 @@ from bench.report import Check, check, command_line, write
 from core.errors import ClusterError, RetrospectError
 from core.machine import this_machine
 
-STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)
-"""The default starter's shape."""
-DEMO = Shape(18, hidden=128, intermediate=384, layers=3, heads=4, key_value_heads=4)
-"""The demo's starter."""
-MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)
-"""With the proportions of Qwen2's layers."""
-WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)
-"""A very small model with Qwen2's vocabulary."""
-HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)
-"""Qwen2 0.5 B."""
+STARTER = Shape(2048, hidden=128, intermediate=512, layers=4, heads=4, key_value_heads=4)  # the default starter's shape
+DEMO = Shape(18, hidden=128, intermediate=384, layers=3, heads=4, key_value_heads=4)  # the demo's starter
+MIDDLE = Shape(2048, hidden=512, intermediate=2432, layers=2, heads=8, key_value_heads=2)  # Qwen2's proportions
+WORDS = Shape(151_936, hidden=64, intermediate=256, layers=2, heads=4, key_value_heads=4)  # Qwen2's vocabulary
+HALF_B = Shape(151_936, hidden=896, intermediate=4864, layers=24, heads=14, key_value_heads=2)  # Qwen2 0.5 B
+DTYPES = ("float32", "bfloat16")
 FORKED = "512 shared, 8 x 128"
 
 
@@ -98,8 +95,8 @@ def measure_on_cpu(quick: bool) -> list[Check]:
         ]
 
 
-def measure_pretrained(model: Path, quick: bool) -> list[Check]:
-    """Speed of a pretrained model on CPU in both types."""
+def measure_pretrained(model: Path, dtypes: Sequence[str], quick: bool) -> list[Check]:
+    """Speed of a pretrained model on CPU."""
     words = int(AutoConfig.from_pretrained(model).vocab_size)
     common: dict[str, Any] = {"threads": os.cpu_count() or 1, "budget": 2048, "value_model": "shared"}
     common["minibatches"] = 1 if quick else 3
@@ -107,8 +104,7 @@ def measure_pretrained(model: Path, quick: bool) -> list[Check]:
     forked = Work(model, forked_rows(1 if quick else 3, 8, 100, 80, words), **common)
     checks = []
     with local_ray():
-        # a CPU without instructions for bf16 computes it 20 times slower than fp32
-        for dtype in ("float32", "bfloat16") if this_machine().bfloat16 else ("float32",):
+        for dtype in dtypes:
             checks += speed_checks(f"{dtype}, nothing shared", replace(plain, dtype=dtype), 3, 0.95)
             checks += speed_checks(f"{dtype}, 100 shared, 8 x 80", replace(forked, dtype=dtype), 3, 1.6)
     return checks
@@ -126,14 +122,11 @@ def measure_on_gpu(quick: bool) -> list[Check]:
     return checks
 
 
-def main(quick: bool, device: str, model: Path | None) -> None:
-    """Measure and write bench/results/learner.json (learner-cuda.json on a GPU, learner-pretrained.json with a model).
-
-    Raises ClusterError without that GPU.
-    """
+def main(quick: bool, device: str, model: Path | None, dtypes: Sequence[str]) -> None:
+    """Measure and write learner.json, learner-cuda.json or learner-pretrained.json. Raises ClusterError."""
     if model is not None:
         settings: dict[str, object] = {"device": "cpu", "model": model.name, "threads": os.cpu_count() or 1}
-        write("learner-pretrained", measure_pretrained(model, quick), settings, quick=quick)
+        write("learner-pretrained", measure_pretrained(model, dtypes, quick), settings, quick=quick)
         return
     if device == "cpu":
         settings = {
@@ -154,8 +147,11 @@ if __name__ == "__main__":
     parser = command_line(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on")
     parser.add_argument("--model", type=Path, help="the folder of a pretrained model, which is measured instead")
+    # a CPU without instructions for bf16 computes it 10 times slower than fp32
+    computed = DTYPES if this_machine().bfloat16 else DTYPES[:1]
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=computed, help="the types of a pretrained model")
     given = parser.parse_args()
     try:
-        main(given.quick, given.device, given.model)
+        main(given.quick, given.device, given.model, given.dtype)
     except RetrospectError as error:
         sys.exit(f"error: {error}")

@@ -1,9 +1,6 @@
-"""The loop that `bench.learner` compares with: plain torch without PPO and DeepSpeed, as one would write it by hand.
-
-It has the learner's passes (forward, backward and step of the policy, and of a separate critic if there is one) over
-the plain rows, padded, rows of like length together. Its losses are a log-likelihood and a squared error. It runs as a
-Ray actor.
-"""
+"""The loop that `bench.learner` compares with: plain torch without PPO and DeepSpeed, as one would write it by hand. It
+has the learner's passes (forward, backward and step of the policy, and of a separate critic if there is one) over the
+plain rows, padded, rows of like length together. Its losses are a log-likelihood and a squared error."""
 
 import time
 from collections.abc import Sequence
@@ -17,8 +14,7 @@ from learner.packing.assign import assign_padded
 from learner.packing.batch import Row, right_padded
 
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Rows one below the other: tokens [B, T]; positions [N], the index into B * T of the state before each scored token;
-targets [N]."""
+"""Rows one below the other: tokens [B, T]; positions [N] of the states before scored tokens, in B * T; targets [N]."""
 
 
 def padded_batches(rows: Sequence[Row], budget: int) -> list[Batch]:

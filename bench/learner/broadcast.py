@@ -16,12 +16,9 @@ from bench.models import Shape, build_model
 from bench.report import Check, check
 from core.config import LearnerConfig, RolloutConfig
 
-LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)
-"""254 M parameters: 1 GB in fp32."""
-SMALL = Shape(2048, hidden=512, intermediate=2048, layers=8, heads=8, key_value_heads=8)
-"""35 M parameters: 140 MB."""
-WARM = 2
-"""Rounds that are not measured: the system allocates pages for the object store and the engines in them."""
+LARGE = Shape(2048, hidden=1024, intermediate=4096, layers=15, heads=16, key_value_heads=16)  # 254 M parameters: 1 GB
+SMALL = Shape(2048, hidden=512, intermediate=2048, layers=8, heads=8, key_value_heads=8)  # 35 M parameters: 140 MB
+WARM = 2  # rounds that are not measured: the system allocates pages for the object store and the engines in them
 ENGINES = RolloutConfig(
     actors=2, max_prompt_tokens=64, max_response_tokens=64, max_running=8, kv_cache_gib=0.1, threads=1
 )

@@ -16,10 +16,8 @@ EXACT = {
     "MALLOC_TRIM_THRESHOLD_": str(MIB),
     "MALLOC_TOP_PAD_": "0",
 }
-"""Environment of a process in which glibc returns each block of 1 MiB or more to the system as soon as it is free.
-
-Then resident memory is that of the tensors, without freed blocks that the allocator keeps. It makes the process slower.
-"""
+"""Environment in which glibc returns each free block of 1 MiB or more to the system at once. Then resident memory is
+that of the tensors. It makes the process slower."""
 
 
 def memory_now(actor: Any) -> float:

@@ -1,7 +1,5 @@
-"""The trajectories that `bench.learner` trains on. Pure numpy.
-
-All but the demo's are random tokens: they share what their starts share, and nothing of their continuations.
-"""
+"""The trajectories that `bench.learner` trains on. Pure numpy. All but the demo's are random tokens: they share what
+their starts share, and nothing of their continuations."""
 
 import json
 from itertools import cycle, islice
@@ -15,8 +13,7 @@ from tasks.synthetic.arithmetic import ARITHMETIC, MODULUS, steps
 
 
 def gsm8k_rows(count: int, vocabulary: int) -> list[Judged]:
-    """One sample of each start, as long as GSM8K's problems and solutions (characters / 3); every fourth is replayed
-    from the middle of its solution."""
+    """One sample of each start, as long as GSM8K's (characters / 3); every fourth is replayed from the middle."""
     with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:
         problems = [json.loads(line) for line in islice(lines, count)]
     lengths = [(len(problem["question"]) // 3, max(2, len(problem["answer"]) // 3)) for problem in problems]
@@ -36,8 +33,7 @@ def plain_rows(count: int, vocabulary: int) -> list[Judged]:
 
 
 def forked_rows(starts: int, samples: int, prefix: int, continuation: int, vocabulary: int) -> list[Judged]:
-    """`samples` continuations of every start, from a prompt of half the prefix and a replayed state of the other
-    half."""
+    """`samples` continuations of every start: a prompt of half the prefix, and a replayed state of the other half."""
     rng = np.random.default_rng(0)
     rows: list[Judged] = []
     for start in range(starts):
@@ -49,8 +45,7 @@ def forked_rows(starts: int, samples: int, prefix: int, continuation: int, vocab
 
 
 def demo_rows(starts: int, samples: int) -> list[Judged]:
-    """The demo's problems and samples, half of the starts replayed, by a solver that writes a wrong result in one step
-    of ten."""
+    """The demo's problems and samples, half of the starts replayed, by a solver that errs in one step of ten."""
     rng = np.random.default_rng(0)
     rows: list[Judged] = []
     for start in range(starts):

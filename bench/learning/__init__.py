@@ -1,2 +1,1 @@
-"""Does replay learn more than PPO? `python -m bench.learning`: a matrix of runs, its statistics, its table and its
-plots."""
+"""Does replay learn more than PPO? `python -m bench.learning`: a matrix of runs, its statistics, table and plots."""

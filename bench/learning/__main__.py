@@ -1,5 +1,4 @@
-"""`python -m bench.learning`: perform the runs that are missing, then write the table and the plots
-(bench/README.md)."""
+"""`python -m bench.learning`: perform the runs that are missing, then write table and plots (bench/README.md)."""
 
 import argparse
 import tempfile

@@ -1,8 +1,6 @@
-"""Performs the runs of a matrix that have no result yet: a child process each, several side by side.
-
-Invariant: a run whose result is in a table of the folder is never repeated, so a matrix that was
-stopped goes on where it was, also on another machine with the same files.
-"""
+"""Performs the runs of a matrix that have no result yet: a child process each, several side by side. Invariant: a run
+whose result is in a table of the folder is never repeated, so a matrix goes on where it was, also on another
+machine."""
 
 import json
 import os
@@ -20,8 +18,7 @@ from bench.learning.plan import Fields, Run
 from bench.learning.results import by_name
 
 ROOT = Path(__file__).parents[2]
-NICE = 15
-"""The children give way to everything else on the machine."""
+NICE = 15  # the children give way to everything else on the machine
 
 
 def pending(runs: Sequence[Run], results: Path) -> list[Run]:
@@ -31,8 +28,7 @@ def pending(runs: Sequence[Run], results: Path) -> list[Run]:
 
 
 def perform_all(runs: Sequence[Run], results: Path, logs: Path, jobs: int, changes: Fields, tokens: int | None) -> None:
-    """Perform all pending runs, `jobs` at a time. A run that fails is named and left out; the next start tries it
-    again."""
+    """Perform all pending runs, `jobs` at a time. A run that fails is named; the next start tries it again."""
     left = pending(runs, results)
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{len(left)} of {len(runs)} runs to do, {jobs} at a time; logs in {logs}", flush=True)

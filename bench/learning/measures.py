@@ -1,8 +1,5 @@
-"""The measures of a run, written down before any was made, but for `LEARNT` and `MASTERED`. Pure.
-
-A curve is held-out success against generated tokens. It starts at 0 tokens, before training. After its last point it
-keeps its last value, because a run may stop early (`bench/learning/run.py`).
-"""
+"""The measures of a run, written down before any was made, but for `LEARNT` and `MASTERED`. Pure. A curve is held-out
+success against generated tokens, from 0 on. After its end it keeps its last value: a run may stop early."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-LEARNT, MASTERED = 0.05, 0.99
-"""A gain of success below `LEARNT` counts as none. After two evaluations in a row at `MASTERED` a run stops: its curve
-has ended."""
+LEARNT, MASTERED = 0.05, 0.99  # a smaller gain counts as none; a run stops after two evaluations in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +47,8 @@ def tokens_to(curve: Curve, level: float) -> float:
 
 
 def learnability(outcomes: Sequence[tuple[int, int]]) -> float:
-    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN without a start of two
-    continuations.
-
-    1 is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without
+    """Mean of 4 p (1 - p) over starts, from (continuations, correct ones) of each; NaN if none has two continuations. 1
+    is a start that succeeds half of the time; 0 teaches nothing. With n continuations p (1 - p) is estimated without
     bias by n / (n - 1) x c / n x (1 - c / n).
 
     >>> learnability([(4, 2), (4, 0)])  # 4 x 4/3 x 1/4 = 4/3 for the first: an estimate may exceed 1

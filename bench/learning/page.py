@@ -1,9 +1,5 @@
-"""The page of the experiment: bench/results/learning.md and .json, and one plot per setting, from the tables of
-results.
-
-Invariant: no number without its interval over seeds, and none from arms of unlike commits
-without saying so.
-"""
+"""The page of the experiment: bench/results/learning.md and .json, and one plot per setting, from the results' tables.
+Invariant: no number without its interval over seeds, and none from arms of unlike commits without saying so."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,37 +31,17 @@ from core.seeds import generator
 OVERSAMPLING = ("oversampling", "oversampling_small", "oversampling_kl")
 RESAMPLED = ("ppo_resample", "grpo_resample")
 BASELINES = (
-    "ppo",
-    "ppo_small",
-    "ppo_growing",
-    "ppo_falling",
-    "ppo_kl",
-    "ppo_kl_falling",
-    "grpo",
-    "grpo_kl",
-    *RESAMPLED,
+    "ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "ppo_kl_falling", "grpo", "grpo_kl", *RESAMPLED,
     *OVERSAMPLING,
-)
+)  # fmt: skip
 OTHERS = (
-    "value",
-    "value_small",
-    "uniform",
-    "uniform_small",
-    "uniform_filtered_small",
-    "success_prefix_small",
-    "frontier_small",
-    "learnability_small",
-    "ppo_imitating",
-    "ppo_kl_imitating",
-    *OVERSAMPLING,
-)
+    "value", "value_small", "uniform", "uniform_small", "uniform_filtered_small", "success_prefix_small",
+    "frontier_small", "learnability_small", "ppo_imitating", "ppo_kl_imitating", *OVERSAMPLING,
+)  # fmt: skip
 """Arms that ours must beat, also where they are not the best baseline."""
-LEVEL, HALFWAY = 0.8, 0.5
-"""Held-out success that counts as mastery, and one for settings that no arm masters."""
-HALF, FREE = 0.5, 1.05
-"""Goals of the token ratio: medium and hard, and easy."""
-NO_LOSS = -0.02
-"""A smaller loss of pass@k counts as none."""
+LEVEL, HALFWAY = 0.8, 0.5  # held-out success that counts as mastery, and one for settings that no arm masters
+HALF, FREE = 0.5, 1.05  # goals of the token ratio: medium and hard, and easy
+NO_LOSS = -0.02  # a smaller loss of pass@k counts as none
 
 
 def measures(results: Sequence[Result]) -> dict[str, Interval]:
@@ -95,10 +71,8 @@ def measures(results: Sequence[Result]) -> dict[str, Interval]:
 
 
 def best_baseline(arms: Arms, measure: str) -> str | None:
-    """The baseline with the largest mean `MEASURE`, of those with the most seeds; None without a baseline.
-
-    Arms that end above `MASTERED` end equally: the area decides between them.
-    """
+    """The baseline with the largest mean `MEASURE`, of those with the most seeds; None without a baseline. Arms that
+    end above `MASTERED` end equally: the area decides between them."""
     most = max((len(arms[name]) for name in BASELINES if name in arms), default=0)
     known = [name for name in BASELINES if name in arms and len(arms[name]) == most]
 
@@ -127,8 +101,7 @@ def ratio_to(arms: Arms, arm: str, baseline: str, level: float | None = None) ->
 def text_of(
     value: Interval | None, scale: float = 1.0, digits: int = 2, *, never: str = "never", zero: str = ""
 ) -> str:
-    """The value with its interval, of one seed without; '-' where there is no value. `never`, `zero`: words for
-    infinity and 0.
+    """The value with its interval, of one seed without; '-' for none. `never`, `zero`: words for infinity and 0.
 
     >>> text_of(Interval(0.5, 0.25, 0.75, 5)), text_of(Interval(math.inf, 1000, math.inf, 5), 1e-3, 0)
     ('0.50 (0.25 to 0.75)', 'never (1 to never)')
@@ -142,8 +115,7 @@ def text_of(
     return f"{shown[0]} ({shown[1]} to {shown[2]})" if value.seeds > 1 else f"{shown[0]} (one seed)"
 
 
-Columns = Sequence[tuple[str, str, float, int]]
-"""Measure, heading, factor, digits."""
+Columns = Sequence[tuple[str, str, float, int]]  # Measure, heading, factor, digits
 COLUMNS: Columns = (
     ("final success", "final success", 1.0, 2),
     ("pass@k", "pass@k, k = samples", 1.0, 2),
@@ -175,8 +147,7 @@ def section(setting: Setting, arms: Arms, plot: str) -> list[str]:
         f"## {', '.join(setting)}",
         "",
         f"Root success before training {text_of(start, digits=4)}, budget {results[0]['budget']:,} generated tokens, "
-        "commits "
-        f"{', '.join(sorted({one['commit'] for one in results}))}. ![curves]({plot})",
+        f"commits {', '.join(sorted({one['commit'] for one in results}))}. ![curves]({plot})",
         "",
         *table(arms, usual, setting),
     ]
@@ -253,8 +224,7 @@ def ratios(arms: Arms, arm: str, ours: str = OURS) -> list[str]:
 
 
 def goals(setting: Setting, arms: Arms) -> list[Check]:
-    """The checks of one setting. A goal is judged from `ENOUGH` seeds on. A ratio is 0 where the other arm never gets
-    there."""
+    """The checks of one setting, from `ENOUGH` seeds on. A ratio is 0 where the other arm never gets there."""
     fastest, highest = best_baseline(arms, "area"), best_baseline(arms, "final success")
     if OURS not in arms or fastest is None or highest is None:
         return []

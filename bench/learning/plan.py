@@ -1,8 +1,6 @@
-"""What is compared: tasks at three hardnesses, arms, and the configuration of one run.
-
-Invariant: two arms of a task differ in nothing but what `ARMS` names: where rollouts start, what is repeated, the KL
-that holds the root, the batch, and for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone.
-"""
+"""What is compared: tasks at three hardnesses, arms, and the configuration of one run. Invariant: two arms of a task
+differ in nothing but what `ARMS` names: where rollouts start, what is repeated, the KL that holds the root, the batch,
+and for GRPO the advantages. Arms that `ranked` makes differ in the ranking alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +10,12 @@ from typing import Any
 from core.config import Config
 from core.load import parse_config
 
-Fields = Mapping[str, Any]
-"""Fields of a configuration by 'section.field'."""
+Fields = Mapping[str, Any]  # fields of a configuration by 'section.field'
 
-HARDNESSES = ("easy", "medium", "hard")
-"""Root success of the starter: about 1e-1, about 1e-2, at most 1e-3."""
+HARDNESSES = ("easy", "medium", "hard")  # root success of the starter: about 1e-1, about 1e-2, at most 1e-3
 
 CANONICAL: Fields = {"replay.canonical": True}
-FROM_ROOT: Fields = {"replay.ratio": 0.0}
-"""All rollouts start at the root."""
+FROM_ROOT: Fields = {"replay.ratio": 0.0}  # all rollouts start at the root
 
 COMMON: Fields = {
     "starter.hidden_size": 64,
@@ -32,11 +27,11 @@ COMMON: Fields = {
     "rollout.threads": 1,
     "rollout.kv_cache_gib": 0.25,
     "replay.ratio": 0.5,
-    "replay.share": "constant",
+    "replay.schedule": "constant",
     "replay.start_states": 64,
     "replay.imitated": 0,
     "algorithm.policy_lambda": 1.0,
-    "algorithm.normalise": "per_source",
+    "algorithm.normalise": "separate",
     "algorithm.kl_coefficient": 0.02,
     "algorithm.kl_schedule": "constant",
     "algorithm.positive_coefficient": 0.0,
@@ -55,32 +50,29 @@ COMMON: Fields = {
 
 SHIPPED: Fields = {
     "replay.ratio": 0.5,
-    "replay.share": "unsolved",
+    "replay.schedule": "unsolved",
     "replay.start_states": 512,
     "replay.imitated": 32,
     "algorithm.policy_lambda": 0.95,
-    "algorithm.normalise": "per_source",
+    "algorithm.normalise": "separate",
     "algorithm.kl_coefficient": 0.2,
     "algorithm.kl_schedule": "unsolved",
     "algorithm.positive_coefficient": 1.0,
     "learner.adam_beta2": 0.999,
     "learner.adam_epsilon": 1e-8,
 }
-"""The product's defaults for replay, losses and Adam when these runs were made; now those of its generated tasks'
-recipes."""
+"""The defaults for replay, losses and Adam when these runs were made; now those of generated tasks' recipes."""
 
 
 _SMALL: Fields = {"rollout.starts": 8}
-_GROWING: Fields = {"rollout.starts": 16, "replay.ratio": 0.5, "replay.share": "unsolved", "replay.fill": False}
+_GROWING: Fields = {"rollout.starts": 16, "replay.ratio": 0.5, "replay.schedule": "unsolved", "replay.fill": False}
 """8 fresh problems while the root fails, 16 once it succeeds; the difference may be replayed."""
-_EMPTY: Fields = {"replay.start_states": 10**7, "replay.capacity": 10**7}
-"""No state is ever replayed."""
+_EMPTY: Fields = {"replay.start_states": 10**7, "replay.capacity": 10**7}  # no state is ever replayed
 _KL: Fields = {"algorithm.kl_coefficient": 0.2, "algorithm.kl_schedule": "unsolved"}
 """A KL that holds the root while it fails, and fades to a tenth as it succeeds."""
 _ON_TOP: Fields = {**_GROWING, **_KL}
 _IMITATING: Fields = {"replay.imitated": 32, "algorithm.positive_coefficient": 1.0}
-"""Up to 32 earlier own successes in every update, in the language-model loss that takes the batch's correct responses,
-too."""
+"""Up to 32 earlier own successes in every update, in the language-model loss of correct responses."""
 _RESAMPLED: Fields = {**FROM_ROOT, **_SMALL, **_KL, "rollout.resample": 8}
 """Dynamic sampling: 8 problems with different rewards, of up to 72."""
 
@@ -97,8 +89,8 @@ ABLATIONS: Mapping[str, Fields] = {
     "on_top_kl_constant": {**_ON_TOP, "algorithm.kl_schedule": "constant"},
     "on_top_kl_0.02": {**_ON_TOP, "algorithm.kl_coefficient": 0.02},
     "on_top_kl_0": {**_ON_TOP, "algorithm.kl_coefficient": 0.0, "algorithm.kl_schedule": "constant"},
-    "on_top_share_constant": {**_ON_TOP, "replay.share": "constant"},
-    "on_top_share_annealed": {**_ON_TOP, "replay.share": "annealed", "run.iterations": 250},  # more than there are
+    "on_top_share_constant": {**_ON_TOP, "replay.schedule": "constant"},
+    "on_top_share_annealed": {**_ON_TOP, "replay.schedule": "annealed", "run.iterations": 250},  # more than there are
     "on_top_ratio_0.125": {**_ON_TOP, "rollout.starts": 9, "replay.ratio": 0.125},
     "on_top_ratio_0.25": {**_ON_TOP, "rollout.starts": 11, "replay.ratio": 0.25},
     "on_top_ratio_0.8": {**_ON_TOP, "rollout.starts": 40, "replay.ratio": 0.8},
@@ -183,8 +175,7 @@ class Setting:
 
 
 def falling(without: int, replaying: int, **others: int) -> Mapping[str, int]:
-    """`Setting.falling`: one number for all arms with our batch and KL and nothing to replay, one for all that
-    replay."""
+    """`Setting.falling`: a number for arms with our batch and KL and nothing to replay, one for those that replay."""
     alone = ("ppo_falling", "ppo_kl", "ppo_imitating", "ppo_kl_imitating", "grpo_kl", "oversampling_kl")
     return {
         **dict.fromkeys(alone, without),
@@ -219,8 +210,7 @@ def with_solutions(arm: str) -> bool:
 
 
 def level(task: str, steps: range, problems: int, held_out: int, prompt: int, response: int) -> Fields:
-    """The fields of a generated task at one hardness: its numbers of steps, and room for prompts and responses
-    (tokens)."""
+    """The fields of a generated task at one hardness: its steps, and room for prompts and responses (tokens)."""
     return {
         "task.name": task,
         "task.min_operations": steps.start,
@@ -286,11 +276,7 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
         "medium": lock(4, 600_000, beside(450, 370)),
         "hard": lock(6, 1_000_000, {}),
     },
-    "countdown": {
-        "easy": countdown(2, 200_000),
-        "medium": countdown(4, 800_000),
-        "hard": countdown(5, 1_200_000),
-    },
+    "countdown": {"easy": countdown(2, 200_000), "medium": countdown(4, 800_000), "hard": countdown(5, 1_200_000)},
     "arithmetic": {
         "easy": arithmetic(range(5, 7), 200_000),
         "medium": arithmetic(range(8, 10), 1_000_000),

@@ -14,23 +14,12 @@ from bench.learning.statistics import on_grid
 from core.seeds import generator
 
 SHOWN = (
-    "ppo",
-    "ppo_small",
-    "ppo_growing",
-    "ppo_falling",
-    "ppo_kl",
-    "grpo",
-    "value_small",
-    "ppo_imitating",
-    "ppo_kl_imitating",
-    ABLATED,
-    OURS,
-)
+    "ppo", "ppo_small", "ppo_growing", "ppo_falling", "ppo_kl", "grpo", "value_small", "ppo_imitating",
+    "ppo_kl_imitating", ABLATED, OURS,
+)  # fmt: skip
 """Arms of the plot that shows all settings."""
-MOST_INSIDE = 10
-"""Arms of a panel's legend; a longer one stands beside the panels."""
-Panel = tuple[Arms, str, str]
-"""One diagram of a plot: what it shows, its cost (`COSTS`) and its title; without a title it has no legend."""
+MOST_INSIDE = 10  # arms of a panel's legend; a longer one stands beside the panels
+Panel = tuple[Arms, str, str]  # what it shows, its cost (`COSTS`), its title; without a title it has no legend
 
 COSTS = {
     "generated": ("thousand generated tokens", 1000.0),

@@ -11,15 +11,11 @@ from bench.learning.measures import Curve
 from bench.learning.plan import Run
 
 Result = dict[str, Any]
-Setting = tuple[str, str]
-"""Task and hardness."""
-Arms = Mapping[str, Mapping[int, Result]]
-"""Arm -> seed -> result, of one setting."""
+Setting = tuple[str, str]  # task and hardness
+Arms = Mapping[str, Mapping[int, Result]]  # arm -> seed -> result, of one setting
 OURS = "learnability_imitating"
-ABLATED = "learnability_small"
-"""The arm of which the ablations change one piece."""
-ENOUGH = 5
-"""Seeds from which a goal is judged."""
+ABLATED = "learnability_small"  # the arm of which the ablations change one piece
+ENOUGH = 5  # seeds from which a goal is judged
 
 
 def by_name(folder: Path) -> dict[str, Result]:
@@ -34,8 +30,7 @@ def by_name(folder: Path) -> dict[str, Result]:
 
 
 def append_result(folder: Path, result: Result) -> None:
-    """Add a line to the table of the run's task. It is written at once, because several processes append to one
-    table."""
+    """Add a line to the table of the run's task, at once: several processes append to one table."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{result['run']['task']}.jsonl").open("ab", buffering=0) as table:
         table.write(f"{json.dumps(result)}\n".encode())

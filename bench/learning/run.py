@@ -1,9 +1,5 @@
-"""One training run with the product's own loop, engines included, in this process: `python -m bench.learning.run
-FILE.json`.
-
-`bench/learning/matrix.py` starts it as a child process, one per run; the file says which run, and which tables get its
-result. Invariant: a result is written only when its run is complete.
-"""
+"""One training run with the product's own loop, in this process: `python -m bench.learning.run FILE.json`. The file
+says which run, and which tables get its result. Invariant: a result is written only when its run is complete."""
 
 import json
 import math
@@ -19,6 +15,7 @@ from bench.learning.measures import MASTERED, learnability, plain
 from bench.learning.plan import SETTINGS, Fields, Run, configuration
 from bench.learning.results import append_result
 from core.config import Config
+from core.interruption import Interruption
 from core.records import Judged, Scored
 from core.run_directory import RunDirectory
 from core.startup import set_environment
@@ -31,24 +28,15 @@ from trainer.loop import iterate
 from trainer.metrics import IterationMetrics, PhaseClock
 from trainer.records import Components, IterationSettings
 
-POINTS = 20
-"""Evaluations in a run, at equal distances in generated tokens, after the one before training."""
-LAST_SAMPLES = 4
-"""The last evaluation has this many times as many samples, for pass@k."""
+POINTS = 20  # evaluations in a run, at equal distances in generated tokens, after the one before training
+LAST_SAMPLES = 4  # the last evaluation has this many times as many samples, for pass@k
 STARTER_SEED = 0
 
 Row = dict[str, Any]
 MEANS = (
-    "root_success",
-    "replay_success",
-    "replay_share",
-    "erroneous_share",
-    "kl",
-    "entropy",
-    "value_auc_within",
-    "explained_variance",
-    "policy_grad_norm",
-)
+    "root_success", "replay_success", "replay_share", "erroneous_share", "kl", "entropy", "value_auc_within",
+    "explained_variance", "policy_grad_norm",
+)  # fmt: skip
 """Metrics of the product of which a row has the mean over its iterations (docs/metrics.md)."""
 
 
@@ -62,8 +50,7 @@ class Progress:
         self._recent: list[Row] = []
 
     def add(self, scored: Sequence[Scored], imitated: Sequence[Judged], metrics: IterationMetrics) -> None:
-        """Count an iteration. Trained tokens are all that the learner read in its update: prompt, prefix and
-        continuation."""
+        """Count an iteration. Trained tokens are all that the learner read: prompt, prefix and continuation."""
         self.iterations += 1
         self.generated = metrics.total_tokens
         judged = [*(item.judged for item in scored), *imitated]
@@ -96,8 +83,7 @@ class Progress:
 
 
 def outcomes(scored: Sequence[Scored], replayed: bool | None) -> list[tuple[int, int]]:
-    """(continuations, correct ones) of every start; `replayed`: only of starts that are, or are not, replayed
-    states."""
+    """(continuations, correct ones) of every start; `replayed`: only of starts that are, or are not, replayed."""
     found: dict[str, tuple[int, int]] = {}
     for item in scored:
         start = item.trajectory.start
@@ -108,13 +94,12 @@ def outcomes(scored: Sequence[Scored], replayed: bool | None) -> list[tuple[int,
 
 
 def train(parts: Components, settings: IterationSettings, plan: EvaluationPlan, budget: int) -> Row:
-    """Train until `budget` tokens are generated, or the task is mastered. Returns the rows and the tokens to the first
-    success."""
+    """Train until `budget` tokens are generated, or the task is mastered. Returns rows and first successes."""
     progress, mastered = Progress(), 0
     rows = [progress.row(evaluate_policy(parts.actors, parts.task, plan))]
     while progress.generated < budget and mastered < 2:
         clock = PhaseClock()
-        result = iterate(parts, settings, progress.iterations + 1, clock)
+        result = iterate(parts, settings, progress.iterations + 1, clock, Interruption())
         if result.failure is not None:
             raise result.failure
         before = progress.generated
@@ -151,15 +136,13 @@ def perform(run: Run, changes: Fields, tokens: int | None = None) -> Row:
 
 
 def with_starter(config: Config) -> Config:
-    """The configuration with the starter of all seeds, as users share one pretrained model; a seed changes everything
-    else."""
+    """The configuration with the starter of all seeds, as users share a pretrained model."""
     path = resolve_model("starter", config.starter, config.task, STARTER_SEED)
     return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
 def main(path: Path) -> None:
-    """Perform the order in `path` (`run`, `changes`, `tokens`, and what describes it) and append its result to its
-    table."""
+    """Perform the order in `path` (`run`, `changes`, `tokens`, `about`) and append its result to its table."""
     set_environment()
     order = json.loads(path.read_text(encoding="utf-8"))
     found = perform(Run(**order["run"]), order["changes"], order["tokens"])

@@ -1,7 +1,5 @@
-"""What several seeds say: intervals over seeds, paired by seed. Pure.
-
-Invariant: seeds are resampled as whole runs, and two arms are always compared on the same seeds.
-"""
+"""What several seeds say: intervals over seeds, paired by seed. Pure. Invariant: seeds are resampled as whole runs, and
+two arms are always compared on the same seeds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,10 +26,7 @@ class Interval:
 
 
 def over_seeds(count: int, statistic: Callable[[Indices], float], rng: np.random.Generator) -> Interval:
-    """`statistic` of the seeds' indices, with its interval over resampled seeds. The interval of one seed has no width.
-
-    Draws without a value (NaN) are left out of the interval.
-    """
+    """`statistic` of the seeds' indices, with its interval over resampled seeds, without draws that have no value."""
     drawn = np.array([statistic(rng.integers(0, count, count)) for _ in range(DRAWS)])
     drawn = drawn if np.isnan(drawn).all() else drawn[~np.isnan(drawn)]
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")  # some may be infinite
@@ -56,8 +51,8 @@ def token_ratio(
 
     The success is `level`, or if None the baseline's final one, but at least `LEARNT` above its first and at most
     `MASTERED`, recomputed for every resampled set of seeds. Both curves are means over seeds, read on 200 points up to
-    `budget`. An arm that never gets there has an infinite ratio, and one whose baseline never does 0. If neither does,
-    the ratio is NaN. The two sequences are paired by seed.
+    `budget`. The ratio is infinite if the arm never gets there, 0 if the baseline does not, NaN if neither. Seeds are
+    paired.
     """
     grid = np.linspace(0.0, budget, 201)
     ours, theirs = (np.array([on_grid(curve, grid) for curve in curves]) for curves in (arm, baseline))
@@ -84,7 +79,6 @@ def tokens_to_mastery(curve: Curve, first_success: float | None, level: float) -
 
 
 def median_over_seeds(values: Sequence[float], rng: np.random.Generator) -> Interval:
-    """The median of one number per seed; some may be infinite (never). With an even count it is the lower of the middle
-    two."""
+    """The (lower) median of one number per seed; some may be infinite (never)."""
     numbers = np.sort(np.asarray(values, np.float64))
     return over_seeds(len(numbers), lambda drawn: float(np.sort(numbers[drawn])[(len(drawn) - 1) // 2]), rng)

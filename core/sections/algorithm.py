@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from core.sections.base import Count, NonNegative, Positive, Section, Share, one_of
+from core.sections.base import Count, NonNegative, Positive, Section, UnitInterval, one_of
 
 ESTIMATORS = ("gae", "grpo", "dr_grpo", "rloo", "opo", "reinforce++", "reinforce++_baseline", "vineppo")
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "gmpo")
@@ -27,14 +27,14 @@ class AlgorithmConfig(Section):
     )
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount."""
-    policy_lambda: Share = 0.95
+    policy_lambda: UnitInterval = 0.95
     """GAE lambda of the policy's advantages."""
     adaptive_lambda: Annotated[float | None, Field(gt=0)] = None
     """Length-adaptive policy lambda 1 - 1 / (x l) for a continuation of l tokens (VAPO uses x = 0.05); none:
     policy_lambda."""
-    value_lambda: Share = 1.0
+    value_lambda: UnitInterval = 1.0
     """GAE lambda of the critic's targets."""
-    normalise: Literal["global", "per_source", "none"] = "per_source"
+    normalise: Literal["global", "separate", "none"] = "separate"
     """Whitening (gae, reinforce++, reinforce++_baseline): over the batch, fresh and replayed rows apart, or none."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """PPO clip below: ratio >= 1 - clip_low."""
@@ -69,7 +69,7 @@ class AlgorithmConfig(Section):
     importance_cap] (mask, IcePop); of each token, or of the whole sequence (product over its tokens)."""
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
     """Largest pi_prox / pi_behaviour."""
-    importance_floor: Share = 0.5
+    importance_floor: UnitInterval = 0.5
     """Smallest pi_prox / pi_behaviour that is not masked."""
     positive_coefficient: NonNegative = 1.0
     """Weight of the language-model loss (VAPO: 0.1). It takes correct responses where rewards differ, and those that

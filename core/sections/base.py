@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 AUTO: Any = "auto"
 """What a recipe writes for a number that follows from model, data and machine. In a `Config` it is 0 until
 `trainer.model.automatic` has chosen."""

@@ -22,7 +22,7 @@ class ReplayConfig(Section):
 
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Largest share of replayed starts, in [0, 1). Measured: docs/method.md, Choosing a ranking and a share."""
-    share: Literal["constant", "annealed", "unsolved"] = "unsolved"
+    schedule: Literal["constant", "annealed", "unsolved"] = "unsolved"
     """How the share of replayed starts changes: replay.ratio always; falling to 0 over the run; or replay.ratio times
     the share of fresh problems of which every sample fails. Measured: docs/method.md, Defaults."""
     fill: bool = True

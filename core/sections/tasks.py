@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from core.errors import ConfigError
-from core.sections.base import AUTO, AutoCount, Count, NonNegative, Positive, Section, Share, Whole, as_mapping, one_of
+from core.sections.base import (
+    AUTO,
+    AutoCount,
+    Count,
+    NonNegative,
+    Positive,
+    Section,
+    UnitInterval,
+    Whole,
+    as_mapping,
+    one_of,
+)
 
 SandboxMode = Literal["bubblewrap", "unsafe-subprocess"]
 """How programs that a model wrote are confined. Without a working bubblewrap, the default refuses to run them."""
@@ -47,9 +58,9 @@ class StarterConfig(Section):
     """Peak learning rate of the warm-start."""
     max_operations: Count = 8
     """Generated tasks: most operations of a warm-start problem; problems with one more operation are 0.6 times as frequent."""
-    slip: Share = 0.0
+    slip: UnitInterval = 0.0
     """Generated tasks: share of warm-start solutions without their last line; training must correct this habit."""
-    guess: Share = 0.0
+    guess: UnitInterval = 0.0
     """Tasks rule, stories, lock, countdown: share of warm-start answers that have the right form but random choices, so that what is right must be discovered."""
     cache: Path = Path(".cache/starters")
     """Where built starters are kept, by hash of these settings."""
@@ -89,7 +100,7 @@ class CodeConfig(Section):
     """Reward of a program that runs and fails all tests."""
     passed: float = 1.0
     """Reward of a program that passes all tests."""
-    fraction: Share = 1.0
+    fraction: UnitInterval = 1.0
     """Weight of passing some tests: such a program gets failed + fraction x share passed x (passed - failed)."""
     visible_share: NonNegative = 0.0
     """Weight of a test that the prompt shows, relative to a hidden one, among the tests passed."""

@@ -1,9 +1,6 @@
-"""Defines a ranking: a class that gives each state of the store its priority, and says why a state is not drawn.
-
-Invariant: what it says of a state depends only on the columns of the state's problem and on the success model. So
-placement over shards changes nothing. A state of priority -inf is stored and not drawn. Others are drawn with
-probability ~ exp(priority / temperature).
-"""
+"""A ranking is a class that gives each state of the store its priority, and says why a state is not drawn. Invariant:
+what it says of a state depends only on the columns of the state's problem and on the success model, not on placement. A
+state of priority -inf is never drawn, others with probability ~ exp(priority / temperature)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,19 +14,16 @@ from core.records import Flags, FloatArray
 
 Index = npt.NDArray[np.int64]
 Rules = Sequence[tuple[Flags, str]]
-"""Which states [S] a rule keeps from being drawn, and why, in words. Of several that hold, the first explains."""
+"""Which states [S] a rule keeps from being drawn, and why. Of several that hold, the first explains."""
 
 IS_SOLVED = "its problem is solved from the root"
 ANOTHER = "another state of its chain is replayed"
-HOPELESS = 0.05
-"""Chance of success below which no start is replayed: at 5 %, four in five groups of 4 continuations have no success at
-all."""
+HOPELESS = 0.05  # success below which no start is replayed: at 5 %, four in five groups of 4 continuations have none
 
 
 @dataclass(frozen=True, slots=True)
 class SuccessModel:
-    """What is known of success on all problems together (`replay/success.py`); the defaults hold before there are
-    outcomes."""
+    """What is known of success on all problems together (`replay/success.py`); by default, before outcomes."""
 
     # A proven state succeeds at its end with 0.88, near the root with 0.05; one of a failure below 0.05.
     weights: tuple[float, ...] = (2.0, -5.0, -5.0, 0.0, 0.0, 0.0, 0.0)  # of `replay.success.Feature`
@@ -40,8 +34,7 @@ class SuccessModel:
 
 @dataclass(frozen=True, slots=True)
 class StateColumns:
-    """The states of one or more whole problems, [S] each: grouped by problem, oldest first. A ranking must not change
-    them."""
+    """The states of whole problems, [S] each: grouped by problem, oldest first. A ranking must not change them."""
 
     problem: Index  # number of the problem, from 0, non-decreasing
     chain: Index  # number of the trajectory that the state was cut from
@@ -61,22 +54,18 @@ class Ranking:
     """A ranking. A user's own is a subclass that `replay.ranking` names as module:class."""
 
     temperature: ClassVar[float] = 0.2
-    """Temperature of the draw if `replay.temperature` gives none. 0.2: a state of priority 1 is drawn e^2.5 = 12 times
-    as often as one of 1/2."""
+    """Of the draw if `replay.temperature` gives none. 0.2: priority 1 is drawn e^2.5 = 12 times as often as 1/2."""
     values: ClassVar[Literal["unused", "used", "needed"]] = "unused"
-    """Whether it reads the critic's values, which are then refreshed. `used`: it also works without a critic, when all
-    are 0."""
+    """Whether it reads the critic's values, which are then refreshed. `used`: it also works when all are 0."""
     needs_canonical: ClassVar[bool] = False
     """Whether it replays only prefixes of canonical solutions."""
     chains: ClassVar[bool] = False
-    """Whether a state's priority depends on which other states of its chain are stored. Then a success that continues a
-    proven chain makes no new chain (`trainer/starts.py`)."""
+    """Whether a priority depends on which other states of its chain are stored. Then a success that continues a proven
+    chain makes no new chain (`trainer/starts.py`)."""
     model: ClassVar[Literal["unused", "scale", "success"]] = "unused"
-    """What it reads of `StateColumns.model`: the scale of values only, or all. All states are ranked again when that
-    changes."""
+    """What it reads of `StateColumns.model`: the scale only, or all. Its change ranks all states again."""
     one_per_problem: ClassVar[bool] = False
-    """Whether an iteration replays at most one state of each problem. So few known problems take few starts from the
-    fresh ones."""
+    """Whether an iteration replays at most one state of each problem, so that few problems take few starts."""
 
     def __init__(self, config: ReplayConfig) -> None:
         """Take its settings, if it has any, from the replay section."""
@@ -90,8 +79,7 @@ class Ranking:
         return only(~excluded(self.why_not(states), len(states.value)))
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:  # noqa: ARG002
-        """Retention [S], given the priorities: the lowest is evicted first. Without an own formula it is the
-        priority."""
+        """Retention [S], given the priorities: the lowest is evicted first. By default the priority."""
         return priority
 
 

@@ -6,18 +6,13 @@ from core.records import FloatArray, Provenance
 from replay.rankings.base import ANOTHER, Ranking, Rules, StateColumns
 from replay.rankings.chains import chains_of, kept_longest
 
-VISITS = 8
-"""Continuations after which the curriculum moves one state back: two starts of 4. It moves by count, whatever they
-achieve."""
+VISITS = 8  # continuations, two starts of 4, after which the curriculum moves one state back, whatever they achieve
 
 
 class Canonical(Ranking):
-    """Prefixes of canonical solutions, from the end backwards.
-
-    The states of a canonical chain are numbered 0, 1, ... from the deepest. The state with the number floor(v / 8) is
-    replayed, where v counts the continuations of all states of the chain. A chain that has reached its beginning is not
-    replayed.
-    """
+    """Prefixes of canonical solutions, from the end backwards. The states of a chain are numbered 0, 1, ... from the
+    deepest. The one with the number floor(v / 8) is replayed, where v counts the continuations of the whole chain. A
+    chain that has reached its beginning is not replayed."""
 
     needs_canonical = True
     chains = True

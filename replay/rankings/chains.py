@@ -1,8 +1,5 @@
-"""Chains: the states of each stored trajectory in order of depth, and which of them a problem keeps longest.
-
-Invariant: every result for a chain depends only on the columns of its problem. The number of its trajectory serves only
-as a name, because it depends on placement.
-"""
+"""Chains: the states of each stored trajectory in order of depth, and which of them a problem keeps longest. Invariant:
+every result for a chain depends only on the columns of its problem, not on its trajectory's number."""
 
 from dataclasses import dataclass
 
@@ -13,8 +10,7 @@ from core.records import Flags
 from replay.keys import Reals
 from replay.rankings.base import Index, StateColumns
 
-KEPT_FIRST = 1 << 10
-"""Step of the shallowest and the tried states in `kept_longest`: they are evicted last."""
+KEPT_FIRST = 1 << 10  # step of the shallowest and the tried states in `kept_longest`: they are evicted last
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +46,9 @@ def chains_of(columns: StateColumns, members: Flags) -> Chains:
 def kept_longest(columns: StateColumns, found: Chains, chosen: Flags) -> Reals:
     """[K] 1 / (1 + order), highest for what a problem keeps longest. The order is r + w in its r-th chain, 0 <= w < 1.
 
-    Tried chains come first, then chains that begin nearest to the root, then older ones. So all states of one chain
-    come before those of the next. Within a chain, w is 0 for the `chosen` state [S], and 1 / (1 + 1024) for the tried
-    states and the shallowest. It is 1 / (1 + 2^k) for a state whose place is divisible by 2^k but not by 2^(k + 1). So
-    a chain that is too long keeps states from its beginning to its end.
+    Tried chains come first, then chains that begin nearest to the root, then older ones. Within a chain, w is 0 for the
+    `chosen` state [S], and 1 / (1 + 1024) for the tried states and the shallowest. It is 1 / (1 + 2^k) for a state
+    whose place is divisible by 2^k but not by 2^(k + 1). So a long chain keeps states over all of its length.
     """
     order, first, place = found.order, found.first, found.place
     head = order[first]

@@ -24,8 +24,7 @@ def find_ranking(config: ReplayConfig) -> Ranking:
 
 
 def example_states() -> StateColumns:
-    """Two problems with two chains each: an own failure, two states of an own success, and one of a canonical
-    solution."""
+    """Two problems with two chains each: an own failure, two states of a success, one of a canonical solution."""
     columns: dict[str, list[float]] = {
         "problem": [0, 0, 0, 0, 1, 1, 1, 1],
         "chain": [0, 1, 1, 2, 3, 4, 4, 5],

@@ -1,30 +1,24 @@
 """The ranking `frontier`: replay the shallowest state of a proven chain that the policy can still finish.
 
-A chain is the stored states of one own successful or canonical trajectory. Invariant: everything is computed from the
-columns of a single problem.
-
-Formula. State i of a chain leaves the share x_i = 1 - length / (tokens of its trajectory) of the way, and has decayed
-outcomes w_i, l_i. The root has W, L. Were all steps equally hard, the chance to finish would be exp(-h x), with h
-failures per way covered. A failing continuation covers 0.4 of its way on average. All rollouts from the root count as
-one failure. exp(-h x) is only a prior. Finishing from a deeper state is never harder, so a curve that rises with depth
-is fitted to all outcomes together:
+A chain is the stored states of one own successful or canonical trajectory. State i leaves the share x_i = 1 - length /
+(tokens of its trajectory) of the way, and has decayed outcomes w_i, l_i; the root has W, L. Were all steps equally
+hard, the chance to finish would be exp(-h x), with h failures per way covered. A failing continuation covers 0.4 of its
+way on average. All rollouts from the root count as one failure. exp(-h x) is only a prior: finishing from a deeper
+state is never harder, so a curve that rises with depth is fitted to all outcomes together:
 
     way      = (0.4 + W + 0.4 L) / (1 + L)
     h        = (1 + sum of l_i) / (way + sum of (w_i + 0.4 l_i) x_i)
     rate_i   = (w_i + 2 exp(-h x_i)) / (w_i + l_i + 2)
     p        = isotonic regression of rate, weights w_i + l_i + 0.1     (pool adjacent violators)
 
-The frontier is the shallowest state with p >= target (about 0.3), or the deepest state when there is none. A state is
-mastered if its own outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier moves one state up for any p there. A
-chain rests (is not replayed) if its shallowest state is mastered, because the root comes next; if its frontier has p <
-0.05: its success was luck; and if the root success (W + 1) / (W + L + 2) of its problem is above 0.9. Outcomes decay,
-so it is tried again later.
+The frontier is the shallowest state with p >= target (about 0.3), or else the deepest. A state is mastered if its own
+outcomes give (w + 1) / (w + l + 2) > 0.9. A mastered frontier moves one state up for any p there. A chain rests (is not
+replayed) if its shallowest state is mastered, because the root comes next; if its frontier has p < 0.05: its success
+was luck; and if the root's success is above 0.9. Outcomes decay, so it is tried again later.
 
-Only frontiers have a priority: 1 - |p - 1/2|, at most 1. A problem is not replayed before its first success:
-continuations of failures of an unsolved problem hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A
-success from a proven chain is an outcome of that chain and starts no new one.
-
-A worked example is in tests/replay/rankings/test_rankings.py.
+Only frontiers have a priority: 1 - |p - 1/2|. A problem is not replayed before its first success: continuations of its
+failures hardly ever succeed (0 of 192 in a probe, 95 % interval 0 to 1.9 %). A success from a proven chain is an
+outcome of that chain and starts no new one. tests/replay/rankings/test_rankings.py has a worked example.
 """
 
 import numpy as np
@@ -35,18 +29,12 @@ from replay.keys import Reals
 from replay.rankings.base import ANOTHER, HOPELESS, IS_SOLVED, Index, Ranking, Rules, StateColumns, success_rate
 from replay.rankings.chains import Chains, chains_of, kept_longest
 
-LOST = 0.4
-"""Share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3."""
+LOST = 0.4  # share of the way that a failing continuation covers on average: 1 / z - 1 / (exp(z) - 1) at exp(-z) = 0.3
 WAY = 0.4
-"""Way of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about its middle."""
-PSEUDO = 2.0
-"""Number of outcomes that the prior counts as, as in (w + 1) / (w + l + 2): one start with 4 continuations outweighs
-it."""
-UNTRIED = 0.1
-"""Weight of a state without outcomes in the joint curve: small, so that its prior does not outweigh outcomes
-elsewhere."""
-MASTERED = 0.9
-"""Success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches."""
+"""Of the one failure of the root: an untried chain has its frontier where exp(-x / 0.4) = 0.3, about the middle."""
+PSEUDO = 2.0  # outcomes that the prior counts as, as in (w + 1) / (w + l + 2): a start with 4 outweighs it
+UNTRIED = 0.1  # weight of a state without outcomes in the joint curve: its prior must not outweigh outcomes elsewhere
+MASTERED = 0.9  # success above which 4 p (1 - p) is under 0.36: a third of what a start at 1/2 teaches
 
 
 class Frontier(Ranking):
@@ -82,12 +70,9 @@ class Frontier(Ranking):
         return priority
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
-        """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store keeps what can still
-        teach.
-
+        """Retention [S]: class + `kept_longest`. So a problem keeps whole chains, and the store what can still teach.
         Classes: 4 tried chains, and the shallowest state of a resting chain (without its outcomes the chain would come
-        back as new); 3 untried chains; 2 the other states of resting chains; 0 all others.
-        """
+        back as new); 3 untried chains; 2 the other states of resting chains; 0 all others."""
         retention = np.zeros(len(states.value), np.float32)
         found = working_chains(states)
         head = found.order[found.first]
@@ -135,8 +120,7 @@ def isotonic(rate: Reals, weight: Reals, chain: Index) -> Reals:
 
 
 def frontiers(states: StateColumns, target: float) -> tuple[Chains, Index, Reals, Flags]:
-    """The C working chains, and of each the state that is its frontier, p there, and whether its shallowest state is
-    mastered."""
+    """The C working chains; of each the frontier state, p there, and whether its shallowest state is mastered."""
     found = working_chains(states)
     curve, known = success_curve(states, found), mastered(states.wins, states.losses)[found.order]
     sizes = np.diff(np.append(found.first, len(curve)))
@@ -147,11 +131,7 @@ def frontiers(states: StateColumns, target: float) -> tuple[Chains, Index, Reals
 
 
 def mastered(wins: FloatArray, losses: FloatArray) -> Flags:
-    """Whether the success estimate (w + 1) / (w + l + 2) is above 0.9: nine wins without a loss are enough.
-
-    >>> mastered(np.array([9.0, 8.0, 20.0]), np.array([0.0, 0.0, 2.0])).tolist()
-    [True, False, False]
-    """
+    """Whether the success estimate (w + 1) / (w + l + 2) is above 0.9: nine wins without a loss are enough."""
     return np.asarray(success_rate(wins, losses) > MASTERED)
 
 

@@ -1,9 +1,6 @@
 """The ranking `learnability`: replay what teaches most, and only problems that the root does not solve yet.
 
-Invariant: the priority of a state depends only on its problem's columns and on the success model.
-
-Formula. p is the chance that a continuation succeeds (`replay/success.py`). A group of continuations teaches only if
-some succeed and some fail, so
+p is the chance that a continuation succeeds (`replay/success.py`). A group teaches only if some succeed and some fail:
 
     worth    = 4 p (1 - p)
     priority = log worth - log(sum of worth over the problem's states) + log(largest worth of the problem)
@@ -15,17 +12,13 @@ trained on many continuations of the same few chains becomes sure of wrong choic
     states of solved problems   root success (W + 1) / (W + L + 2) above 1/2: from there on the root itself teaches more
     hopeless states             p < 0.05
 
-Each of the aims follows from p. A chain is trained from where p is near 1/2. As that is mastered, 4 p (1 - p) falls
-there and p rises before it, by the problem's own outcomes, so the start moves back towards the root. A lucky success
-proves nothing: continuations of its chain fail, which lowers p of these states, of their problem, and of all chains
-that come from one success. States of own failures begin below 0.05; a critic that has predicted outcomes elsewhere can
-lift them.
+A chain is trained from where p is near 1/2. As that is mastered, 4 p (1 - p) falls there and p rises before it, so the
+start moves back towards the root. A lucky success proves nothing: continuations of its chain fail, which lowers p of
+these states, of their problem, and of all chains that come from one success. States of own failures begin below 0.05; a
+critic that has predicted outcomes elsewhere can lift them. The tokens that a continuation takes do not count: divided
+by them, the priority stays at the ends of chains for too long (bench/tuning.md).
 
-The tokens that a continuation takes do not count. Divided by them, the priority stays at the ends of chains for too
-long (bench/tuning.md).
-
-Worked example: default model, one canonical chain of 100 tokens with states at 25, 50, 75, no outcomes (x = 0.75, 0.5,
-0.25):
+Worked example: default model, a canonical chain of 100 tokens, states at 25, 50, 75 (x = 0.75, 0.5, 0.25), no outcomes:
 
     log odds 2 - 5 x = -1.75, -0.5, 0.75        p = 0.148, 0.378, 0.679
     worth = 0.504, 0.940, 0.872                 the middle is drawn with 0.940 / 2.316 = 41 %
@@ -64,11 +57,8 @@ class Learnability(Ranking):
         return np.where(worth > 0.0, priority, -np.inf).astype(np.float32)
 
     def retention(self, states: StateColumns, priority: FloatArray) -> FloatArray:
-        """Retention [S]: 1 + `kept_longest` of proven states, 1 / (1 + e^-priority) of failures.
-
-        So the shallow states of a chain stay until the start has moved back to them. A solved problem keeps nothing
-        before others.
-        """
+        """Retention [S]: 1 + `kept_longest` of proven states, so that a chain's shallow states stay until the start has
+        moved back to them; 1 / (1 + e^-priority) of failures. A solved problem keeps nothing before others."""
         retention = np.zeros(len(priority), np.float32)
         open_ = ~np.isneginf(priority)
         retention[open_] = 1.0 / (1.0 + np.exp(-priority[open_]))

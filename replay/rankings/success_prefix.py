@@ -1,5 +1,4 @@
-"""The ranking `success_prefix`: prefixes of own successful trajectories of hard problems (after PrefixRL, arXiv
-2601.18795)."""
+"""The ranking `success_prefix`: own successful prefixes of hard problems (after PrefixRL, arXiv 2601.18795)."""
 
 from core.records import FloatArray, Provenance
 from replay.rankings.base import IS_SOLVED, Ranking, Rules, StateColumns, only, solved

@@ -1,10 +1,6 @@
-"""The ranking `value`: the paper's (arXiv 2504.14363). The priority of a state is the critic's V(s), whatever came of
-its replay.
-
-The paper does not say how states are drawn. Here V is divided by the standard deviation of all values, so that the draw
-is equally sharp for every scale of rewards. At temperature 1 a state one deviation above another is drawn e = 2.7 times
-as often.
-"""
+"""The ranking `value`: the paper's (arXiv 2504.14363). The priority is the critic's V(s), whatever the outcomes. The
+paper does not say how states are drawn. Here V is divided by the standard deviation of all values, so that the draw is
+equally sharp for every scale of rewards: at temperature 1 one deviation more is drawn e = 2.7 times as often."""
 
 import numpy as np
 

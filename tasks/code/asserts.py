@@ -1,9 +1,8 @@
-"""Programs judged by assert statements.
+"""Programs judged by assert statements. `unit_tests.py` splits a test; a sandbox evaluates the program's side; the
+values are compared here, or in a sandbox in which the program has never run.
 
-To judge a test, `tasks/code/unit_tests.py` splits it, a sandbox evaluates the program's side, and the resulting values
-are compared here, or in a sandbox in which the program has never run. Invariants: the process that runs the program
-never has an expected value. Its results are compared with Python's == as plain data of builtin types. The only
-tolerance is what the test itself writes.
+Invariants: the process that runs the program never has an expected value. Its results are compared with Python's == as
+plain data of builtin types. The only tolerance is what the test itself writes.
 """
 
 from collections.abc import Mapping
@@ -15,8 +14,7 @@ from tasks.code.outcomes import Boxes, Outcome, outcome_of_each, unanswered
 from tasks.code.sandbox import Program, Sandbox
 from tasks.code.unit_tests import UnitTest, read_setup, split_test
 
-Asked = tuple[int, UnitTest, Mapping[int, Any]]
-"""The number of a test, the test, and the values of its holes by their index in it."""
+Asked = tuple[int, UnitTest, Mapping[int, Any]]  # number of a test, the test, the values of its holes by their index
 
 
 class AssertTests:
@@ -56,11 +54,8 @@ class AssertTests:
 
 
 def ask(asked: list[Asked], imports: str, sandbox: Sandbox) -> Mapping[int, bool]:
-    """Evaluate questions over plain values in a new sandbox, in which the program has never run.
-
-    Raises SandboxError when that sandbox ends early. Answers can cause this only by being slow to compare, and earn the
-    least.
-    """
+    """Evaluate questions over plain values in a new sandbox. Raises SandboxError when that sandbox ends early. Answers
+    can cause this only by being slow to compare, and earn the least."""
     if not asked:
         return {}
     values = {f"t{number}_{i}": value for number, _, found in asked for i, value in found.items()}

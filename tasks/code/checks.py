@@ -1,9 +1,6 @@
-"""Programs judged by a function that calls them (HumanEval): `check(candidate)`, with its loops and helpers.
-
-Two sandboxes work together. One runs the program. The other runs the data set's code, in which `candidate` is a
-stand-in: each call goes as plain data through this process to the program, and its value comes back the same way.
-Invariant: the program's sandbox sees the arguments of the calls and nothing else of the check.
-"""
+"""Programs judged by a function that calls them (HumanEval): `check(candidate)`, with its loops and helpers. One
+sandbox runs the program, another the data set's code, in which `candidate` is a stand-in: each call goes as plain data
+through this process. Invariant: the program's sandbox sees nothing of the check but the arguments of the calls."""
 
 import json
 import re

@@ -1,8 +1,6 @@
 """Compares what a program gives with what is expected: values, as == does, and printed text, as the benchmarks do.
-
 Invariants: no code of the program or of the data set runs here. An object of a class of the program equals nothing.
-Whatever a sandbox says is compared without raising, in time bounded by its length.
-"""
+Whatever a sandbox says is compared without raising, in time bounded by its length."""
 
 import math
 import re
@@ -13,22 +11,17 @@ from typing import Any
 from tasks.code.sandbox_values import DEEPEST
 
 _DECIMAL = re.compile(r"-?(\d+(\.\d+)?(E[+-]\d{1,15})?|Infinity|NaN)")
-_MOST_DIGITS = 5000
-"""Bound on an encoded Decimal: parsing one takes time quadratic in its length."""
+_MOST_DIGITS = 5000  # bound on an encoded Decimal: parsing one takes time quadratic in its length
 _HEX = re.compile(r"-?0x[0-9a-f]+")
 _WORD = re.compile(r"\S+")
-_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-"""What `str.splitlines` splits at."""
+_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # what `str.splitlines` splits at
 _SCALARS = (bool, int, float, str)
 _NUMBER = re.compile(r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})([eE][+-]?\d{1,3})?")
 
 
 def same_output(expected: str, found: str, tolerance: float = 0.0) -> bool:
-    """Whether two printed texts are the same: line by line and word by word, without empty lines and white space at the
-    ends.
-
-    Numbers are equal as numbers (`1.0` and `1.00`), or within a tolerance, absolute or relative.
-    """
+    """Whether two printed texts are the same, word by word and line by line, without empty lines. Numbers are equal as
+    numbers (`1.0` and `1.00`), or within a tolerance, absolute or relative."""
     wanted = len(expected.split())
     if len(found.split(None, wanted)) != wanted:  # before anything is made of a flood of words
         return False
@@ -60,8 +53,7 @@ def _same_number(left: str, right: str, tolerance: float) -> bool:
 
 
 def same_value(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
-    """Whether an encoded value equals one from JSON. A tuple equals a list, and the key 1 the key "1", as JSON has
-    them."""
+    """Whether an encoded value equals one from JSON: a tuple equals a list, and the key 1 the key "1"."""
     match found:
         case ["l" | "t", *items]:
             return (
@@ -90,10 +82,8 @@ def _same_entry(expected: tuple[str, Any], found: Any, tolerance: float) -> bool
 
 
 def equal(expected: object, found: Any) -> bool:
-    """Whether an encoded value (`tasks/code/sandbox_driver.py`) equals a literal, as == decides for the decoded values.
-
-    No value larger than the literal is built from the program's output. A malformed encoding equals nothing.
-    """
+    """Whether an encoded value equals a literal, as == decides for the decoded values; a malformed encoding never does.
+    No value larger than the literal is built from the program's output."""
     if found is None or isinstance(found, _SCALARS):
         return isinstance(expected, (*_SCALARS, complex, type(None))) and bool(expected == found)
     match found:
@@ -121,8 +111,7 @@ def equal(expected: object, found: Any) -> bool:
 
 
 def _is_ratio(expected: float, above: int, below: int) -> bool:
-    """Whether `expected` is exactly above / below. Fraction's == says the same, but computes a common divisor first,
-    slowly."""
+    """Whether `expected` is exactly above / below. Fraction's == computes a common divisor first, slowly."""
     if below <= 0 or (isinstance(expected, float) and not math.isfinite(expected)):
         return False
     mine, whole = expected.as_integer_ratio()
@@ -147,8 +136,7 @@ def _same_pair(expected: tuple[Any, Any], found: Any) -> bool:
 
 
 def is_plain(found: Any, depth: int = 0) -> bool:
-    """Whether an encoding has only values of builtin types, at every level, and is nested no deeper than the driver
-    writes."""
+    """Whether an encoding has only builtin types, at every level, and is no deeper than the driver writes."""
     if not isinstance(found, list):
         return True
     if depth > DEEPEST:

@@ -2,8 +2,8 @@
 
 The kernel does not limit the processes of root, also not of root inside a user namespace that root made. So a judge
 that runs as root lets bubblewrap make the namespaces as root, and the driver becomes a user without any rights before
-it reads a program. Where that is not allowed, a control group bounds the number of tasks. `tasks/code/sandbox.py` tries
-out which of them works, and refuses programs if neither does.
+it reads a program. Where that is not allowed, a control group bounds the number of tasks. `sandbox.py` tries out which
+of them works, and refuses programs if neither does.
 """
 
 import importlib.util
@@ -24,15 +24,11 @@ from tasks.code.seccomp import sandbox_filter
 
 PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a virtual environment's link to it
 FLAGS = ("-s", "-S", "-P", "-B")  # no user packages, no site, no modules from the script's folder, no byte code
-PACKAGES = "/packages"
-"""Where a sandbox has the packages that the user allows."""
-FOLDER_BYTES = 256 << 20
-"""Bound on the files that the driver writes for a test: its input, and those of a checker."""
-MOST_TASKS = 256
-"""Processes and threads in the control group of a judge: two sandboxes, of which each program may have 64."""
+PACKAGES = "/packages"  # where a sandbox has the packages that the user allows
+FOLDER_BYTES = 256 << 20  # bound on the files that the driver writes for a test: its input, and those of a checker
+MOST_TASKS = 256  # processes and threads in the control group of a judge: two sandboxes, each program may have 64
 _GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-_FIRST_USER = 1 << 30
-"""The first of the user ids without an account that programs run as. Each judge has its own."""
+_FIRST_USER = 1 << 30  # the first of the user ids without an account that programs run as. Each judge has its own.
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 
 
@@ -67,11 +63,8 @@ def _as_root() -> list[str]:
 
 
 def bubblewrap_command(seccomp: int, files: Sequence[Path], packages: Sequence[str]) -> list[str]:
-    """`bwrap ... python driver`, to be followed by the driver's argument. Raises SandboxError without bubblewrap.
-
-    `seccomp`: descriptor of the filter. `files`: the driver and what it imports. `packages`: installed ones that
-    programs may import.
-    """
+    """`bwrap ... python driver`, to be followed by the driver's argument. Raises SandboxError. `seccomp`: descriptor of
+    the filter. `files`: the driver and what it imports. `packages`: installed ones that programs may import."""
     options = _as_root() if program_user() else [
         *_NAMESPACES, "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"
     ]  # fmt: skip
@@ -108,8 +101,7 @@ def bubblewrap_command(seccomp: int, files: Sequence[Path], packages: Sequence[s
 
 @cache
 def compiled(file: Path) -> Path:
-    """The byte code of a file, compiled once per process, which starts 5 ms earlier; the source where none can be
-    written."""
+    """The byte code of a file, which starts 5 ms earlier; the source where none can be written."""
     try:
         return Path(py_compile.compile(str(file), doraise=True) or file)
     except OSError:
@@ -117,8 +109,7 @@ def compiled(file: Path) -> Path:
 
 
 def package_paths(packages: Sequence[str]) -> list[Path]:
-    """The files and folders of installed packages, with the libraries that wheels keep beside them. Raises
-    ConfigError."""
+    """Files and folders of installed packages, with the libraries that wheels keep beside them. Raises ConfigError."""
     found = []
     for name in packages:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -143,8 +134,7 @@ def filter_file() -> IO[bytes]:
 
 
 def bounded(command: Sequence[str]) -> list[str]:
-    """The command, started in this judge's control group, if root cannot become a user whose tasks the kernel
-    counts."""
+    """The command, in this judge's control group if root cannot become a user whose tasks the kernel counts."""
     group = None if os.geteuid() or program_user() else _task_group(os.getpid())
     enter = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(group / "cgroup.procs")] if group else []
     return [*enter, *command]
@@ -152,8 +142,7 @@ def bounded(command: Sequence[str]) -> list[str]:
 
 @cache
 def _task_group(process: int) -> Path | None:
-    """The control group of this judging process; None where none can be made. Groups of judges that have ended are
-    removed."""
+    """The control group of this judging process, if one can be made. Removes those of judges that have ended."""
     for parent in _GROUPS:
         with suppress(OSError):
             for old in parent.glob("retrospect-*"):

@@ -1,8 +1,5 @@
-"""From the rows of a data set of programs to items: one function per format.
-
-An item's reference is the record that `tasks/code/programs.py` judges by. Invariant: what cannot be judged is refused
-here, with an error of one line that names row, column and remedy.
-"""
+"""From the rows of a data set of programs to items, whose references are the records that `programs.py` judges by.
+Invariant: what cannot be judged is refused here, with an error of one line that names row, column and remedy."""
 
 import ast
 import base64
@@ -24,11 +21,8 @@ from tasks.sources import Row
 
 
 def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
-    """The item of a row with a list of asserts (MBPP). The prompt shows only the first one, because it names the
-    function.
-
-    Raises DataError, and ConfigError when task.columns.tests is empty.
-    """
+    """A row with a list of asserts (MBPP). The prompt shows only the first one, because it names the function. Raises
+    DataError, and ConfigError when task.columns.tests is empty."""
     column = _needed(columns.tests, "tests", "test_list")
     setup = _setup_of(row, columns, where)
     tests = _asserts(row[column], setup, f"{where}: column {column!r} (task.columns.tests)")
@@ -39,17 +33,14 @@ def read_mbpp(row: Row, columns: Columns, where: str) -> Item:
 
 
 def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
-    """The item of a row with a function `check(candidate)` and the name of the function that it checks (HumanEval).
-
-    The prompt is the beginning of a program; the response continues it, or is a whole program. Raises as `read_mbpp`.
-    """
+    """A row with `check(candidate)` and the name of the function that it checks (HumanEval). The prompt is the
+    beginning of a program; the response continues it, or is a whole program. Raises as `read_mbpp`."""
     column = _needed(columns.tests, "tests", "test")
     entry = text_of(row, _needed(columns.entry_point, "entry_point", "entry_point"), "entry_point", where)
     if not entry.isidentifier():
         raise DataError(
             f"{where}: column {columns.entry_point!r} (task.columns.entry_point): {entry!r} is no name of a function; "
-            "fix or "
-            f"delete the row"
+            "fix or delete the row"
         )
     prompt = _lines(text_of(row, columns.prompt, "prompt", where))
     check = _lines(text_of(row, column, "tests", where))
@@ -69,11 +60,8 @@ def read_humaneval(row: Row, columns: Columns, where: str) -> Item:
 
 
 def read_apps(row: Row, columns: Columns, where: str) -> Item:
-    """The item of a row with inputs and outputs (APPS, APPS+, TACO, LiveCodeBench). Raises as `read_mbpp`.
-
-    The column has an object, or its JSON text, with `inputs`, `outputs` and perhaps `fn_name`; or a list of objects
-    with `input`, `output` and `testtype`.
-    """
+    """A row with inputs and outputs (APPS, APPS+, TACO, LiveCodeBench): an object, or its JSON text, with `inputs`,
+    `outputs` and perhaps `fn_name`; or a list of objects with `input`, `output`, `testtype`. Raises as `read_mbpp`."""
     column = _needed(columns.tests, "tests", "input_output")
     place = f"{where}: column {column!r} (task.columns.tests)"
     given = _input_output(row[column], place)
@@ -138,7 +126,6 @@ def _setup_of(row: Row, columns: Columns, where: str) -> str:
 
 
 def _asserts(value: object, setup: str, where: str) -> list[str]:
-    """The texts of the tests."""
     with _refused(where):
         found: object = statements(value) if isinstance(value, str) else value
     if not isinstance(found, list) or not found or not all(isinstance(test, str) for test in found):
@@ -189,8 +176,7 @@ def _unpacked(text: str, where: str) -> Any:
 
 
 def _function_name(row: Row, columns: Columns, where: str) -> str:
-    """The name of the function in a column of its own: as text, or as `func_name` of an object (LiveCodeBench's
-    metadata)."""
+    """The name in a column of its own: as text, or as `func_name` of an object (LiveCodeBench's metadata)."""
     value = row[columns.entry_point] if columns.entry_point else None
     if isinstance(value, str) and value.lstrip().startswith("{"):
         with _refused(f"{where}: column {columns.entry_point!r} (task.columns.entry_point)", "JSON"):

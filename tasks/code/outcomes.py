@@ -23,8 +23,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Where programs run: the model's, with what the user lets them have; and the data set's own (questions,
-    checkers)."""
+    """Where programs run: the model's, and the data set's own (questions, checkers)."""
 
     program: Sandbox
     own: Sandbox
@@ -32,8 +31,7 @@ class Boxes:
 
 
 def unanswered(report: Report, ending: Ending, skippable: Set[int] = frozenset()) -> Outcome | None:
-    """The outcome of a test if the program left an expression without a value, other than by raising in one of
-    `skippable`."""
+    """The outcome of a test if an expression has no value, other than by raising in one of `skippable`."""
     raised = next((why for i, why in report.raised.items() if i not in skippable), "")
     why = report.syntax or report.failed or raised or ending.why
     if not why and len(report.values) + len(report.raised) == report.expected:
@@ -44,11 +42,8 @@ def unanswered(report: Report, ending: Ending, skippable: Set[int] = frozenset()
 def outcome_of_each(
     tests: Iterable[Test], run: Callable[[int, Test], tuple[Outcome, float]], seconds: float
 ) -> list[Outcome]:
-    """Run the tests in order, until they have used up their seconds together, or the program does not compile.
-
-    `run` gets a test's number and the test. It returns the outcome, and the seconds of processor time and of doing
-    nothing.
-    """
+    """Run the tests in order, until they have used up their seconds together, or the program does not compile. `run`
+    returns the outcome of a test, and its seconds of processor time and of doing nothing."""
     outcomes: list[Outcome] = []
     for number, test in enumerate(tests):
         if outcomes and outcomes[0].syntax:
@@ -64,8 +59,7 @@ def outcome_of_each(
 
 
 def grade(outcomes: list[Outcome], shown: Collection[int], config: CodeConfig) -> Verdict:
-    """The verdict over all tests. `shown`: indices of the tests that the prompt shows; they count as
-    `config.visible_share` each."""
+    """The verdict over all tests. `shown`: those that the prompt shows count as `config.visible_share` each."""
     first = next(((i, one) for i, one in enumerate(outcomes) if not one.passed), None)
     if first is None:
         return Verdict(config.passed, True)

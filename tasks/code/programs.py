@@ -1,9 +1,5 @@
-"""Judges programs: the program in a response, its tests, the verdict.
-
-Called in the judging processes by `tasks/judge_worker.py` (`verifier`), and by `tasks/judging.py`. The formats of tests
-are in `asserts`, `checks` and `scripts`; a sandbox runs the programs. Invariants: the process that runs a program never
-has an expected value. No code of the program or of the data set runs in this process.
-"""
+"""Judges programs: the program in a response, its tests (`asserts`, `checks`, `scripts`), the verdict. Invariants: the
+process that runs a program never has an expected value. This process runs no code of the program or the data set."""
 
 import json
 import re
@@ -23,7 +19,10 @@ from tasks.code.scripts import judge_calls, judge_script
 
 _FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
 _DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
-_MODULES = "string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, operator, io, sys, json"
+_MODULES = (
+    "string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, "
+    "operator, io, sys, json"
+)
 BENCHMARK_PRELUDE = "\n".join(
     [
         *(f"from {module} import *" for module in (*_MODULES.split(", "), "builtins", "typing")),
@@ -34,8 +33,7 @@ BENCHMARK_PRELUDE = "\n".join(
 """What LiveCodeBench and APPS import before a program."""
 
 
-Judge = Callable[[str, Boxes], list[Outcome]]
-"""(program, where it runs) -> the outcome of every test of a problem, in order."""
+Judge = Callable[[str, Boxes], list[Outcome]]  # (program, where it runs) -> the outcome of every test, in order
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Judge]] = {
     "asserts": lambda record: AssertTests(record).judge,
     "check": lambda record: partial(judge_check, record),
@@ -52,11 +50,8 @@ def parse_reference(text: str) -> tuple[Judge, frozenset[int]]:
 
 
 def program_of(response: str) -> str:
-    """The program in a response: its last fenced block (closed or not) that defines something, or else its last block.
-
-    So an example after the program is left out. A response without a block is taken whole. Blocks may be indented, as
-    in a list.
-    """
+    """The program in a response: its last fenced block that defines something, or else its last block, or else the
+    whole. So an example after the program is left out. Blocks may be not closed, or indented, as in a list."""
     blocks = [textwrap.dedent(block) if indent else block for indent, block in _FENCED.findall(response)]
     return next((block for block in reversed(blocks) if _DEFINES.search(block)), blocks[-1] if blocks else response)
 

@@ -1,12 +1,9 @@
 """A sandbox for programs that a model wrote: bubblewrap, limits, seccomp filters and clocks around one program.
 
-Invariants:
-
-- Each program gets a new sandbox (docs/programs.md says what is in it), and each of its tests a new process. A spare sandbox, with
-  its interpreter started, waits while another works.
-- `Session.run` returns when a limit on time ends, or earlier. Everything inside is dead at the end of a session: the kernel ends the
-  PID namespace.
-- It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only `unsafe-subprocess` runs programs.
+Invariants: each program gets a new sandbox (docs/programs.md says what is in it), and each of its tests a new process.
+`Session.run` returns when a limit on time ends, or earlier. At the end of a session the kernel ends the PID namespace,
+so everything inside is dead. It fails closed: without bubblewrap, or on a machine that `seccomp` does not know, only
+`unsafe-subprocess` runs programs.
 """
 
 import io
@@ -36,23 +33,17 @@ from tasks.code.seccomp import program_filter
 
 DRIVER = Path(__file__).with_name("sandbox_driver.py")
 FILES = (DRIVER, DRIVER.with_name("sandbox_values.py"))
-TASKS = 64
-"""Threads that a program may have."""
-MOST_STRAY = 16
-"""Lines that are no answer, after which the rest of a program's output is not read."""
-MOST_REASON = 300
-"""Characters kept of an error's reason."""
-START_LIMIT = 120.0
-"""Seconds in which the interpreter of a sandbox must start, and in which it must react."""
+TASKS = 64  # threads that a program may have
+MOST_STRAY = 16  # lines that are no answer, after which the rest of a program's output is not read
+MOST_REASON = 300  # characters kept of an error's reason
+START_LIMIT = 120.0  # seconds in which the interpreter of a sandbox must start, and in which it must react
 UNSAFE_WARNING = (
     "task.sandbox = unsafe-subprocess: programs that the model wrote run as your user with only time and memory "
-    "limits: they "
-    "can read and change your files, use the network, start processes and signal them"
+    "limits: they can read and change your files, use the network, start processes and signal them"
 )
 _REMEDY = (
     "install it (Debian, Ubuntu: apt-get install bubblewrap; 0.8 or newer) and let it create namespaces, or set "
-    "task.sandbox "
-    "unsafe-subprocess, which protects neither your files nor your network"
+    "task.sandbox unsafe-subprocess, which protects neither your files nor your network"
 )
 _COUNT_TASKS = """
 import threading, time
@@ -119,11 +110,9 @@ class Report:
     stray: int = 0  # lines that the driver would not write
 
     def take(self, line: bytes) -> bool:
-        """Read a line of output; the first answer to an expression counts. False: not worth reading on.
-
-        A line that the driver would not write is ignored, and so is everything after MOST_STRAY of them: only a program
-        that tampers with its process writes them, and each takes time to parse.
-        """
+        """Read a line of output; the first answer to an expression counts. False: not worth reading on. What the driver
+        would not write is ignored, and so is everything after MOST_STRAY such lines: only a program that tampers with
+        its process writes them, and each takes time to parse."""
         try:
             match json.loads(line) if len(line) <= MOST_ANSWER + 1 else None:
                 case ["syntax", str(why)]:
@@ -147,11 +136,8 @@ class Report:
 
 
 class Session(ChildProcess):
-    """One program in its sandbox: from its start to the death of everything in it. Raises SandboxError when it cannot
-    be started.
-
-    The tests run one after the other, each in a new process.
-    """
+    """One program in its sandbox, until everything in it is dead. The tests run one after the other, each in a new
+    process. Raises SandboxError when it cannot be started."""
 
     def __init__(self, mode: SandboxMode, limits: Limits, setting: Setting) -> None:
         self._most = limits.output_mib << 20
@@ -201,8 +187,7 @@ class Session(ChildProcess):
         return ending
 
     def evaluate(self, expressions: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[Report, Ending]:
-        """Run the program and evaluate expressions in its namespace, with values (encoded) put into it by name
-        first."""
+        """Evaluate expressions in the program's namespace, into which (encoded) values are put by name first."""
         ending = self.run({"expressions": list(expressions), "values": values or {}})
         report = Report(len(expressions))
         for line in io.BytesIO(ending.output):  # one by one: there may be millions
@@ -211,8 +196,7 @@ class Session(ChildProcess):
         return report, ending
 
     def tell(self, message: Any) -> None:
-        """Send a message to the process of a test, or start one with it. If the sandbox has ended, the next answer says
-        so."""
+        """Message the process of a test, or start one; the next answer says if the sandbox has ended."""
         data = marshal.dumps(message)
         with suppress(EOFError, TimeoutError):
             self.send(len(data).to_bytes(4, "big") + data, time.monotonic() + START_LIMIT)
@@ -225,8 +209,7 @@ class Session(ChildProcess):
             yield from lines
 
     def _pieces(self, ending: Ending) -> Iterator[bytes]:
-        """What a process writes, piece by piece, until it ends. The driver's frames are a letter, a length, and
-        data."""
+        """What a process writes, until it ends. The driver's frames are a letter, a length, and data."""
         deadline = time.monotonic() + self._patience
         try:
             while True:
@@ -240,7 +223,12 @@ class Session(ChildProcess):
                     lines = data.decode(errors="replace").strip().splitlines()
                     ending.errors = lines[-1][:MOST_REASON] if lines else ""
                 else:
-                    return _end(ending, data)
+                    status, ending.why, ending.seconds = json.loads(data)
+                    ending.status = code = os.waitstatus_to_exitcode(status)
+                    if code < 0 and not ending.why:
+                        used_up = code in (-signal.SIGXCPU, -signal.SIGKILL)
+                        ending.why = "used up its processor time or memory" if used_up else f"killed by signal {-code}"
+                    return
         except (TimeoutError, EOFError, ValueError):
             self._gone = ending.why = "ended its sandbox"
 
@@ -252,16 +240,6 @@ class Session(ChildProcess):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _end(ending: Ending, data: bytes) -> None:
-    """Read the message that a process has ended."""
-    status, ending.why, ending.seconds = json.loads(data)
-    ending.status = code = os.waitstatus_to_exitcode(status)
-    if not ending.why and code in (-signal.SIGXCPU, -signal.SIGKILL):
-        ending.why = "used up its processor time or memory"
-    elif not ending.why and code < 0:
-        ending.why = f"killed by signal {-code}"
-
-
 class Sandbox:
     """Runs programs, each in a new sandbox. Use it from one thread: a sandbox dies with the thread that started it."""
 
@@ -271,10 +249,7 @@ class Sandbox:
 
     @contextmanager
     def session(self, program: Program, *, interactive: bool = False) -> Iterator[Session]:
-        """A sandbox with a program. `interactive`: a process may exchange several messages with the judge.
-
-        Raises SandboxError when none could be started.
-        """
+        """A sandbox with a program. Raises SandboxError. `interactive`: a process exchanges several messages."""
         process, self._spare = self._spare, None
         if process is not None and process.ended:
             process.kill()
@@ -311,6 +286,5 @@ def check_sandbox(mode: SandboxMode, limits: Limits, setting: Setting = Setting(
     if not bounded:
         raise ConfigError(
             f"task.sandbox = {mode}: neither a user nor a control group bounds the threads of a program here; start "
-            "the run as an "
-            f"ordinary user"
+            "the run as an ordinary user"
         )

@@ -1,12 +1,10 @@
-"""The script inside a sandbox: it runs one program once per test, each time in a process of its own, and reports what
-comes out.
+"""The script inside a sandbox: it runs a program once per test, each time in a new process, and reports what comes out.
 
-`tasks/code/sandbox.py` starts it with its settings. It imports only what is in the sandbox and starts fast. It writes
-`ready`, reads the program, and then starts one process per test. That process reads its test, gives up what a program
-may not do (`tasks/code/seccomp.py`), and runs the program. The driver never runs code of the program: it measures time
-and output, ends what exceeds them, and passes on what is written. Messages are frames: a length of 4 bytes, then what
-the judge marshalled (in); a letter, a length of 4 bytes, then data (out: `o` output, `e` end of the error stream, `x`
-JSON: how the process ended).
+`sandbox.py` starts it with its settings. It writes `ready`, reads the program, and then starts one process per test.
+That process reads its test, gives up what a program may not do (`seccomp.py`), and runs the program. The driver never
+runs code of the program: it measures time and output, ends what exceeds them, and passes on what is written. Messages
+are frames: a length of 4 bytes, then what the judge marshalled (in); a letter, a length of 4 bytes, then data (out: `o`
+output, `e` end of the error stream, `x` JSON: how the process ended).
 
 Invariant: a program that tampers with its process can change only what comes out of its own test. No process here knows
 an expected value, and a test is not in memory while another one runs.
@@ -35,17 +33,13 @@ else:
     sys.path.insert(0, os.path.dirname(__file__))
     from sandbox_values import decode_value, encode_value, to_json
 
-NOT_COMPILED = 65
-"""Exit status of a script that does not compile."""
+NOT_COMPILED = 65  # exit status of a script that does not compile
 MODULE = "program"
-MOST_ANSWER = 4 << 20
-"""Bytes of one answer: parsed, they take up to 25 times as much of the judge's memory."""
-TICK = 0.05
-"""Seconds between two looks at the processor time of a program."""
+MOST_ANSWER = 4 << 20  # bytes of one answer: parsed, they take up to 25 times as much of the judge's memory
+TICK = 0.05  # seconds between two looks at the processor time of a program
 _PRELOADED = ("collections", "heapq", "itertools", "re", "operator", "bisect", "math", "functools")
 """Modules that programs often import: loaded once for all tests of a program that imports them."""
-_ERRORS = 2000
-"""Bytes kept of the error stream, from its end."""
+_ERRORS = 2000  # bytes kept of the error stream, from its end
 
 
 LIBRARY = ctypes.CDLL(None)
@@ -74,12 +68,6 @@ def write_all(sink: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(sink, rest) :]
-
-
-def write_file(name: str, text: str) -> None:
-    """Write a text into the working directory."""
-    with open(name, "wb") as file:
-        file.write(text.encode("utf-8", "surrogatepass"))
 
 
 def reason(error: BaseException) -> str:
@@ -118,8 +106,7 @@ def drop_user(user: int) -> None:
 
 
 def confine(filtered: str) -> None:
-    """Install the seccomp filter of a program. `filtered`: its bytes in hexadecimal; the placeholder becomes this
-    process."""
+    """Install a program's seccomp filter, given in hexadecimal; its placeholder becomes this process."""
     code = bytes.fromhex(filtered).replace(
         (0x7EC0FFEE).to_bytes(4, sys.byteorder), os.getpid().to_bytes(4, sys.byteorder)
     )
@@ -128,8 +115,7 @@ def confine(filtered: str) -> None:
 
 
 def stand_in(job: int, output: int) -> Callable[..., Any]:
-    """A function of the program, for the process that checks it: calls go through the judge to the program's
-    process."""
+    """A function of the program, for the process that checks it: calls go through the judge to the program."""
 
     def _call(*arguments: Any, **named: Any) -> Any:
         write_all(output, to_json(["call", encode_value(arguments), encode_value(named)]) + b"\n")
@@ -150,10 +136,8 @@ def compiled(program: dict[str, Any]) -> list[CodeType]:
 def evaluate(
     test: dict[str, Any] | None, program: dict[str, Any], names: dict[str, Any], job: int, output: int, most: int
 ) -> None:
-    """Run the program, then evaluate the test's expressions in its namespace. Write a line of JSON for each.
-
-    A test with `more` is followed by others in this process, until one has no `more`.
-    """
+    """Run the program, then evaluate the test's expressions in its namespace, a line of JSON for each. A test with
+    `more` is followed by others in this process, until one has no `more`."""
 
     def _say(*items: Any) -> None:
         text = to_json(items)
@@ -187,8 +171,7 @@ def evaluate(
 
 
 def run_script(program: dict[str, Any], names: dict[str, Any]) -> int:
-    """Run the program as a script, up to the end of its threads. Returns its exit status, and prints an error as Python
-    does."""
+    """Run the program as a script, up to the end of its threads. Returns its exit status, and prints its error."""
     try:
         parts = compiled(program)
     except BaseException as error:
@@ -222,7 +205,8 @@ def child(
         for name in os.listdir():
             os.unlink(name)  # a program cannot make a file, but it can rename its input and so keep it
         for name, text in {**test.get("files", {}), "stdin": test["input"]}.items():
-            write_file(name, text)
+            with open(name, "wb") as file:
+                file.write(text.encode("utf-8", "surrogatepass"))
         for number, descriptor in enumerate((os.open("stdin", os.O_RDONLY), output, errors)):
             os.dup2(descriptor, number)
         os.closerange(3, 64)
@@ -251,8 +235,7 @@ class Watch:
         self._patience = config["seconds"]  # seconds that all tests together may idle
 
     def follow(self, pid: int, output: int, errors: int, *, idles: bool) -> None:
-        """Pass on what it writes, until it ends or is ended; close its pipes. `idles`: whether it waits for others in
-        between."""
+        """Pass on what it writes, until it ends or is ended. `idles`: it waits for others in between."""
         allowed = 3 * self._seconds if idles else max(self._patience, self._seconds / 20)
         process = os.pidfd_open(pid)
         poller = select.poll()

@@ -1,8 +1,4 @@
-"""Values as plain data, on their way out of a sandbox and into it.
-
-Imported by `tasks/code/sandbox_driver.py` in the sandbox, where nothing else of the project is, and by the judging
-process.
-"""
+"""Values as plain data, out of a sandbox and into it. Used inside it too, where nothing else of the project is."""
 
 from __future__ import annotations
 
@@ -13,15 +9,12 @@ TYPE_CHECKING = False  # importing it from typing would cost a seventh of a sand
 if TYPE_CHECKING:
     from typing import Any
 
-DEEPEST = 100
-"""Deepest nesting of a value; a deeper (or cyclic) one is not plain data."""
+DEEPEST = 100  # deepest nesting of a value; a deeper (or cyclic) one is not plain data
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
-    """A value as JSON: scalars as they are, containers as [kind, items ...], anything else as ['o', type name].
-
-    An instance of a subclass is encoded as its base, as == compares it: a Counter as a dict, a named tuple as a tuple.
-    """
+    """A value as JSON: scalars as they are, containers as [kind, items ...], anything else as ['o', type name]. An
+    instance of a subclass is encoded as its base, as == compares it: a Counter as a dict, a named tuple as a tuple."""
     if value is None or isinstance(value, bool):
         return None if value is None else bool(value)
     if isinstance(value, int):
@@ -68,10 +61,7 @@ def to_json(value: Any) -> bytes:
 
 
 def decode_value(data: Any) -> Any:
-    """The value of an encoding. Opaque objects become None, because an expression over them is refused earlier.
-
-    May raise any exception for a malformed encoding.
-    """
+    """The value of an encoding; opaque objects become None. A malformed encoding may raise any exception."""
     if not isinstance(data, list):
         return data
     kind, *items = data

@@ -1,22 +1,17 @@
 """Programs judged by inputs and outputs: read from standard input and printed, or passed to a function and returned.
-
-Invariant: a program's sandbox sees the inputs; outputs are compared here, or by the problem's checker in a sandbox of
-its own, after the program has ended.
-"""
+Invariant: a program's sandbox sees inputs only; outputs are compared here, or in a checker's sandbox, after its end."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.code.compare import same_output, same_value
 from tasks.code.outcomes import Boxes, Outcome, outcome_of_each, unanswered
-from tasks.code.sandbox import Ending, Program, Session
+from tasks.code.sandbox import Program, Session
 from tasks.code.sandbox_driver import NOT_COMPILED
 from tasks.code.sandbox_values import encode_value
 
-ACCEPTED = ("1", "1.0", "ok", "yes", "true", "accepted")
-"""First words of a checker's output that accept an answer."""
-Test = tuple[Any, Any]
-"""Input and output: two texts; or the arguments of a call and its value."""
+ACCEPTED = ("1", "1.0", "ok", "yes", "true", "accepted")  # first words of a checker's output that accept an answer
+Test = tuple[Any, Any]  # input and output: two texts; or the arguments of a call and its value
 
 
 def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
@@ -28,7 +23,7 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
     def _run(number: int, test: Test) -> tuple[Outcome, float]:
         given, expected = test
         ending = session.run({"input": given})
-        if problem := _problem(ending):
+        if problem := ending.why or (ending.status and (ending.errors or f"ended itself with status {ending.status}")):
             syntax = ending.status == NOT_COMPILED
             return Outcome(False, problem, raised=True, syntax=syntax), ending.seconds
         found = ending.output.decode(errors="replace")
@@ -50,8 +45,7 @@ def judge_script(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[O
 
 
 def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Outcome]:
-    """The outcome of every call of a function: `name(...)`, or `Solution().name(...)` where there is such a class.
-    Raises SandboxError."""
+    """The outcome of every call of `name`, or of `Solution().name` if there is such a class. Raises SandboxError."""
     name, tolerance = record["fn_name"], record.get("tolerance", boxes.config.tolerance)
     call = f"(Solution().{name} if 'Solution' in globals() else {name})(*_arguments)"
 
@@ -70,15 +64,8 @@ def judge_calls(record: Mapping[str, Any], source: str, boxes: Boxes) -> list[Ou
         return outcome_of_each(tests, _run, boxes.config.program_seconds)
 
 
-def _problem(ending: Ending) -> str:
-    if ending.why or not ending.status:
-        return ending.why
-    return ending.errors or f"ended itself with status {ending.status}"
-
-
 def _checked(checker: Session, number: int, test: Test, found: str) -> tuple[Outcome, float]:
-    """Run a checker on the files input, expected, output: it accepts by printing 1 or `ok` first, or by exiting with 0
-    in silence."""
+    """Run a checker on the files input, expected, output. It accepts by printing 1 or `ok` first, or exiting with 0."""
     files = {"input": test[0], "expected": test[1], "output": found}
     ending = checker.run({"input": "", "files": files, "arguments": list(files)})
     said = ending.output.decode(errors="replace").split(None, 20)

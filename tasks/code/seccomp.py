@@ -1,11 +1,9 @@
-"""The system calls that a sandbox may not make, as seccomp filters: one for the sandbox (`bwrap --seccomp`), one for
-each program in it.
+"""The system calls that a sandbox may not make, as seccomp filters: one for the sandbox, one for each program in it.
 
 Namespaces and limits already confine the program. The filters deny what they still allow: child processes (one process
 per test, so that one limit bounds all memory), new files, locks on files of the host, signals to other processes,
 memory that outlives its mapping (memfd, System V), sockets of families without namespaces (vsock, netlink), the
-kernel's keyring, tracing, new namespaces and mounts. The driver in the sandbox starts the programs' processes, so only
-they have the second filter.
+kernel's keyring, tracing, new namespaces and mounts. Only the programs' processes have the second filter.
 
 Invariant: for a machine whose system calls are not listed here there is no filter, and the sandbox refuses to start.
 """
@@ -24,8 +22,7 @@ _CLONE_THREAD = 0x00010000
 _NEW_FILE = 0o100 | 0x400000  # O_CREAT, __O_TMPFILE
 _LOCKS = (6, 7, 37, 38, 1024)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE
 _CLONE3, _OPENAT2, _PIDFD_SEND_SIGNAL = 435, 437, 424
-OWN_PROCESS = 0x7EC0FFEE
-"""Stands in the programs' filter for the id of the process that installs it."""
+OWN_PROCESS = 0x7EC0FFEE  # stands in the programs' filter for the id of the process that installs it
 _COMMON = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 440, 442, 447)
 """Denied calls with the same number on every machine: io_uring_*, open_tree, move_mount, fsopen, fsconfig, fsmount,
 fspick, pidfd_getfd, process_madvise, mount_setattr, memfd_secret."""
@@ -33,22 +30,23 @@ fspick, pidfd_getfd, process_madvise, mount_setattr, memfd_secret."""
 # per machine: name of the architecture for seccomp, number of clone, and the denied calls
 _X86_64 = {
     "socket": 41, "socketpair": 53, "shmget": 29, "shmat": 30, "semget": 64, "msgget": 68, "mq_open": 240,
-    "memfd_create": 319, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
-    "add_key": 248, "request_key": 249, "keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323,
-    "unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161,
-    "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "quotactl": 179, "acct": 163, "syslog": 103,
-    "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320,
-    "reboot": 169, "swapon": 167, "swapoff": 168, "settimeofday": 164, "clock_settime": 227, "adjtimex": 159,
-    "clock_adjtime": 305, "personality": 135, "iopl": 172, "ioperm": 173, "modify_ldt": 154, "vhangup": 153,
+    "memfd_create": 319, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "add_key": 248,
+    "request_key": 249, "keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "unshare": 272,
+    "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "name_to_handle_at": 303,
+    "open_by_handle_at": 304, "fanotify_init": 300, "quotactl": 179, "acct": 163, "syslog": 103, "init_module": 175,
+    "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320, "reboot": 169, "swapon": 167,
+    "swapoff": 168, "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305,
+    "personality": 135, "iopl": 172, "ioperm": 173, "modify_ldt": 154, "vhangup": 153,
 }  # fmt: skip
 _AARCH64 = {
     "socket": 198, "socketpair": 199, "shmget": 194, "shmat": 196, "semget": 190, "msgget": 186, "mq_open": 180,
     "memfd_create": 279, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "add_key": 217,
-    "request_key": 218, "keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "unshare": 97, "setns": 268,
-    "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "name_to_handle_at": 264, "open_by_handle_at": 265,
-    "fanotify_init": 262, "quotactl": 60, "acct": 89, "syslog": 116, "init_module": 105, "finit_module": 273,
-    "delete_module": 106, "kexec_load": 104, "kexec_file_load": 294, "reboot": 142, "swapon": 224, "swapoff": 225,
-    "settimeofday": 170, "clock_settime": 112, "adjtimex": 171, "clock_adjtime": 266, "personality": 92, "vhangup": 58,
+    "request_key": 218, "keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "unshare": 97,
+    "setns": 268, "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "name_to_handle_at": 264,
+    "open_by_handle_at": 265, "fanotify_init": 262, "quotactl": 60, "acct": 89, "syslog": 116, "init_module": 105,
+    "finit_module": 273, "delete_module": 106, "kexec_load": 104, "kexec_file_load": 294, "reboot": 142, "swapon": 224,
+    "swapoff": 225, "settimeofday": 170, "clock_settime": 112, "adjtimex": 171, "clock_adjtime": 266, "personality": 92,
+    "vhangup": 58,
 }  # fmt: skip
 
 
@@ -80,18 +78,15 @@ _MACHINES = {
 
 
 def sandbox_filter() -> bytes:
-    """The filter of everything in a sandbox, as an array of `struct sock_filter`. Raises KeyError on a machine that is
-    not listed."""
+    """The filter of a sandbox, as an array of `struct sock_filter`. Raises KeyError on a machine that is not listed."""
     machine = _MACHINES[platform.machine()]
     return _start(machine) + b"".join(map(_deny, sorted({*machine.denied.values(), *_COMMON}))) + _ALLOWED
 
 
 def program_filter() -> bytes:
-    """The filter of a program's process, with `OWN_PROCESS` for its id. Raises as `sandbox_filter`.
-
-    A denied call fails with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses
-    clone and openat, whose flags a filter can read: clone may start threads, but no processes.
-    """
+    """The filter of a program's process, with `OWN_PROCESS` for its id. Raises as `sandbox_filter`. A denied call fails
+    with EPERM, making a file with EROFS. clone3 and openat2 fail with ENOSYS, so the C library uses clone and openat,
+    whose flags a filter can read: clone may start threads, but no processes."""
     machine = _MACHINES[platform.machine()]
     rules = [_deny(number) for number in (*machine.forks, *machine.locks, _PIDFD_SEND_SIGNAL)]
     rules += [_deny(number, errno.EROFS) for number in machine.makes]
@@ -132,8 +127,7 @@ def _deny(number: int, error: int = errno.EPERM) -> bytes:
 
 
 def _branch(number: int, argument: int, tests: Sequence[tuple[int, int]], *, hit: bytes, miss: bytes) -> bytes:
-    """For the call `number`: return `hit` if one of the tests holds for the low half of an argument, otherwise
-    `miss`."""
+    """For the call `number`: `hit` if one of the tests holds for the low half of an argument, otherwise `miss`."""
     body = _step(_LOAD, _ARGUMENTS + 8 * argument)
     for left, (code, value) in zip(range(len(tests), 0, -1), tests, strict=True):
         body += _step(code, value, left, 0)  # over the other tests and `miss`

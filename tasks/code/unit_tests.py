@@ -5,8 +5,7 @@ sandbox. The rest of the assertion is the **question**, evaluated in another one
 
     assert sorted(pairs([1, 2])[0])[1:] == [2]       the hole is    sorted(pairs([1, 2])[0])
 
-docs/programs.md says what an assert may be. Invariant: no expected value is part of a hole or of the setup, so the
-program's process never sees one.
+docs/programs.md says what an assert may be. Invariant: no expected value is part of a hole or of the setup.
 """
 
 import ast
@@ -41,10 +40,8 @@ class TestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class UnitTest:
-    """A split assertion: the program evaluates `holes`; `question` is an expression over their values h0, h1, ...
-
-    If the assertion is `hole == literal`, `literal` is the value (in a tuple) and the question needs no interpreter.
-    """
+    """A split assertion: the program evaluates `holes`; `question` is an expression over their values h0, h1, ... For
+    `hole == literal`, `literal` is the value (in a tuple) and the question needs no interpreter."""
 
     text: str
     holes: tuple[str, ...]
@@ -85,18 +82,12 @@ def read_setup(text: str) -> Setup:
         else:
             derived -= _bound(node)
         bound |= names
-    return Setup(
-        tuple(map(ast.unparse, imports)),
-        frozenset(imported - bound),
-        frozenset(derived),
-        frozenset(bound - derived),
-        frozenset(objects & derived),
-    )
+    texts, own = tuple(map(ast.unparse, imports)), frozenset(bound - derived)
+    return Setup(texts, frozenset(imported - bound), frozenset(derived), own, frozenset(objects & derived))
 
 
 def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
-    """Split an assertion. Raises TestError when it is no assertion or cannot be judged outside the program's
-    process."""
+    """Split an assertion. Raises TestError if it is none, or cannot be judged outside the program's process."""
     body = _parsed(text.strip(), "it")
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise TestError("it is not one assert statement")
@@ -109,14 +100,9 @@ def split_test(text: str, setup: Setup = Setup()) -> UnitTest:
         raise TestError("it does not call the program")
     _check_question(question)
     names = {node.id for node in ast.walk(question) if isinstance(node, ast.Name)}
-    return UnitTest(
-        text.strip(),
-        tuple(splitter.holes),
-        ast.unparse(question),
-        tuple(sorted((names & _MODULES) - setup.imported)),
-        _literal(question),
-        frozenset(splitter.skippable),
-    )
+    holes, modules = tuple(splitter.holes), tuple(sorted((names & _MODULES) - setup.imported))
+    skippable = frozenset(splitter.skippable)
+    return UnitTest(text.strip(), holes, ast.unparse(question), modules, _literal(question), skippable)
 
 
 def statements(text: str) -> list[str]:
@@ -142,12 +128,8 @@ class _Splitter(ast.NodeTransformer):
         self.skippable: set[int] = set()
 
     def question(self, node: ast.expr, skippable: bool = False) -> ast.expr:
-        """Split the operands of and, or, not, if one by one; each may have one hole. `skippable`: short-circuiting may
-        skip it.
-
-        A list or tuple may have several holes if it is compared with an operand without holes: `(f(1), f(2)) == (3,
-        4)`.
-        """
+        """Split the operands of and, or, not, if one by one; each may have one hole. `skippable`: by short-circuiting.
+        A list or tuple that is compared with an operand without holes may have several: `(f(1), f(2)) == (3, 4)`."""
         match node:
             case ast.BoolOp(op, values):
                 return ast.BoolOp(op, [self.question(each, skippable or i > 0) for i, each in enumerate(values)])
@@ -165,8 +147,7 @@ class _Splitter(ast.NodeTransformer):
         return asked
 
     def visit(self, node: ast.AST) -> Any:
-        """Replace a hole by a name. Search further in a node that only contains one. Raises TestError inside a
-        lambda."""
+        """Replace a hole by a name, or search a node that only contains one. Raises TestError inside a lambda."""
         if isinstance(node, _BINDERS):
             if _names(node) - self._known:
                 raise TestError("it calls the program inside a comprehension or lambda; write the calls out")
@@ -185,10 +166,7 @@ class _Splitter(ast.NodeTransformer):
 
     def _check_arguments(self, hole: ast.expr) -> None:
         """Raises TestError when the program computes a value inside an argument: it could agree with itself on
-        anything.
-
-        Its objects (`total(Node(1))`) are allowed: they cannot be made elsewhere.
-        """
+        anything. Its objects (`total(Node(1))`) are allowed: they cannot be made elsewhere."""
         calls = [part for part in ast.walk(hole) if isinstance(part, ast.Call) and self._is_of_program(part)]
         parts = (part for call in calls for each in (*call.args, *call.keywords) for part in ast.walk(each))
         for part in (part for part in parts if isinstance(part, ast.expr)):
@@ -200,8 +178,7 @@ class _Splitter(ast.NodeTransformer):
             if isinstance(part, ast.Call) and not self._is_object(part) and not head[0][:1].isupper():
                 raise TestError(
                     f"it calls {head[0]} inside an argument, where the program could agree with itself on anything; "
-                    "write the "
-                    f"value out"
+                    "write the value out"
                 )
 
     def _is_of_program(self, node: ast.expr) -> bool:
@@ -215,8 +192,7 @@ class _Splitter(ast.NodeTransformer):
         return self._is_of_program(node) and not any(self._asks_a_value(part) for part in _chain(node))
 
     def _asks_a_value(self, node: ast.expr) -> bool:
-        """Whether it calls a method of a builtin type with arguments: they are expected values
-        (`f(1).startswith('a')`)."""
+        """Whether it calls a method of a builtin type with arguments, which are expected values."""
         match node:
             case ast.Call(ast.Attribute(receiver, name), arguments, keywords) if name in _OF_VALUES:
                 return bool(arguments or keywords) and not self._is_object(receiver)
@@ -291,10 +267,8 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _called(question: ast.expr, setup: Setup) -> frozenset[str]:
-    """The builtin that the program must define: the first one called, preferably one that is not in `_PURE`.
-
-    Raises TestError when its arguments compute with another call: they may contain the expected value.
-    """
+    """The builtin that the program must define: the first one called, preferably one that is not in `_PURE`. Raises
+    TestError when its arguments compute with another call: they may contain the expected value."""
     calls = [
         (node.lineno, node.col_offset, node.func.id, node)
         for node in ast.walk(question)

@@ -1,8 +1,6 @@
 """Dialogues: reads rows of the usual forms as messages, and tokenizes messages with a mask of the assistant's tokens.
-
 Invariant: training and scoring render a dialogue with the same chat template: the tokenizer's, or the turns of
-Anthropic's HH data if it has none.
-"""
+Anthropic's HH data if it has none."""
 
 import json
 import re
@@ -38,11 +36,8 @@ class ChatTokens:
 
 
 def read_messages(value: object, where: str) -> Messages:
-    r"""Messages of a cell: a list of objects with role and content, or a text of turns (`\n\nHuman: ... \n\nAssistant:
-    ...`).
-
-    A text without turns is one message of the user. `where`: begins the error message. Raises DataError.
-    """
+    r"""Messages of a cell: objects with role and content, or a text of turns (`\n\nHuman: ... \n\nAssistant: ...`). A
+    text without turns is one message of the user. `where`: begins the error message. Raises DataError."""
     if isinstance(value, str) and value.strip():
         first, *pieces = _TURN.split(value)
         if not pieces:
@@ -83,26 +78,20 @@ def load_messages(text: str) -> Messages:
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Message], where: str, *, reply: bool) -> str:
-    """The dialogue as the model reads it. `reply`: append what begins the assistant's next turn.
-
-    Raises DataError, which begins with `where`, when the chat template refuses the dialogue: it may allow no system
-    message, or only alternating roles.
-    """
+    """The dialogue as the model reads it. `reply`: append what begins the assistant's next turn. Raises DataError when
+    the chat template refuses the dialogue: it may allow no system message, or only alternating roles."""
     if not getattr(tokenizer, "chat_template", None):
         return _turns(messages) + ("\n\nAssistant: " if reply else "")
     from jinja2 import TemplateError  # imported late, so that the commands start faster
 
     try:
         text = tokenizer.apply_chat_template(
-            [asdict(message) for message in messages],
-            add_generation_prompt=reply,
-            tokenize=False,
+            [asdict(message) for message in messages], add_generation_prompt=reply, tokenize=False
         )
     except TemplateError as error:
         raise DataError(
             f"{where}: the chat template of the tokenizer refuses this dialogue ({first_line(error)}); fix or delete "
-            "the row, or use "
-            f"another template"
+            "the row, or use another template"
         ) from None
     return str(text)
 
@@ -113,12 +102,9 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], where: str) -> list[
 
 
 def encode_dialogue(tokenizer: Any, messages: Sequence[Message], where: str) -> ChatTokens:
-    """Token ids of a whole dialogue. Learned are the assistant's turns, each including its end-of-sequence token.
-
-    If the template does not end turns with that token, one is added after the last turn, also if it is empty. Raises
-    DataError as `chat_text`, and when the template changes earlier turns: then the context of a reply here is not what
-    the model reads later.
-    """
+    """Token ids of a whole dialogue. Learned are the assistant's turns, each including its end-of-sequence token. If
+    the template does not end turns with that token, one is added after the last turn, also if it is empty. Raises
+    DataError as `chat_text`, and when the template changes earlier turns: the model would read another context."""
     ids: list[int] = []
     learned: list[int] = []
     done = ""

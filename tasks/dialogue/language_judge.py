@@ -1,10 +1,8 @@
-r"""A language model as judge, behind an OpenAI-compatible endpoint: scores of single responses, and which of two is
-better.
+r"""A language model as judge, behind an OpenAI-compatible endpoint: scores of responses, and which of two is better.
 
 Invariants: a response stands between marks that it cannot know, and only the judge's own last score counts. Every pair
-is asked twice with its sides swapped, so a judge that prefers a place gives a tie. A question that was answered once is
-never sent again; every request has a time limit and a bounded number of tries; a question without an answer is None,
-not an error, unless none is answered.
+is asked twice with its sides swapped, so a judge that prefers a place gives a tie. A question is answered once; every
+request has a time limit and a bounded number of tries; one without an answer is None, unless none is answered.
 """
 
 import hashlib
@@ -79,8 +77,7 @@ class Endpoint:
     """Asks questions, several at a time. It keeps the answers in an SQLite file, which several runs may share."""
 
     def __init__(self, config: LanguageJudgeConfig) -> None:
-        """Raises ConfigError when the settings name no model, or a file of answers that cannot be written or is
-        none."""
+        """Raises ConfigError when the settings name no model, or a file of answers that cannot be used."""
         import openai  # imported late, because it takes a second
 
         if not config.model:
@@ -111,22 +108,17 @@ class Endpoint:
         if answer is None:
             raise ConfigError(
                 f"reward_model.judge.url = {self._config.url}: no answer of model {self._config.model!r} ({failure}); "
-                "start the server, or "
-                f"correct url, model or the key in ${self._config.key_variable}"
+                f"start the server, or correct url, model or the key in ${self._config.key_variable}"
             )
 
     def ask(self, questions: Sequence[str]) -> list[str | None]:
-        """The answers, in order; None where all tries failed.
-
-        Raises ActorError when all questions fail, and when `max_requests` are used up.
-        """
+        """The answers, in order; None where all tries failed. ActorError if all fail, or `max_requests` are used up."""
         with ThreadPoolExecutor(self._config.concurrency) as threads:
             found = list(threads.map(self._ask, questions))
         if found and all(answer is None for answer, _ in found):
             raise ActorError(
                 f"reward_model.judge.url = {self._config.url}: none of {len(found)} questions was answered, the first "
-                "because of "
-                f"{found[0][1]}; see the server, then resume from the last checkpoint"
+                f"because of {found[0][1]}; see the server, then resume from the last checkpoint"
             )
         return [answer for answer, _ in found]
 
@@ -148,11 +140,9 @@ class Endpoint:
                 )
             self.asked += 1
         try:
+            messages = [{"role": "user", "content": question}]
             reply = self._client.chat.completions.create(
-                model=config.model,
-                messages=[{"role": "user", "content": question}],
-                max_tokens=config.max_tokens,
-                temperature=0.0,
+                model=config.model, messages=messages, max_tokens=config.max_tokens, temperature=0.0
             )
             answer = reply.choices[0].message.content if reply.choices else None
         except (openai.OpenAIError, ValueError) as error:
@@ -176,8 +166,7 @@ def check_endpoint(config: LanguageJudgeConfig) -> None:
 
 
 class LanguageJudge:
-    """Rewards from -1 (score 1) to 1 (score 10); a response is correct when its reward is above
-    `reward_model.threshold`."""
+    """Rewards from -1 (score 1) to 1 (score 10); correct is a reward above `reward_model.threshold`."""
 
     def __init__(self, config: RewardModelConfig) -> None:
         """Asks the endpoint once. Raises ConfigError when it does not answer."""
@@ -186,8 +175,7 @@ class LanguageJudge:
         self._endpoint.check()
 
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Verdicts of (reference, response) pairs, in order; the reference is the dialogue (`chat.dump_messages`).
-        Raises ActorError."""
+        """Verdicts of (dialogue by `chat.dump_messages`, response) pairs, in order. Raises ActorError."""
         questions = [
             SCORE_QUESTION.format(
                 criterion=self._config.judge.criterion,
@@ -221,10 +209,7 @@ class Preference:
 
 def compare_pairs(endpoint: Endpoint, criterion: str, cases: Sequence[tuple[str, str, str]]) -> list[Preference | None]:
     """Which of two replies is better. `cases`: (dialogue, first reply, second reply). None where the judge did not say,
-    in either order.
-
-    Raises ActorError when no question is answered.
-    """
+    in either order. Raises ActorError when no question is answered."""
     questions = []
     for dialogue, mine, theirs in cases:
         asked, replies = marked("dialogue", dialogue), (marked("reply", mine), marked("reply", theirs))

@@ -1,8 +1,5 @@
-"""The reward model as a Ray actor that scores batches during training, and the driver's handle of it.
-
-Invariants: every call has a deadline. An actor that dies or hangs is restarted once per batch; after a second failure
-an ActorError names it.
-"""
+"""The reward model as a Ray actor that scores batches during training, and the driver's handle of it. Invariants: every
+call has a deadline. An actor that dies or hangs is restarted once per batch; then an ActorError names it."""
 
 from collections.abc import Sequence
 from typing import Any

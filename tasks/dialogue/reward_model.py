@@ -1,7 +1,5 @@
-"""The reward model: scores dialogues in batches and turns the scores into rewards.
-
-Invariant: a dialogue's score does not depend on its batch (beyond rounding), nor on the process that loads the model.
-"""
+"""The reward model: scores dialogues in batches and turns the scores into rewards. Invariant: a dialogue's score does
+not depend on its batch (beyond rounding), nor on the process that loads the model."""
 
 import json
 import math
@@ -16,8 +14,7 @@ from core.records import Verdict
 from tasks.dialogue import chat
 from tasks.dialogue.chat import Message, Messages
 
-FILE = "reward.json"
-"""File in the model's folder: how its scores are normalised, and its accuracy."""
+FILE = "reward.json"  # file in the model's folder: how its scores are normalised, and its accuracy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +46,26 @@ def check_reward_model(path: str) -> Any:
     if not path:
         raise ModelError(
             "reward_model.path is empty: the task dialogue is judged by a reward model; train one with `launch.py "
-            "reward-model` and "
-            "name its run"
+            "reward-model` and name its run"
         )
     try:
         config: Any = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"reward_model.path = {path}: neither a model here nor one on the hub ({first_line(error)}); train one "
-            "with `launch.py "
-            f"reward-model --run.name NAME` and give runs/NAME"
+            "with `launch.py reward-model --run.name NAME` and give runs/NAME"
         ) from None
     kind = (getattr(config, "architectures", None) or ["unknown architecture"])[0]
     if "SequenceClassification" not in kind or config.num_labels != 1:
         raise ModelError(
             f"reward_model.path = {path}: {kind} with {config.num_labels} labels is no reward model; name a sequence "
-            "classifier with "
-            f"one label, such as a run of `launch.py reward-model`"
+            "classifier with one label, such as a run of `launch.py reward-model`"
         )
     return config
 
 
 def check_reward_context(path: str, tokens: int) -> int:
-    """The tokens that a reward model can read. Raises ModelError unless it is one that holds `tokens` (longest prompt
-    and response)."""
+    """The tokens that a reward model can read. Raises ModelError when they are fewer than `tokens`."""
     context = int(check_reward_model(path).get_text_config().max_position_embeddings)
     if tokens > context:
         raise ModelError(
@@ -86,8 +79,7 @@ class RewardScorer:
     """A reward model and its tokenizer in this process."""
 
     def __init__(self, path: str, *, batch_tokens: int, device: str, threads: int | None = None) -> None:
-        """`batch_tokens`: tokens of one forward pass with padding. `threads`: of torch in this process; None:
-        unchanged."""
+        """`batch_tokens`: of one forward pass, with padding. `threads`: of torch here; None: unchanged."""
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -148,14 +140,11 @@ def local_scorer(config: RewardModelConfig) -> Scorer:
 
 
 class RewardJudge:
-    """Judges responses by a reward model, which starts with the first batch. Raises ModelError when it is not a reward
-    model."""
+    """Judges responses by a reward model, which starts with the first batch. Raises ModelError for another model."""
 
     def __init__(self, config: RewardModelConfig, start: Callable[[RewardModelConfig], Scorer]) -> None:
         check_reward_model(config.path)
-        self._config = config
-        self._scale = read_scale(config.path)
-        self._start = start
+        self._config, self._scale, self._start = config, read_scale(config.path), start
         self._scorer: Scorer | None = None
 
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
@@ -166,7 +155,8 @@ class RewardJudge:
             (chat.load_messages(reference), Message("assistant", response.strip())) for reference, response in items
         ]
         scores = self._scorer.score([(*messages, reply) for messages, reply in replies])
-        lowest = lowest_score(scores, self._scale)
+        known = [score for score in (*scores, self._scale.lowest) if score is not None and math.isfinite(score)]
+        lowest = min(known, default=self._scale.mean)
         return [score_verdict(score, self._scale, self._config.threshold, lowest) for score in scores]
 
     def close(self) -> None:
@@ -175,22 +165,9 @@ class RewardJudge:
             self._scorer.close()
 
 
-def lowest_score(scores: Sequence[float | None], scale: Scale) -> float:
-    """The lowest finite score of this batch and of the scale; the scale's mean if there is none.
-
-    >>> lowest_score([2.0, None, float("nan")], Scale()), lowest_score([None], Scale(mean=3.0))
-    (2.0, 3.0)
-    >>> lowest_score([2.0], Scale(lowest=-1.0))
-    -1.0
-    """
-    known = [score for score in (*scores, scale.lowest) if score is not None and math.isfinite(score)]
-    return min(known, default=scale.mean)
-
-
 def score_verdict(score: float | None, scale: Scale, threshold: float, lowest: float) -> Verdict:
     """The normalised score as reward; correct when above the threshold. A dialogue that cannot be scored gets the
-    reward of `lowest` and the reason, so a response that is too long to be judged gains nothing.
-    """
+    reward of `lowest`, so a response that is too long to be judged gains nothing."""
     least = (lowest - scale.mean) / scale.deviation
     if score is None:
         return Verdict(least, False, "the dialogue is longer than the reward model's context", judge_failed=True)

@@ -1,8 +1,6 @@
-r"""Whether two answers mean the same: equal forms, and equal values of their parts.
-
-Invariants: symmetric except for names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; nothing is
-evaluated whose size is not bounded (`tasks/mathematics/values.py`).
-"""
+r"""Whether two answers mean the same: equal forms, and equal values of their parts. Invariants: symmetric except for
+names (`3` answers `x = 3`, and `x = 3` answers `3`); equal texts are equal; nothing is evaluated whose size is not
+bounded (`values.py`)."""
 
 import re
 from collections.abc import Sequence
@@ -12,28 +10,26 @@ from tasks.mathematics.values import expression, number, proportional, rational,
 
 _BASED = re.compile(r"(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)(?:_(?:\{\s*(?:\\text\{)?([0-9a-z]+)\}?\s*\}|([0-9]+)))?")
 _BASES = {
-    "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9", "sixteen": "16",
+    "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+    "sixteen": "16",
 }  # fmt: skip
 _SEPARATED = re.compile(r"(?<=[0-9]),(?=[0-9])")
 _RATIO = re.compile(r"([0-9]+)\s*:\s*([0-9]+)")
 _WORD = re.compile(r"\\text|(?<![a-zA-Z\\])[a-zA-Z]{4,}")
 _NEGATIVE = re.compile(r"(?<![a-zA-Z0-9])-(?=[\s({]*(?:\\text\s*\{\s*)?[0-9.])")
 _COMPARES = re.compile(r"[<>=]|\\(?:ne|not|le|ge|approx|sim)(?![a-zA-Z])")
-_LONGEST = 2000
-"""Most characters of an answer that is taken apart; longer ones are compared as texts."""
+_LONGEST = 2000  # most characters of an answer that is taken apart; longer ones are compared as texts
 _UNITS = (
-    "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "in inch inche", "ft foot feet",
-    "yd yard", "mi mile", "g gram", "kg kilogram", "lb pound", "oz ounce", "s sec second", "min minute", "h hr hour", "day", "week",
-    "month", "year yr", "dollar", "cent", "mph", "l liter litre", "ml milliliter",
+    "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "in inch inche",
+    "ft foot feet", "yd yard", "mi mile", "g gram", "kg kilogram", "lb pound", "oz ounce", "s sec second", "min minute",
+    "h hr hour", "day", "week", "month", "year yr", "dollar", "cent", "mph", "l liter litre", "ml milliliter",
 )  # fmt: skip
 _UNIT_NAMES = {name: number for number, names in enumerate(_UNITS) for name in names.split()}
 
 
 def same_answer(gold: str, answer: str) -> bool:
-    """Whether two answers, written without `####` or box, mean the same.
-
-    Currency, degree and percent signs are ignored, and so are a unit or a base that only one of the two writes.
-    """
+    """Whether two answers, written without `####` or box, mean the same. Currency, degree and percent signs are
+    ignored, and so are a unit or a base that only one of the two writes."""
     gold, answer = gold.strip(), answer.strip()
     if _same_text(gold, answer):
         return True
@@ -141,11 +137,7 @@ def _words(answer: Single) -> str:
 
 
 def _units_agree(gold: str, answer: str) -> bool:
-    r"""Whether two units may be the same: units that are not known, such as `ways`, are ignored.
-
-    >>> _units_agree("cm^2", "square centimeters"), _units_agree("cm^2", "cm^3"), _units_agree("feet", "inches"), _units_agree("ways", "")
-    (True, False, False, True)
-    """
+    r"""Whether two units may be the same: units that are not known, such as `ways`, are ignored."""
     if not gold or not answer:
         return True
     (first, power), (second, other) = (_unit(unit) for unit in (gold, answer))

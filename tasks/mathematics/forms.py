@@ -1,9 +1,6 @@
-r"""The form of an answer: one expression, words, or a list, set, tuple, interval, union, matrix of such, each perhaps
-with a name.
-
+r"""The form of an answer: an expression, words, or a list, set, tuple, interval, union, matrix of such, perhaps named.
 Pure text, no values. Invariant: brackets are part of the form, so a tuple is no set and an open interval no closed one.
-An inequality becomes the interval that it describes.
-"""
+An inequality becomes the interval that it describes."""
 
 import re
 from dataclasses import dataclass
@@ -61,10 +58,14 @@ _REALS = re.compile(
     r"\\mathbb\s*\{?R\}?|\\text\{\s*all real numbers\s*\}|all real numbers|\\R(?![a-zA-Z])", re.IGNORECASE
 )
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
-_UNITS = "cm|mm|km|kg|mg|ml|ft|feet|foot|in|inch|inches|yd|yards?|miles?|mi|meters?|metres?|grams?|liters?|litres?|hours?|hrs?|minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|dollars?|cents?|mph|units?|lbs?|pounds?|ounces?|oz|ways?"  # fmt: skip
+_UNITS = (
+    "cm|mm|km|kg|mg|ml|ft|feet|foot|in|inch|inches|yd|yards?|miles?|mi|meters?|metres?|grams?|liters?|litres?|hours?|hrs?|"
+    "minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?|dollars?|cents?|mph|units?|lbs?|pounds?|ounces?|oz|ways?"
+)
 _UNIT = re.compile(
     rf"(?P<value>.*?[0-9a-zA-Z}}\)!%])\s*(?:\\text\{{\s*(?P<text>[a-zA-Z][a-zA-Z "
-    rf"./]*?)\s*\.?\s*\}}|(?<![a-zA-Z\\])(?P<bare>(?:sq(?:uare|\.)? |cu(?:bic|\.)? )?(?:{_UNITS})))\s*(?P<slash>/\s*\\text\{{[a-z]+\}})?\s*(?:\^\s*\{{?(?P<power>[0-9])\}}?)?",
+    rf"./]*?)\s*\.?\s*\}}|(?<![a-zA-Z\\])(?P<bare>(?:sq(?:uare|\.)? |cu(?:bic|\.)? )?(?:{_UNITS})))\s*"
+    r"(?P<slash>/\s*\\text\{[a-z]+\})?\s*(?:\^\s*\{?(?P<power>[0-9])\}?)?",
     re.DOTALL,
 )
 
@@ -146,11 +147,8 @@ def _relation(text: str) -> Form | None:
     r"""`=`, `\in`, `\ne` and inequalities; None for anything else."""
     sides = [side.strip() for side in _split(text, "=")]
     if len(sides) > 1:
-        return (
-            _equation(sides)
-            if all(sides) and not re.search(r"<|>|\\(?:le|ge|ne|approx|not)(?![a-zA-Z])|!$", text)
-            else None
-        )
+        compares = re.search(r"<|>|\\(?:le|ge|ne|approx|not)(?![a-zA-Z])|!$", text)
+        return _equation(sides) if all(sides) and not compares else None
     member = re.fullmatch(r"(.*?)\\in(?![a-zA-Z])(.*)", text, re.DOTALL)
     if member and _SYMBOL.fullmatch(member[1].strip()):
         return Equation(member[1].strip(), (_read(member[2].strip()),), assigns=True)

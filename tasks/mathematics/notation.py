@@ -1,16 +1,14 @@
-r"""One notation for answers: what LaTeX, Unicode and habit write differently becomes the same text.
-
-Pure text. Invariant: nothing here depends on a value, and every step takes linear time.
-"""
+r"""One notation for answers: what LaTeX, Unicode and habit write differently becomes the same text. Invariant: nothing
+here depends on a value, and every step takes linear time."""
 
 import re
 
 _UNICODE = str.maketrans(
     {
         **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "±": r"\pm ", "√": r"\sqrt "},
-        **{"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}"},
+        **{"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset "},
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "°": r"^\circ "},
-        **{"\u00a0": " ", "\u2009": " ", "\u202f": " ", "€": "", "£": "", "¥": "", "，": ","},
+        **{"ℝ": r"\mathbb{R}", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "€": "", "£": "", "¥": "", "，": ","},
     }
 )  # fmt: skip
 _DELIMITERS = re.compile(r"\\\\|\\[()\[\]$]|\$|\*\*")
@@ -26,8 +24,9 @@ _DEGREES = re.compile(
 )
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*percent\s*\}|(?<![a-zA-Z\\])percent(?![a-zA-Z]))")
 _SYNONYMS = {
-    **{"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "varnothing": "emptyset"},
-    **{"leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge", "neq": "ne", "lbrace": "{", "rbrace": "}", "bigcup": "cup"},
+    **{"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom"},
+    **{"varnothing": "emptyset", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge", "neq": "ne"},
+    **{"lbrace": "{", "rbrace": "}", "bigcup": "cup"},
 }  # fmt: skip
 _COMMAND = re.compile(r"\\(" + "|".join(sorted(_SYNONYMS, key=len, reverse=True)) + r")(?![a-zA-Z])")
 _PLAIN_ROOT = re.compile(r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)")
@@ -40,11 +39,7 @@ _PHRASE = re.compile(
 
 
 def closing(text: str, opening: int) -> int:
-    r"""Position of the brace that closes the one at `opening`; -1 if none does. `\{` and `\}` do not count.
-
-    >>> closing(r"{a\}{b}}c", 0)
-    7
-    """
+    r"""Position of the brace that closes the one at `opening`; -1 if none does. `\{` and `\}` do not count."""
     depth = 0
     for brace in re.compile(r"\\.|[{}]").finditer(text, opening):
         depth += (brace[0] == "{") - (brace[0] == "}")
@@ -54,14 +49,11 @@ def closing(text: str, opening: int) -> int:
 
 
 def plain_notation(answer: str) -> str:
-    r"""The answer in one notation: without fonts, sizes, currency and degree signs, dollar signs around it, or a last
-    dot.
+    r"""The answer in one notation: without fonts, sizes, currency and degree signs, dollar signs or a last dot. Text
+    becomes `\text`, synonyms one command, percent signs `%`; groups of three digits are joined.
 
-    Every command for text becomes `\text`, every synonym one command, every percent sign `%`; a space or `{,}` between
-    groups of three digits joins them.
-
-    >>> print(plain_notation(r"$\left( \dfrac{1}{2},\, \mathbf{x} \right)$."), plain_notation("2 220"), plain_notation(r"90^{\circ}"))
-    ( \frac{1}{2},  {x} ) 2220 90
+    >>> print(plain_notation(r"$\left( \dfrac{1}{2},\, \mathbf{x} \right)$."), plain_notation("2 220"))
+    ( \frac{1}{2},  {x} ) 2220
     """
     text = _JOINED.sub("", answer.translate(_UNICODE))
     text = _DELIMITERS.sub(lambda sign: sign[0] if sign[0] == r"\\" else "", text)

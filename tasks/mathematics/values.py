@@ -1,8 +1,6 @@
 r"""Values of single expressions: plain numbers exactly, other expressions through math-verify's parser and sympy.
-
 Invariant: an expression is evaluated only after its size is bounded (`_digits`), and never expanded or simplified: two
-expressions are equal when their values agree at a few points. So no answer can stall a judge.
-"""
+expressions are equal when their values agree at a few points. So no answer can stall a judge."""
 
 import re
 from decimal import Decimal
@@ -29,25 +27,18 @@ _LAZY = re.compile(
     r"omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega"
     r")(?![a-zA-Z]))*"
 )
-"""Text whose commands the parser turns into expressions without evaluating their arguments; `\\gcd` and others it
-evaluates."""
+"""Text whose commands the parser reads without evaluating their arguments; `\\gcd` and others it evaluates."""
 _TOWER = re.compile(r"(?:\^\s*\w\s*){4}")
-_MOST_DIGITS = 3000
-"""Digits of a plain number; a longer one is not read as a number. With an exponent of 999 Python still prints it."""
-_LONGEST = 500
-"""Most characters of an expression that is parsed: the time grows fast with the length."""
-_DEEPEST = 10
-"""Deepest nesting of brackets that is parsed: the time doubles with each level."""
-_LARGEST = 20_000.0
-"""Most decimal digits of a value, also of one inside an expression, that is evaluated."""
-_POINTS = (0.7390851332, 1.6180339887, -0.5772156649)
-"""Where two expressions are compared; each symbol has a value of its own (`_value_at`)."""
+_MOST_DIGITS = 3000  # of a plain number; a longer one is not read. With an exponent of 999 Python still prints it.
+_LONGEST = 500  # most characters of an expression that is parsed: the time grows fast with the length
+_DEEPEST = 10  # deepest nesting of brackets that is parsed: the time doubles with each level
+_LARGEST = 20_000.0  # most decimal digits of a value, also of one inside an expression, that is evaluated
+_POINTS = (0.7390851332, 1.6180339887, -0.5772156649)  # where expressions are compared; see `_value_at`
 _PRECISION = 40
 
 
 def number(answer: str) -> Decimal | None:
-    """The value of a plain number: sign, digits, thousands separators, decimals, exponent; a currency or percent sign
-    is allowed.
+    """The value of a plain number: sign, digits, thousands separators, decimals, exponent, currency or percent sign.
 
     >>> number("$1,080"), number("-3.50"), number("1.5e3"), number("1,2"), number("x+1")
     (Decimal('1080'), Decimal('-3.50'), Decimal('1.5E+3'), None, None)
@@ -65,8 +56,8 @@ def number(answer: str) -> Decimal | None:
 def rational(answer: str) -> Fraction | None:
     r"""The value of a plain number, a fraction or mixed number, or a repeating decimal.
 
-    >>> rational("-\\frac{6}{4}"), rational("3/2"), rational("1\\frac{1}{4}"), rational("0.\\overline{3}"), rational("\\frac{x}{2}")
-    (Fraction(-3, 2), Fraction(3, 2), Fraction(5, 4), Fraction(1, 3), None)
+    >>> rational("-\\frac{6}{4}"), rational("3/2"), rational("1\\frac{1}{4}"), rational("0.\\overline{3}")
+    (Fraction(-3, 2), Fraction(3, 2), Fraction(5, 4), Fraction(1, 3))
     """
     plain = number(answer)
     if plain is not None:
@@ -94,8 +85,7 @@ def rational(answer: str) -> Fraction | None:
 
 
 def _parsed(text: str) -> Any:
-    """What math-verify's parser makes of a text; it evaluates nothing. Imported late, because it loads sympy and a
-    grammar."""
+    """What math-verify's parser makes of a text, unevaluated. Imported late: it loads sympy and a grammar."""
     from latex2sympy2_extended import NormalizationConfig
     from latex2sympy2_extended.latex2sympy2 import latex2sympy, normalize_latex
 
@@ -140,14 +130,7 @@ def _nested(text: str) -> int:
 
 
 def _digits(value: Any) -> float:
-    r"""A bound on the decimal digits of a value and of every value inside it; infinite for sums, integrals and the
-    like.
-
-    >>> import sympy
-    >>> lazy = lambda text: _digits(_parsed(text))
-    >>> lazy("2^{10}"), lazy("9^{9^{9}}"), lazy("(x+1)^{10000}") > 10_000, lazy(r"\sum_{n=1}^{9} n"), lazy("100!!") > 1e9
-    (10.0, inf, True, inf, True)
-    """
+    r"""A bound on the decimal digits of a value and of every value inside it; infinite for sums, integrals etc."""
     import sympy
 
     if isinstance(value, sympy.Rational):
@@ -177,8 +160,7 @@ def _magnitude(value: Any, digits: float) -> float:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Whether two expressions have the same value at all points of `_POINTS`; only those with real values count below
-    0."""
+    """Whether two expressions agree at all points of `_POINTS`; below 0 only where both have real values."""
     import sympy
 
     if first == second or (first.is_Rational and second.is_Rational):

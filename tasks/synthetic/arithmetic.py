@@ -1,15 +1,14 @@
 """Chained arithmetic: a synthetic task whose every step can be checked.
 
-`7+5-3*2=` is computed strictly from left to right, modulo 100. The response has one line per operation (the operation
-and its result), then the answer:
+`7+5-3*2=` is computed strictly from left to right, modulo 100. The response has a line per operation, then the answer:
 
     +5=12
     -3=9
     *2=18
     #18
 
-The reward depends only on the final answer; the prefix check reads every character. Each operation is one small step (a
-number below 100 and a digit), so a small model can learn it. Errors accumulate with the number of operations.
+The reward depends only on the final answer; the prefix check reads every character. A small model can learn each step,
+and errors accumulate with the number of operations.
 """
 
 import re
@@ -61,13 +60,8 @@ def arithmetic_answer(response: str) -> str | None:
 
 
 def _prefix_correct(expression: str, text: str) -> bool:
-    """Whether `text` is the beginning of a response without a mistake: correct steps in order, then the correct answer.
-
-    Exact for every prefix, also one cut inside a line. A correct answer before all steps are written is no mistake.
-
-    >>> _prefix_correct("7+5-3*2", "+5=12\\n-"), _prefix_correct("7+5-3*2", "+5=13"), _prefix_correct("7+5-3*2", "#18")
-    (True, False, True)
-    """
+    """Whether `text` is the beginning of a response without a mistake: correct steps in order, then the answer. Exact
+    for every prefix, also one cut inside a line. A correct answer before all steps are written is no mistake."""
     whole = _solution(expression)
     lines, ending = whole[: whole.index("#")], whole[whole.index("#") :]
     if lines.startswith(text):
@@ -78,7 +72,6 @@ def _prefix_correct(expression: str, text: str) -> bool:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A random expression of that many operations: digits 1 to 9."""
     digits = rng.integers(1, 10, operations + 1)
     signs = rng.integers(0, 3, operations)
     return str(digits[0]) + "".join(f"{'+-*'[s]}{d}" for s, d in zip(signs, digits[1:], strict=True))

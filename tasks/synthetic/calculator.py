@@ -7,8 +7,7 @@ last result. What the calculator writes is shown as <84]>, with the line break t
     [84-35=<49]>
     #49
 
-The numbers are too large for a small model to compute, but calls and copies are easy. Invariant: the prefix check is
-exact. Every line is judged, so no answer is right by luck.
+Invariant: the prefix check is exact. Every line is judged, so no answer is right by luck.
 """
 
 import re
@@ -26,8 +25,7 @@ _TERM = re.compile(r"([+*-])(\d+)")
 
 
 def answer_call(text: str) -> str | None:
-    """What the calculator writes after a response that ends with a call `[A*B=`; an error if the call cannot be
-    computed.
+    """What the calculator writes after a response that ends with a call `[A*B=`, or an error; None without a call.
 
     >>> answer_call("[12*7="), answer_call("[12/7="), answer_call("12*7=")
     ('84]\\n', 'error]\\n', None)
@@ -42,7 +40,6 @@ TOOL = Tool("=", answer_call)
 
 
 def _solution(text: str) -> str:
-    """The calls with their answers, then the result."""
     value = int(_TERM.split(text)[0])
     lines = ""
     for operation, number in _TERM.findall(text):
@@ -52,22 +49,12 @@ def _solution(text: str) -> str:
     return f"{lines}#{value}"
 
 
-def _prefix_correct(text: str, response: str) -> bool:
-    """Whether every call so far is the right one, in order, and the result too. Line breaks may follow.
-
-    >>> _prefix_correct("12*7-35", "[12*7=84]\\n[84-"), _prefix_correct("12*7-35", "[12*7=84]\\n[12-")
-    (True, False)
-    """
-    return begins(response, _solution(text))
-
-
 def verify_calculator(text: str, response: str) -> Verdict:
     """Reward 1 if every call is the right one, in order, and the last line is `#` and the value of the expression."""
     return same_lines(_solution(text), response)
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A random expression of that many operations on numbers from 2 to 99."""
     numbers, signs = rng.integers(2, 100, operations + 1), rng.integers(0, 3, operations)
     return str(numbers[0]) + "".join(f"{'+-*'[s]}{number}" for s, number in zip(signs, numbers[1:], strict=True))
 
@@ -78,7 +65,7 @@ CALCULATOR = Puzzle(
     _draw,
     _solution,
     lambda text: len(_TERM.findall(text)),
-    _prefix_correct,
+    begins(_solution),
     units=("call", "calls"),
 )
 

@@ -7,9 +7,9 @@ the remaining numbers by their result; the last result is the target:
     6+8=14
     5+14=19
 
-Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. Combined numbers
-cannot be separated again, so an early mistake cannot be repaired. Invariant: the prefix check is exact. It searches all
-that the remaining numbers can give, and is true if and only if some continuation is judged correct.
+Results are whole numbers from 1 to `LARGEST`: a difference must be positive and a quotient exact. An early mistake
+cannot be repaired. Invariant: the prefix check is exact. It searches all that the remaining numbers can give, and is
+true if and only if some continuation is judged correct.
 """
 
 import re
@@ -24,15 +24,11 @@ from core.records import Verdict
 from tasks.kinds import TaskKind
 from tasks.synthetic.generated import OPERATIONS, Puzzle, can_follow, wrong
 
-LARGEST = 200
-"""Largest result of a line."""
-DIGITS = range(1, 13)
-"""Range from which the given numbers are drawn."""
-MOST = 5
-"""Most operations of a problem: the search visits every way to combine its numbers."""
+LARGEST = 200  # largest result of a line
+DIGITS = range(1, 13)  # range from which the given numbers are drawn
+MOST = 5  # most operations of a problem: the search visits every way to combine its numbers
 
-Numbers = tuple[int, ...]
-"""The remaining numbers, in ascending order."""
+Numbers = tuple[int, ...]  # the remaining numbers, in ascending order
 
 _LINE = re.compile(r"([1-9]\d{0,5})([+*/-])([1-9]\d{0,5})=([1-9]\d{0,5})", re.ASCII)
 
@@ -67,8 +63,7 @@ def without(numbers: Numbers, *used: int) -> Numbers | None:
 
 @lru_cache(200_000)
 def moves(numbers: Numbers) -> tuple[tuple[str, Numbers], ...]:
-    """All lines that may be written next, each with the numbers after it. Both orders of a sum or product are
-    included."""
+    """All lines that may be written next, each with the numbers after it. A sum or product has both orders."""
     found: dict[str, Numbers] = {}
     for first, second in dict.fromkeys(permutations(numbers, 2)):
         left = without(numbers, first, second)
@@ -94,11 +89,7 @@ def _options(numbers: Numbers, target: int) -> Mapping[str, Numbers]:
 
 
 def _prefix_correct(text: str, response: str) -> bool:
-    """Whether the target can still be reached after this prefix of a response; exact, also inside a line.
-
-    >>> _prefix_correct("2,3,5>16", "2*3=6\\n"), _prefix_correct("2,3,5>16", "3+5=8\\n2*8")
-    (False, True)
-    """
+    """Whether the target can still be reached after this prefix of a response; exact, also inside a line."""
     numbers, target = read_countdown(text)
     return can_follow(response, numbers, lambda left: _options(left, target))
 
@@ -143,8 +134,7 @@ def verify_countdown(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A problem of `operations` + 1 random numbers; the target comes from combining them at random. Raises
-    DataError."""
+    """A problem of `operations` + 1 random numbers; combining them at random gives the target. Raises DataError."""
     if operations > MOST:
         raise DataError(
             f"task countdown: {operations} operations are too many to search; lower task.max_operations to {MOST}"
@@ -158,12 +148,6 @@ def _draw(rng: np.random.Generator, operations: int) -> str:
 
 
 COUNTDOWN = Puzzle(
-    "countdown",
-    "0123456789,>+-*/=\n",
-    _draw,
-    _solution,
-    lambda text: text.count(","),
-    _prefix_correct,
-    guess=_guess,
+    "countdown", "0123456789,>+-*/=\n", _draw, _solution, lambda text: text.count(","), _prefix_correct, guess=_guess
 )
 TASK = TaskKind("tasks.synthetic.countdown:verify_countdown", COUNTDOWN)

@@ -1,8 +1,5 @@
-"""Common parts of the generated tasks: distinct problems by length, an evaluation set that no seed changes, prefix
-checks.
-
-Invariant: whether a problem is for evaluation depends only on its text, so no run and no starter trains on one.
-"""
+"""Common parts of the generated tasks: distinct problems by length, held-out problems, prefix checks. Invariant:
+whether a problem is for evaluation depends only on its text, so no run and no starter trains on one."""
 
 import operator
 from collections import deque
@@ -18,10 +15,8 @@ from core.records import Verdict
 from core.seeds import generator
 from tasks.problems import Item, prompt_digest
 
-EVALUATION_SHARE = 8
-"""One problem in this many is for evaluation."""
-TRIES = 1000
-"""Failed draws of a new problem after which its length counts as used up."""
+EVALUATION_SHARE = 8  # one problem in this many is for evaluation
+TRIES = 1000  # failed draws of a new problem after which its length counts as used up
 
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
@@ -57,10 +52,8 @@ def is_for_evaluation(text: str) -> bool:
 
 
 def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, evaluation: bool) -> list[Item]:
-    """`count` distinct problems, from the evaluation problems or from the others. The lengths alternate.
-
-    Evaluation problems do not depend on the seed. Raises DataError when there are fewer problems.
-    """
+    """`count` distinct problems, from the evaluation problems or from the others. The lengths alternate. Evaluation
+    problems do not depend on the seed. Raises DataError when there are fewer problems."""
     rng = generator(0, puzzle.name, "evaluation") if evaluation else generator(seed, puzzle.name, "train")
     found: dict[str, Item] = {}
     lengths = deque(operations)
@@ -82,20 +75,14 @@ def puzzle_items(puzzle: Puzzle, seed: int, operations: range, count: int, *, ev
 
 
 def careless(solution: str, slip: float, rng: np.random.Generator) -> str:
-    """A solution that lacks its last line with probability `slip`.
-
-    A starter that is trained on such solutions often does not finish, as supervised models often do not. It learns to
-    finish from the reward.
-    """
+    """A solution that lacks its last line with probability `slip`: a starter then often does not finish, as supervised
+    models often do not, and learns to finish from the reward."""
     return solution[: solution.rfind("\n") + 1] if slip > 0 and rng.random() < slip else solution
 
 
 def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Generator) -> str:
-    """What a starter is shown for a problem: its solution, which may lack its end (`careless`), or a guess.
-
-    A starter that has seen guesses knows the form of an answer and nothing of its content: all choices are equally
-    likely. Raises ConfigError for a puzzle without guesses.
-    """
+    """What a starter is shown for a problem: its solution, which may lack its end (`careless`), or a guess. Guesses
+    teach the form of an answer and nothing of its content. Raises ConfigError for a puzzle without guesses."""
     if starter.guess > 0:
         if puzzle.guess is None:
             raise ConfigError(
@@ -107,11 +94,8 @@ def shown(puzzle: Puzzle, text: str, starter: StarterConfig, rng: np.random.Gene
 
 
 def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> bool:
-    """Whether `text` is the beginning of a correct response, also when it is cut inside a line.
-
-    `options`: state -> next lines from which the end can still be reached, each with the state after it. No option
-    means that the end is reached; then only line breaks may follow.
-    """
+    """Whether `text` is the beginning of a correct response, also inside a line. `options`: state -> next lines from
+    which the end can be reached, each with the state after it; none at the end, where only line breaks may follow."""
     *lines, last = text.split("\n")
     for position, line in enumerate(lines):
         follow = options(state)
@@ -123,10 +107,9 @@ def can_follow(text: str, state: S, options: Callable[[S], Mapping[str, S]]) -> 
     return not last or any(line.startswith(last) for line in options(state))
 
 
-def begins(response: str, solution: str) -> bool:
-    """Whether a response is the beginning of the only right one, also when it is cut inside a line. Line breaks may
-    follow."""
-    return (solution + "\n" * len(response)).startswith(response)
+def begins(solution: Callable[[str], str]) -> Callable[[str, str], bool]:
+    """The prefix check of a task with one right response, also inside a line. Line breaks may follow."""
+    return lambda text, response: (solution(text) + "\n" * len(response)).startswith(response)
 
 
 def wrong(detail: str) -> Verdict:

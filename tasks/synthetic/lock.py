@@ -1,20 +1,16 @@
 """The lock: a synthetic task of planning, with traps that cannot be left.
 
 A dial has 20 positions, the letters a to t; each of three buttons moves it (+: 7 on, -: 4 back, *: three times its
-number, which counts from 0; all modulo 20). The prompt `f>q!bdjors` gives the position of the dial, the position where
-the lock opens, and six traps. The response writes one line per press, the button and the new position, and then opens
-the lock:
+number from 0; all modulo 20). The prompt `f>q!bdjors` gives its position, the position where the lock opens, and six
+traps. The response writes one line per press, the button and the new position, and then opens the lock:
 
     +m
     *q
     open
 
-All generated locks open at `a`, so what one teaches about a position helps in the others. The checker takes any
-position.
-
-A wrong position, a trap, or more than `PRESSES` presses fail: the lock can no longer be opened. Most wrong presses
-cannot be undone, so the task tests replay. Invariant: the prefix check is exact. It is true if and only if some
-continuation of the text is judged correct.
+A wrong position, a trap, or more than `PRESSES` presses fail, and most wrong presses cannot be undone. All generated
+locks open at `a`, so what one teaches about a position helps in the others. Invariant: the prefix check is exact. It is
+true if and only if some continuation of the text is judged correct.
 """
 
 import re
@@ -29,20 +25,15 @@ from core.records import Verdict
 from tasks.kinds import TaskKind
 from tasks.synthetic.generated import Puzzle, can_follow, wrong
 
-LETTERS = "abcdefghijklmnopqrst"
-"""The positions, by their numbers: a position is one token, which small models need to learn the way."""
+LETTERS = "abcdefghijklmnopqrst"  # the positions, by their numbers: one token each, as small models need it
 POSITIONS = len(LETTERS)
-GOAL = 0
-"""Where generated locks open. Were it anywhere, the right button would depend on the position and the goal at once, and
-a starter of 0.1 M parameters would hardly learn it."""
+GOAL = 0  # where generated locks open. Were it anywhere, a starter of 0.1 M parameters would hardly learn the buttons.
 TRAPS = 6
-PRESSES = 8
-"""Most presses of one response."""
+PRESSES = 8  # most presses of one response
 BUTTONS = {"+": lambda x: (x + 7) % POSITIONS, "-": lambda x: (x - 4) % POSITIONS, "*": lambda x: 3 * x % POSITIONS}
 OPEN = "open"
 FAR = PRESSES + 1
-LOCK_TRIES = 400
-"""Attempts to draw a lock of a given length: only one position in twenty needs six presses."""
+LOCK_TRIES = 400  # attempts to draw a lock of a given length: only one position in twenty needs six presses
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +88,7 @@ def _options(lock: Lock, dial: Dial) -> Mapping[str, Dial]:
 
 
 def _prefix_correct(text: str, response: str) -> bool:
-    """Whether the lock can still be opened after this prefix of a response; exact, also inside a line.
-
-    >>> _prefix_correct("f>q!bdjors", "+m\\n*"), _prefix_correct("f>q!bdjors", "-b")
-    (True, False)
-    """
+    """Whether the lock can still be opened after this prefix of a response; exact, also inside a line."""
     lock = read_lock(text)
     return can_follow(response, Dial(lock.start, 0), lambda dial: _options(lock, dial))
 
@@ -129,8 +116,7 @@ def _guess(text: str, rng: np.random.Generator) -> str:
 
 
 def verify_lock(text: str, response: str) -> Verdict:
-    """Reward 1 if the lines are computed correctly, lead from the start to the goal around every trap, and end with
-    `open`."""
+    """Reward 1 if the lines are computed correctly, lead around every trap to the goal, and end with `open`."""
     lock = read_lock(text)
     *presses, last = response.rstrip("\n").split("\n")
     position = lock.start
@@ -170,13 +156,6 @@ def _presses(text: str) -> int:
 
 
 LOCK = Puzzle(
-    "lock",
-    LETTERS + ">!+-*\n",
-    _draw,
-    _solution,
-    _presses,
-    _prefix_correct,
-    units=("press", "presses"),
-    guess=_guess,
+    "lock", LETTERS + ">!+-*\n", _draw, _solution, _presses, _prefix_correct, units=("press", "presses"), guess=_guess
 )
 TASK = TaskKind("tasks.synthetic.lock:verify_lock", LOCK)

@@ -6,9 +6,8 @@ The prompt `kbd` names distinct symbols. The response writes one line per symbol
     b1
     d3
 
-Nothing in a prompt tells the choices, so they must be found by trying. Each is needed in many problems, so what one
-problem teaches helps in the others. A guess of n lines is right with probability 3^-n. Invariant: the prefix check is
-exact; a wrong line cannot be taken back.
+The choices must be found by trying, and what one problem teaches helps in the others. A guess of n lines is right with
+probability 3^-n. Invariant: the prefix check is exact; a wrong line cannot be taken back.
 """
 
 import numpy as np
@@ -19,8 +18,7 @@ from tasks.kinds import TaskKind
 from tasks.synthetic.generated import Puzzle, begins, same_lines
 
 CHOICES = "123"
-RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))
-"""The rule. Every choice is right for four of the twelve symbols."""
+RIGHT = dict(zip("abcdefghijkl", "213312231132", strict=True))  # each choice is right for four of the twelve symbols
 
 
 def _solution(text: str) -> str:
@@ -31,35 +29,17 @@ def _guess(text: str, rng: np.random.Generator) -> str:
     return "\n".join(symbol + CHOICES[rng.integers(len(CHOICES))] for symbol in text)
 
 
-def _prefix_correct(text: str, response: str) -> bool:
-    """Whether every choice so far is right.
-
-    >>> _prefix_correct("kbd", "k3\\nb"), _prefix_correct("kbd", "k3\\nb3")
-    (True, False)
-    """
-    return begins(response, _solution(text))
-
-
 def verify_rule(text: str, response: str) -> Verdict:
     """Reward 1 if there is one line per symbol, in order, with the right choice."""
     return same_lines(_solution(text), response)
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """Distinct random symbols. Raises DataError when there are not that many."""
     if operations > len(RIGHT):
         raise DataError(f"task rule: there are {len(RIGHT)} symbols; lower task.max_operations to {len(RIGHT)}")
     return "".join(rng.choice(list(RIGHT), operations, replace=False))
 
 
-RULE = Puzzle(
-    "rule",
-    "".join(RIGHT) + CHOICES + "\n",
-    _draw,
-    _solution,
-    len,
-    _prefix_correct,
-    units=("line", "lines"),
-    guess=_guess,
-)
+ALPHABET = "".join(RIGHT) + CHOICES + "\n"
+RULE = Puzzle("rule", ALPHABET, _draw, _solution, len, begins(_solution), units=("line", "lines"), guess=_guess)
 TASK = TaskKind("tasks.synthetic.rule:verify_rule", RULE)

@@ -1,5 +1,4 @@
-"""Word problems: a synthetic task of reading. Sentences tell how a number of things changes, and verbs must be
-understood.
+"""Word problems: a synthetic task of reading, whose verbs must be understood.
 
     Ann has 12 pens. She buys 5. She counts 3. She loses 4.
 
@@ -11,8 +10,8 @@ The response writes one line per sentence after the first, its verb, the change 
     #13
 
 Four verbs add, four take away and four leave the number alone (`VERBS`). Nothing but the reward tells which does what,
-if the starter has only seen guesses. What one problem teaches about a verb helps in the others. Invariant: the prefix
-check is exact. Every line is judged, so no answer is right by luck.
+if the starter has only seen guesses; what one problem teaches helps in the others. Invariant: the prefix check is
+exact. Every line is judged, so no answer is right by luck.
 """
 
 import re
@@ -32,8 +31,7 @@ VERBS = {
 SIGNS = "+-="
 PEOPLE = (("Ann", "She"), ("Ben", "He"), ("Eva", "She"), ("Tom", "He"))
 THINGS = ("pens", "nuts", "eggs", "figs")
-MOST = 5
-"""Largest change of one sentence."""
+MOST = 5  # largest change of one sentence
 
 _NEXT = re.compile(r"(?:She|He) (\w+) (\d)\.")
 
@@ -64,17 +62,11 @@ def _written(text: str, signs: list[str]) -> str:
 
 
 def _solution(text: str) -> str:
-    """Every verb understood."""
     return _written(text, [VERBS[verb] for verb, _ in read_story(text)[1]])
 
 
 def _guess(text: str, rng: np.random.Generator) -> str:
-    """Every verb guessed, and computed correctly."""
     return _written(text, [SIGNS[rng.integers(len(SIGNS))] for _ in read_story(text)[1]])
-
-
-def _prefix_correct(text: str, response: str) -> bool:
-    return begins(response, _solution(text))
 
 
 def verify_stories(text: str, response: str) -> Verdict:
@@ -83,8 +75,7 @@ def verify_stories(text: str, response: str) -> Verdict:
 
 
 def _draw(rng: np.random.Generator, operations: int) -> str:
-    """A random story of that many sentences after the first. The number at its beginning is large enough for any
-    reading."""
+    """A random story of that many sentences after the first. Its first number is large enough for any reading."""
     name, pronoun = PEOPLE[rng.integers(len(PEOPLE))]
     things = THINGS[rng.integers(len(THINGS))]
     verbs = rng.choice(list(VERBS), operations)
@@ -102,7 +93,7 @@ STORIES = Puzzle(
     _draw,
     _solution,
     lambda text: len(read_story(text)[1]),
-    _prefix_correct,
+    begins(_solution),
     units=("step", "steps"),
     guess=_guess,
     words=True,

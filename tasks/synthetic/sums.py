@@ -21,8 +21,7 @@ from tasks.mathematics.answers import gsm8k_answer
 from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, wrong
 
 SIGNS = {"plus": "+", "minus": "-"}
-LEAST, MOST = 10, 99
-"""The range of the numbers."""
+LEAST, MOST = 10, 99  # the range of the numbers
 
 _TERM = re.compile(r"(plus|minus) (\d+)")
 
@@ -54,15 +53,6 @@ def verify_sums(text: str, response: str) -> Verdict:
     return Verdict(1.0, True) if found == expected else wrong(f"answered {found[:20]}, expected {expected}")
 
 
-def _prefix_correct(text: str, response: str) -> bool:
-    """Whether the response is the beginning of the canonical solution.
-
-    >>> [_prefix_correct("What is 47 plus 35?", begun) for begun in ("47 + 35 = 82\\n#", "47 + 35 = 81")]
-    [True, False]
-    """
-    return begins(response, _solution(text))
-
-
 def _draw(rng: np.random.Generator, operations: int) -> str:
     """A random question of that many sums and differences; what would be negative is added instead."""
     value = int(rng.integers(LEAST, MOST + 1))
@@ -80,7 +70,7 @@ SUMS = Puzzle(
     _draw,
     _solution,
     lambda text: len(_TERM.findall(text)),
-    _prefix_correct,
+    begins(_solution),
     ending="",
     words=True,
 )

@@ -84,7 +84,7 @@ def test_fresh_and_replayed_rows_are_whitened_apart() -> None:
     advantages = torch.tensor([[-1.0, 1.0], [10.0, 14.0]]).double()
     mask, replayed = torch.ones(2, 2, dtype=torch.bool), torch.tensor([False, True])
     expected = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]]).double()
-    torch.testing.assert_close(normalised(advantages, mask, replayed, "per_source"), expected, atol=1e-7, rtol=0)
+    torch.testing.assert_close(normalised(advantages, mask, replayed, "separate"), expected, atol=1e-7, rtol=0)
     together = normalised(advantages, mask, replayed, "global")
     torch.testing.assert_close(together.mean(), torch.zeros(()).double(), atol=1e-12, rtol=0)
     assert bool((together[0] < 0).all())

@@ -40,7 +40,7 @@ def assert_same(left: TargetBatch, right: TargetBatch) -> None:
         assert a.context == b.context
 
 
-@given(st.integers(0, 1000), st.sampled_from(["global", "per_source", "none"]))
+@given(st.integers(0, 1000), st.sampled_from(["global", "separate", "none"]))
 def test_a_prefix_as_context_is_a_prefix_as_prompt(seed: int, normalise: str) -> None:
     config = AlgorithmConfig.model_validate({"normalise": normalise})
     scored = scored_from(make_judged(seed))
@@ -350,7 +350,7 @@ def test_the_problems_of_the_last_row_of_skipped_steps_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimator", "normalise"), [("gae", "global"), ("gae", "per_source"), ("reinforce++", "global")]
+    ("estimator", "normalise"), [("gae", "global"), ("gae", "separate"), ("reinforce++", "global")]
 )
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_a_batch_of_equal_rewards_has_no_advantages(estimator: str, normalise: str, reward: float) -> None:
@@ -374,7 +374,7 @@ def test_a_source_of_equal_rewards_stays_as_it_is_beside_one_that_learns() -> No
     fresh = [not j.trajectory.start.replayed for j in judged]
     assert 2 <= sum(fresh) <= len(judged) - 2
     failed = [replace(j, verdict=Verdict(0.0, False)) if new else j for j, new in zip(judged, fresh, strict=True)]
-    batch = compute_targets(scored_from(failed), AlgorithmConfig(normalise="per_source"), 0)
+    batch = compute_targets(scored_from(failed), AlgorithmConfig(normalise="separate"), 0)
     of_fresh = batch.token_index([i for i, new in enumerate(fresh) if new])
     assert not batch.targets.advantages[of_fresh].any()
     assert batch.targets.advantages.any()

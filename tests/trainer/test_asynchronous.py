@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from actors.stream import RolloutStream
 from core.config import Config
 from core.errors import ConfigError, WeightError
+from core.interruption import Interruption
 from core.load import load_config, override
 from core.run_directory import RunDirectory
 from trainer import build, checkpoint
@@ -110,7 +111,7 @@ def recipe(starters: Path) -> Config:
 
 def run_iterations(parts: Components, numbers: range) -> list[IterationResult]:
     settings = build.iteration_settings(recipe(Path("/")))
-    return [iterate(parts, settings, number, PhaseClock()) for number in numbers]
+    return [iterate(parts, settings, number, PhaseClock(), Interruption()) for number in numbers]
 
 
 def check_batches(iterations: list[IterationResult]) -> None:

@@ -76,7 +76,7 @@ def test_fresh_problems_take_the_places_that_replay_gives_up_as_problems_are_sol
     evidence = components.replay._evidence
     evidence.fresh_before, evidence.unsolved_before = 2.0, 1.0  # half of the fresh problems were not solved
     for share, fresh in (("constant", 1), ("unsolved", 2)):  # 4 - 3, and 4 - 3 / 2
-        settings = settings_of("--replay.ratio", "0.75", "--replay.fill", "false", "--replay.share", share)
+        settings = settings_of("--replay.ratio", "0.75", "--replay.fill", "false", "--replay.schedule", share)
         assert len(choose_starts(components, settings, 7)) == fresh
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 
 from core.config import Config
 from core.errors import ActorError, LearnerError, WeightError
+from core.interruption import Interruption
 from core.load import override
 from core.records import FloatArray, Problem, Provenance, ReplayedState, Verdict
 from trainer import build
@@ -18,7 +20,6 @@ from trainer.loop import broadcast, iterate
 from trainer.memory import begun_refresh, finish_refresh
 from trainer.metrics import PhaseClock
 from trainer.records import Components, IterationSettings
-from trainer.session import BEFORE_UPDATE
 
 PROBLEM = Problem("p", np.array([1], np.int32), "gold")
 STALE = [ReplayedState(key, "p", np.array([key], np.int32), 0.5, Provenance.OWN_FAILED, 0) for key in (7, 8)]
@@ -28,13 +29,17 @@ STALE = [ReplayedState(key, "p", np.array([key], np.int32), 0.5, Provenance.OWN_
 class Run:
     """Store, learner and engines with two stale states; keeps what happens, in order, with its phase."""
 
-    clock: PhaseClock
     version: int = 3
+    phases: list[str] = field(default_factory=list)
     seen: list[Any] = field(default_factory=list)
     told: list[tuple[list[int], list[float], int]] = field(default_factory=list)
 
+    @cached_property
+    def clock(self) -> PhaseClock:
+        return PhaseClock(self.phases.append)
+
     def note(self, what: str) -> None:
-        self.seen.append((what, self.clock.current))
+        self.seen.append((what, self.phases[-1] if self.phases else None))
 
     def top(self, count: int, older_than: int) -> list[ReplayedState]:
         self.note("top")
@@ -72,7 +77,7 @@ def renewing(count: int, *fields: str) -> IterationSettings:
 
 
 def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_not_stored() -> None:
-    run = Run(PhaseClock())
+    run = Run()
     stale = begun_refresh(run.parts(), renewing(2))
     assert stale is not None
     run.version = 4  # what was asked of a critic is stored as that critic's
@@ -84,20 +89,20 @@ def test_store_and_critic_are_charged_apart_and_a_value_that_is_not_finite_is_no
 
 
 def test_stale_states_are_valued_while_the_engines_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(PhaseClock())
+    run = Run()
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match="no engine could generate"):
-        iterate(run.parts(), renewing(2), 1, run.clock)
+        iterate(run.parts(), renewing(2), 1, run.clock, Interruption())
     assert run.seen == [("top", "replay"), ("begin", "replay"), ("generate", "generate")]
 
 
 def test_a_learner_on_the_engines_gpu_values_stale_states_before_the_engines_wake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = Run(PhaseClock())
+    run = Run()
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match="no engine could generate"):
-        iterate(run.parts(), renewing(2, "--rollout.sleep", "true"), 1, run.clock)
+        iterate(run.parts(), renewing(2, "--rollout.sleep", "true"), 1, run.clock, Interruption())
     assert [what for what, _ in run.seen] == ["top", "begin", "valued", "generate"]
 
 
@@ -124,17 +129,16 @@ def test_engines_lost_in_a_broadcast_do_not_undo_the_update_but_a_lost_learner_d
         broadcast(parts(LearnerError("rank 0 died")))
 
 
-def test_an_iteration_without_any_response_is_refused_while_the_learner_can_be_saved(
+def test_an_iteration_without_any_response_is_refused_before_the_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = Run(PhaseClock())
+    run = Run()
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match=r"^no engine could generate any start of iteration 7: see quarantine/"):
-        iterate(run.parts(), renewing(0), 7, run.clock)
-    assert run.clock.current in BEFORE_UPDATE
+        iterate(run.parts(), renewing(0), 7, run.clock, Interruption())
 
 
-def test_an_iteration_without_any_verdict_is_refused_while_the_learner_can_be_saved(
+def test_an_iteration_without_any_verdict_is_refused_before_the_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = SimpleNamespace(verdict=Verdict(0.0, False, "judge raised KeyError: 'k' (mine.py, line 3)", True))
@@ -144,13 +148,12 @@ def test_an_iteration_without_any_verdict_is_refused_while_the_learner_can_be_sa
         r"^none of the 2 responses of iteration 7 has a verdict; "
         r"the first: judge raised KeyError: 'k' \(mine\.py, line 3\)$"
     )
-    run = Run(PhaseClock())
+    run = Run()
     engines, task = SimpleNamespace(generate=lambda *_: [1, 2]), SimpleNamespace(judge=lambda _: [lost, lost])
     parts = cast(Components, SimpleNamespace(**vars(run.parts()) | {"actors": engines, "task": task}))
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     with pytest.raises(ActorError, match=told):
-        iterate(parts, renewing(0), 7, run.clock)
-    assert run.clock.current in BEFORE_UPDATE
+        iterate(parts, renewing(0), 7, run.clock, Interruption())
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class Run:
     stop: Interruption = field(default_factory=Interruption)
     done: bool = False
 
-    def iterate(self, _parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
+    def iterate(self, _parts: Any, _settings: Any, number: int, clock: PhaseClock, _stop: Interruption) -> Any:
         failure = ActorError(f"died in {self.phase}") if number == self.dies else None
         if failure and self.phase not in ("broadcast", "evaluate"):
             with clock.phase(self.phase):
@@ -171,10 +171,9 @@ def test_an_engine_with_other_weights_costs_no_iteration(
     iteration 3."""
     run, wrong = RunDirectory.create(tmp_path, "r", "test"), WeightError("rollout-1 acknowledged version 3")
 
-    def unfit(_parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
+    def unfit(_parts: Any, _settings: Any, number: int, *_: Any) -> Any:
         if number == 4 and phase == "generate":
-            with clock.phase("generate"):
-                raise wrong
+            raise wrong
         failure = wrong if number == 3 and phase == "broadcast" else None
         return SimpleNamespace(number=number, failure=failure, scored=[])
 
@@ -192,7 +191,7 @@ def test_an_engine_with_other_weights_costs_no_iteration(
 
 @pytest.mark.parametrize("breaks", ["submit", "finished"])
 @pytest.mark.parametrize("error", [ActorError, WeightError])
-def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_saved(
+def test_in_asynchronous_mode_engines_are_found_lost_before_the_update(
     monkeypatch: pytest.MonkeyPatch, breaks: str, error: type[RetrospectError]
 ) -> None:
     def lost(*_: Any) -> Any:
@@ -202,10 +201,9 @@ def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_sa
     pipeline = asynchronous.Pipeline(cast(Any, stream), GREEDY, starts=1, max_staleness=1, iterations=4)
     monkeypatch.setattr("trainer.batches.choose_starts", lambda *_: [])
     parts = SimpleNamespace(learner=SimpleNamespace(version=0), pipeline=pipeline, replay=None)
-    settings, clock = SimpleNamespace(refresh_states=0), PhaseClock()
+    settings = SimpleNamespace(refresh_states=0)
     with pytest.raises(error, match="is used up"):
-        loop.iterate(cast(Components, parts), cast(IterationSettings, settings), 1, clock)
-    assert clock.current in session.BEFORE_UPDATE
+        loop.iterate(cast(Components, parts), cast(IterationSettings, settings), 1, PhaseClock(), Interruption())
 
 
 @pytest.mark.parametrize(
@@ -213,15 +211,15 @@ def test_in_asynchronous_mode_engines_are_found_lost_while_the_learner_can_be_sa
     [
         ("generate", 3, [2]),  # iteration 3 is dropped
         ("generate", 1, []),  # nothing to save yet
-        ("replay", 1, [1]),  # iteration 1 is finished: its outcomes may be in the store
+        ("replay", 1, [1]),  # not interruptible: iteration 1 is finished: its outcomes may be in the store
         ("update", 1, [1]),
     ],
 )
 def test_a_signal_ends_the_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Any, begun: int, saves: list[int]
 ) -> None:
-    def signalled(_parts: Any, _settings: Any, number: int, clock: PhaseClock) -> Any:
-        with clock.phase(phase):
+    def signalled(_parts: Any, _settings: Any, number: int, clock: PhaseClock, stop: Interruption) -> Any:
+        with stop.interruptible() if phase == "generate" else clock.phase(phase):
             if number == begun:
                 os.kill(os.getpid(), signal.SIGTERM)
         return SimpleNamespace(number=number, failure=None, scored=[])
@@ -244,7 +242,7 @@ def test_why_a_response_has_no_verdict_is_said_once(tmp_path: Path, monkeypatch:
     run = Run(RunDirectory.create(tmp_path, "r", "test"), schedule=replace(SCHEDULE, evaluate_every=0))
     run.start(
         monkeypatch,
-        lambda _p, _s, number, _c: SimpleNamespace(
+        lambda _p, _s, number, *_: SimpleNamespace(
             number=number, failure=None, scored=[judged(number, False), judged(number, number > 1)]
         ),
         _evaluate=lambda *_: SimpleNamespace(success=0.0),
@@ -264,7 +262,7 @@ def test_a_signal_in_an_evaluation_skips_it(tmp_path: Path, monkeypatch: pytest.
     run = Run(RunDirectory.create(tmp_path, "r", "test"))
     run.start(
         monkeypatch,
-        lambda _p, _s, number, _c: SimpleNamespace(number=number, failure=None, scored=[]),
+        lambda _p, _s, number, *_: SimpleNamespace(number=number, failure=None, scored=[]),
         _evaluate=signalled,
     )
     assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
@@ -289,7 +287,7 @@ def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(
     monkeypatch.setattr(run, "write", write)
     run.start(
         monkeypatch,
-        lambda _p, _s, number, _c: SimpleNamespace(**vars(wait) | {"number": number}),
+        lambda _p, _s, number, *_: SimpleNamespace(**vars(wait) | {"number": number}),
         _evaluate=evaluated,
     )
     assert (run.done, run.saved, run.reports) == (False, [2, 3], [1, 2, 3])
@@ -298,11 +296,11 @@ def test_a_signal_after_an_evaluation_waits_until_the_iteration_is_saved(
 def test_a_second_signal_ends_the_process() -> None:
     code = (
         "import os, signal\nfrom core.interruption import Interruption\nstop = Interruption()\n"
-        "with stop.handled():\n    stop.announcing(print)('update')\n"
+        "with stop.handled():\n    stop.hold()\n"
         "    for _ in range(2):\n        os.kill(os.getpid(), signal.SIGINT)\n        print('goes on', flush=True)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (130, "update\ngoes on\n")
+    assert (done.returncode, done.stdout) == (130, "goes on\n")
     assert "finishing the update" in done.stderr
     assert "stopped at once" in done.stderr
 
@@ -330,7 +328,7 @@ def test_a_lost_learner_or_shard_is_started_again_from_the_last_checkpoint_or_th
 ) -> None:
     """Every attempt reaches the iteration after `saved`."""
 
-    def die(_parts: Any, _settings: Any, number: int, _clock: PhaseClock) -> Any:
+    def die(_parts: Any, _settings: Any, number: int, *_: Any) -> Any:
         if number > saved:
             raise error("learner-rank-0 died during update")
         return SimpleNamespace(number=number, failure=None, scored=[])
