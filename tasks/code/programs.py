@@ -17,8 +17,8 @@ from tasks.code.outcomes import Boxes, Outcome, grade
 from tasks.code.sandbox import Limits, Sandbox, Setting
 from tasks.code.scripts import judge_calls, judge_script
 
-_FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
-_DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
+FENCED = re.compile(r"^([ \t]*)```[^\n`]*\n(.*?)(?:^\1```|\Z)", re.MULTILINE | re.DOTALL)
+DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 _MODULES = (
     "string, re, datetime, collections, heapq, bisect, copy, math, random, statistics, itertools, functools, "
     "operator, io, sys, json"
@@ -52,8 +52,8 @@ def parse_reference(text: str) -> tuple[Judge, frozenset[int]]:
 def program_of(response: str) -> str:
     """The program in a response: its last fenced block that defines something, or else its last block, or else the
     whole. So an example after the program is left out. Blocks may be not closed, or indented, as in a list."""
-    blocks = [textwrap.dedent(block) if indent else block for indent, block in _FENCED.findall(response)]
-    return next((block for block in reversed(blocks) if _DEFINES.search(block)), blocks[-1] if blocks else response)
+    blocks = [textwrap.dedent(block) if indent else block for indent, block in FENCED.findall(response)]
+    return next((block for block in reversed(blocks) if DEFINES.search(block)), blocks[-1] if blocks else response)
 
 
 def judge_program(boxes: Boxes, reference: str, response: str) -> Verdict:
