@@ -187,6 +187,7 @@ class CutTrajectory:
     version: int  # weight version at which the values were computed
     parent: StateKey | None = None  # the state the trajectory was started from (lineage)
     truncated: bool = False  # the response lacks its end
+    lucky: bool = False  # a success that contains something wrong, which is not to be imitated
 
     @property
     def from_root(self) -> bool:

@@ -3,7 +3,7 @@
 It is kept in the driver: shards keep tokens up to the last state only. Invariant: it depends only on the rollouts from
 the root that were added, in their order. Example, 8 rollouts of a problem in each visit: 2 succeed, and the last of
 them is kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root itself teaches more. A truncated
-success counts, and is never kept.
+success counts, and is never kept; so does a lucky one.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Successes:
                 visits.setdefault(trajectory.problem_id, []).append(trajectory)
         for name, rollouts in visits.items():
             won = [rollout for rollout in rollouts if rollout.provenance == Provenance.OWN_SUCCESSFUL]
-            whole = [rollout.response_ids for rollout in won if not rollout.truncated]
+            whole = [rollout.response_ids for rollout in won if not (rollout.truncated or rollout.lucky)]
             solved = len(won) > SOLVED * len(rollouts)
             if solved or whole:
                 self._kept.pop(name, None)

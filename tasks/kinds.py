@@ -39,6 +39,8 @@ class TaskKind:
     read: Read | None = None
     answer: Answer | None = None  # for tasks whose responses end in short answers, on which maj@k votes
     runs_programs: bool = False  # whether the judge runs the model's programs in a sandbox
+    # the beginning of a response -> whether it is wrong already, whatever follows; None if its text does not tell
+    prefix_is_wrong: Callable[[str], bool | None] = lambda _: None
     tool: str = ""  # import path of a `core.tools.Tool` that answers calls inside responses
 
 

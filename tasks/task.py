@@ -55,10 +55,18 @@ class Task:
         self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
         self._problems = {problem.id: problem for problem in (*self.train, *self.evaluation)}
 
-    def prefix_correct(self, problem: Problem, text: str) -> bool | None:
-        """Whether a prefix of a response is still correct, also inside a line; None if there is no exact checker."""
-        puzzle = self._sources[problem.source].kind.puzzle
-        return None if puzzle is None else puzzle.prefix_correct(problem.reference, text)
+    def prefix_is_wrong(self, problem_id: str, response: IntArray, *, exact: bool = False) -> bool | None:
+        """Whether the beginning of a response [R] is wrong already, whatever follows; None if that cannot be told.
+
+        `exact`: by the checker of a generated task, which knows the answer, where there is one: to measure, not to
+        train. Otherwise only the text tells.
+        """
+        problem = self._problems[problem_id]
+        kind = self._sources[problem.source].kind
+        if exact and kind.puzzle is not None:
+            return not kind.puzzle.prefix_correct(problem.reference, self.decode(response))
+        ended = response.size and int(response[-1]) in self.tokenizer.all_special_ids
+        return kind.prefix_is_wrong(self.decode(response) + ("\n" if ended else ""))
 
     def decode(self, ids: IntArray) -> str:
         """The text of response tokens, without end-of-sequence and other special tokens."""

@@ -73,6 +73,7 @@ def iteration_settings(config: Config) -> IterationSettings:
         continuations=config.algorithm.continuations if estimator.needs_continuations else 0,
         reward=partial(whole_reward, config=config.algorithm, longest=config.rollout.max_response_tokens),
         mask_truncated=config.algorithm.overlong == "mask",
+        exclude_wrong=config.replay.exclude_wrong,
         canonical=config.replay.canonical,
         chains=ranking.chains,
         refresh_states=config.replay.refresh if ranking.values != "unused" and critic(config) != "none" else 0,

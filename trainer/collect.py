@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.records import Judged
+from core.records import IntArray, Judged
 from trainer.evaluation.scores import Evaluation
 from trainer.metrics import IterationMetrics, PhaseSeconds, SourceMetrics
 from trainer.records import Components, IterationResult
-from trainer.starts import erroneous_share
+from trainer.starts import erroneous_share, erroneous_states
 
 if TYPE_CHECKING:
     from learner.stats import UpdateStats
@@ -56,7 +57,7 @@ def collect_metrics(
         **_of_evaluation(evaluation),
         reward=sum(item.verdict.reward for item in judged) / len(judged),
         replay_share=sum(start.replayed for start in batch.starts) / len(batch.starts),
-        erroneous_share=erroneous_share(batch.starts, parts.by_id, parts.task.prefix_correct, parts.task.decode),
+        **_of_errors(parts, result),
         imitated=len(result.imitated) if result.stats.policy_trained else 0,
         judge_failures=sum(item.verdict.judge_failed for item in judged),
         resampled_starts=len({item.trajectory.start.id for item in batch.dropped}),
@@ -72,6 +73,23 @@ def collect_metrics(
         seconds=seconds,
         sources=_by_source(parts, result, evaluation),
     )
+
+
+def _of_errors(parts: Components, result: IterationResult) -> dict[str, Any]:
+    """Shares of texts that are wrong before they end."""
+    judged, is_wrong = result.batch.all_judged, partial(parts.task.prefix_is_wrong, exact=True)
+    replayed = [(start.problem_id, start.prefix_ids) for start in result.batch.starts if start.replayed]
+    return {
+        "erroneous_share": erroneous_share(replayed, is_wrong),
+        "erroneous_states": erroneous_states(judged, parts.boundaries, is_wrong),
+        "erroneous_imitated": erroneous_share(map(_response, result.imitated), is_wrong),
+        "lucky_share": erroneous_share((_response(item) for item in judged if item.verdict.correct), is_wrong),
+    }
+
+
+def _response(item: Judged) -> tuple[str, IntArray]:
+    """Problem id and whole response."""
+    return item.trajectory.start.problem_id, item.trajectory.response_ids
 
 
 def _by_source(parts: Components, result: IterationResult, evaluation: Evaluation | None) -> dict[str, SourceMetrics]:

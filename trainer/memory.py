@@ -51,6 +51,7 @@ class Memory:
                 version=parts.learner.version,
                 chains=settings.chains,
                 budget=settings.sampling.max_response_tokens,
+                is_wrong=parts.task.prefix_is_wrong if settings.exclude_wrong else None,
             )
             parts.replay.add(
                 [

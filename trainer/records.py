@@ -57,6 +57,7 @@ class IterationSettings:
     continuations: int  # of every state of a trajectory, for the estimator's values
     reward: Callable[[Judged], float]  # of a whole continuation, as the learner sees it
     mask_truncated: bool  # the learner leaves truncated continuations out
+    exclude_wrong: bool  # what is wrong by its text is neither a state nor imitated
     canonical: bool  # canonical solutions are a source of states
     chains: bool  # the ranking follows chains (`replay/rankings/base.py`)
     refresh_states: int  # states per iteration that get a new value

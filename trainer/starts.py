@@ -1,12 +1,14 @@
 """Makes starts, cut trajectories and outcomes. Invariant: results depend only on the arguments: iterations repeat."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from core.records import (
+    Boundaries,
     CutTrajectory,
     Finish,
     Flags,
@@ -27,6 +29,9 @@ from core.tools import TokenTool
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 NO_VALUES: FloatArray = np.zeros(0, dtype=np.float32)
 """For rollouts whose outcome counts for their problem, and which give no states."""
+IsWrong = Callable[[str, IntArray], bool | None]
+"""Problem id, beginning of a response -> whether it is wrong already; None if that cannot be told. What is wrong stays
+wrong."""
 ReplaySchedule = Literal["constant", "annealed", "unsolved"]
 ROOM = 0.25
 """Least share of the response budget that a state of a truncated trajectory leaves: with less it can only lose."""
@@ -104,6 +109,7 @@ def cut_trajectories(
     *,
     chains: bool = False,
     budget: int | None = None,
+    is_wrong: IsWrong | None = None,
 ) -> list[CutTrajectory]:
     """The states that the trajectories pass through. `values`: [C] per trajectory; that of the state of length L is the
     one before continuation token L - K, behind a replayed prefix of K. `boundaries`: response tokens [R] -> lengths at
@@ -111,7 +117,8 @@ def cut_trajectories(
     outcome counts for its problem; states without a finite value and trajectories without a finite reward are not.
     `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out:
     one only counts as an outcome of its chain, and as a new chain would compete with it. `budget`: of a response.
-    States of a truncated trajectory must leave a quarter of it; others have shown that the rest is enough."""
+    States of a truncated trajectory must leave a quarter of it; others have shown that the rest is enough. `is_wrong`:
+    states after an error are left out, and successes that contain one are marked."""
     found = []
     for item, known in zip(judged, values, strict=True):
         if not math.isfinite(item.verdict.reward):
@@ -125,6 +132,9 @@ def cut_trajectories(
         if budget is not None and item.trajectory.finish.truncated:
             lengths = lengths[lengths <= (1.0 - ROOM) * budget]
         lengths = lengths[np.isfinite(known[lengths - depth])]
+        wrong: bool | None = False
+        if is_wrong is not None:
+            wrong, lengths = before_error(item.trajectory, lengths, is_wrong)
         found.append(
             CutTrajectory(
                 problem_id=start.problem_id,
@@ -136,9 +146,19 @@ def cut_trajectories(
                 version=version,
                 parent=start.state_key,
                 truncated=item.trajectory.finish.truncated,
+                lucky=bool(wrong) and item.verdict.correct,
             )
         )
     return found
+
+
+def before_error(trajectory: Trajectory, lengths: IntArray, is_wrong: IsWrong) -> tuple[bool | None, IntArray]:
+    """Whether a response is wrong, and those of its states, by ascending length, that are not wrong yet."""
+    problem, response = trajectory.start.problem_id, trajectory.response_ids
+    wrong = is_wrong(problem, response)
+    if wrong:
+        lengths = lengths[: bisect_left(lengths, True, key=lambda length: bool(is_wrong(problem, response[:length])))]
+    return wrong, lengths
 
 
 def canonical_rollouts(
@@ -186,14 +206,19 @@ def _rollout(start: Start, tokens: IntArray, verdict: Verdict, mask: Flags | Non
     return Judged(Trajectory(start, 0, tokens, logprobs, np.zeros(tokens.size, np.int32), Finish.STOP, mask), verdict)
 
 
-def erroneous_share(
-    starts: Sequence[Start],
-    problems: Mapping[str, Problem],
-    prefix_correct: Callable[[Problem, str], bool | None],
-    decode: Callable[[IntArray], str],
-) -> float:
-    """Share of wrong prefixes among the replayed ones that `prefix_correct` can check (others: None); NaN of none."""
-    replayed = [start for start in starts if start.replayed]
-    checked = [prefix_correct(problems[start.problem_id], decode(start.prefix_ids)) for start in replayed]
-    known = [correct for correct in checked if correct is not None]
-    return known.count(False) / len(known) if known else math.nan
+def erroneous_share(texts: Iterable[tuple[str, IntArray]], is_wrong: IsWrong) -> float:
+    """Share of wrong texts (problem id, beginning of a response) among those that `is_wrong` can tell; NaN of none."""
+    known = [wrong for text in texts if (wrong := is_wrong(*text)) is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def erroneous_states(judged: Sequence[Judged], boundaries: Boundaries, is_wrong: IsWrong) -> float:
+    """Share of wrong states among those of the rollouts that `is_wrong` can tell; NaN of none."""
+    states = erroneous = 0
+    for item in judged:
+        lengths = item.trajectory.states(boundaries)
+        wrong, sound = before_error(item.trajectory, lengths, is_wrong)
+        if wrong is not None:
+            states += len(lengths)
+            erroneous += len(lengths) - len(sound)
+    return erroneous / states if states else math.nan

@@ -14,6 +14,7 @@ from typing import Any
 
 from core.config import Columns
 from core.errors import ConfigError, DataError
+from tasks.code.parsing import cannot_be_parsed
 from tasks.code.unit_tests import read_setup, split_test, statements
 from tasks.kinds import TaskKind
 from tasks.problems import Item, level_of, solution_of, text_of
@@ -227,6 +228,6 @@ def _lines(text: str) -> str:
 
 
 MBPP, HUMANEVAL, APPS = (
-    TaskKind("tasks.code.programs:verifier", read=read, runs_programs=True)
+    TaskKind("tasks.code.programs:verifier", read=read, runs_programs=True, prefix_is_wrong=cannot_be_parsed)
     for read in (read_mbpp, read_humaneval, read_apps)
 )

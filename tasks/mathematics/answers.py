@@ -8,6 +8,7 @@ from core.errors import DataError
 from core.records import Verdict
 from tasks.kinds import TaskKind
 from tasks.mathematics.equality import same_answer
+from tasks.mathematics.equations import states_false_equation
 from tasks.mathematics.notation import closing, plain_notation
 from tasks.mathematics.values import number, rational
 from tasks.problems import Item, level_of, solution_of, text_of
@@ -149,5 +150,10 @@ def _is_written(answer: str) -> bool:
     return balanced and any(sign.isalnum() for sign in answer) and not _WORDS.fullmatch(answer.strip())
 
 
-GSM8K = TaskKind("tasks.mathematics.answers:verify_gsm8k", read=read_gsm8k, answer=gsm8k_answer)
-MATH = TaskKind("tasks.mathematics.answers:verify_math", read=read_math, answer=math_answer)
+GSM8K, MATH = (
+    TaskKind(f"tasks.mathematics.answers:{judge}", read=read, answer=answer, prefix_is_wrong=states_false_equation)
+    for judge, read, answer in (
+        ("verify_gsm8k", read_gsm8k, gsm8k_answer),
+        ("verify_math", read_math, math_answer),
+    )
+)

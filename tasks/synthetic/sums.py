@@ -18,6 +18,7 @@ import numpy as np
 from core.records import Verdict
 from tasks.kinds import TaskKind
 from tasks.mathematics.answers import gsm8k_answer
+from tasks.mathematics.equations import states_false_equation
 from tasks.synthetic.generated import OPERATIONS, Puzzle, begins, wrong
 
 SIGNS = {"plus": "+", "minus": "-"}
@@ -74,4 +75,4 @@ SUMS = Puzzle(
     ending="",
     words=True,
 )
-TASK = TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer)
+TASK = TaskKind("tasks.synthetic.sums:verify_sums", SUMS, answer=gsm8k_answer, prefix_is_wrong=states_false_equation)

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from monitor.ray_metrics import PREFIX
 from tests.processes import free_port
 from tests.trainer.examples import iteration
-from trainer.metrics import metric_infos
+from trainer.metrics import flatten, metric_infos
 
 DOCUMENT = Path(__file__).parents[2] / "monitor" / "grafana.json"
 GAUGE = f"ray_{PREFIX}"  # Ray puts `ray_` before a gauge's own name
@@ -57,7 +58,8 @@ def test_every_panel_shows_something_in_prometheus(tmp_path: Path) -> None:
     from monitor.ray_metrics import RayGaugeSink
 
     sink = RayGaugeSink("panels-test")
-    sink.write(replace(iteration(2), erroneous_share=0.1, evaluation_pass=0.5, evaluation_majority=0.4))
+    absent: dict[str, Any] = {name: 0.1 for name, value in flatten(iteration(2)).items() if math.isnan(value)}
+    sink.write(replace(iteration(2), **absent))
     nodes = PrometheusServiceDiscoveryWriter(
         ray.get_runtime_context().gcs_address, str(tmp_path)
     )  # Ray's dashboard has one

@@ -125,7 +125,7 @@ def test_each_response_is_judged_as_its_data_set_asks(task: Task) -> None:
         task.judge([answer(task, problem, f"#### {7 + i % 2}") for problem in (word, number) for i in (0, 1)])
     )
     assert votes == {word.id: ["7", "8"], number.id: [None, None]}
-    assert task.prefix_correct(word, "") is None
+    assert task.prefix_is_wrong(word.id, word.prompt_ids) is None
 
 
 def test_a_data_set_without_a_problem_that_fits_is_named(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def collected(iteration: IterationResult, tokens_before: int = 0) -> IterationMe
         actors=SimpleNamespace(queues=lambda: queues, restarts=0, quarantined=0),
         replay=SimpleNamespace(stats=lambda: EMPTY),
         pipeline=SimpleNamespace(finished=1),
-        task=SimpleNamespace(prefix_correct=lambda *_: None, decode=str, weights={}),
+        task=SimpleNamespace(prefix_is_wrong=lambda *_, **__: None, weights={}),
+        boundaries=lambda _: np.zeros(0, np.int32),
         by_id={},
     )
     return collect_metrics(

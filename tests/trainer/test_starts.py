@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -24,6 +25,7 @@ from trainer.starts import (
     canonical_rollouts,
     cut_trajectories,
     erroneous_share,
+    erroneous_states,
     fresh_starts,
     imitated_rollouts,
     outcomes,
@@ -160,20 +162,40 @@ def test_a_value_query_reads_the_state_before_its_token() -> None:
     assert query.trajectory.tokens.size == 1
 
 
-def test_erroneous_share_counts_replayed_starts_only() -> None:
-    fresh = fresh_starts([PROBLEM], 1, 0, 1)
-    wrong, right = (ReplayedState(key, "p", ids(key), 0, Provenance.OWN_FAILED, 0) for key in (1, 2))
-    starts = [*fresh, *replayed_starts([wrong, right, right, right], {"p": PROBLEM}, 1, 0, 1)]
+def wrong_from_9(problem: str, response: IntArray) -> bool | None:
+    """What contains a 9 is wrong; nothing is known of problem q."""
+    return None if problem == "q" else 9 in response.tolist()
 
-    def correct(problem: Problem, text: str) -> bool:
-        return text == "2"
 
-    def decode(tokens: IntArray) -> str:
-        return " ".join(map(str, tokens.tolist()))
+def test_erroneous_shares_count_what_can_be_told() -> None:
+    texts = [("p", ids(9)), ("p", ids(1)), ("p", ids(2)), ("p", ids(3)), ("q", ids(9))]
+    assert erroneous_share(texts, wrong_from_9) == 0.25  # 1 of 4
+    assert math.isnan(erroneous_share(texts[4:], wrong_from_9))
+    root, other = fresh_starts([PROBLEM, replace(PROBLEM, id="q")], 1, 0, 1)
+    rollouts = [
+        judged(root, ids(7, 8, 9, 10, 11), True),
+        judged(root, ids(7, 8), False),
+        judged(other, ids(9, 9), True),
+    ]
+    # States after every token but the last: 4 + 1. Those of lengths 3 and 4 contain the 9.
+    every = lambda response: np.arange(1, len(response), dtype=np.int32)  # noqa: E731
+    assert erroneous_states(rollouts, every, wrong_from_9) == 2 / 5
+    assert math.isnan(erroneous_states(rollouts[2:], every, wrong_from_9))
 
-    assert erroneous_share(starts, {"p": PROBLEM}, correct, decode) == 0.25  # 1 of 4
-    assert math.isnan(erroneous_share(starts, {"p": PROBLEM}, lambda *_: None, decode))  # no checker
-    assert math.isnan(erroneous_share(fresh, {"p": PROBLEM}, correct, decode))
+
+def test_states_after_an_error_are_left_out_and_the_success_is_lucky() -> None:
+    root, other = fresh_starts([PROBLEM, replace(PROBLEM, id="q")], 1, 0, 1)
+    rollouts = [
+        judged(root, ids(7, 8, 9, 10), True),
+        judged(root, ids(7, 8, 9, 10), False),
+        judged(root, ids(7, 8, 8, 10), True),
+        judged(other, ids(9, 9, 9), True),
+    ]
+    values = [np.zeros(item.trajectory.tokens.size, np.float32) for item in rollouts]
+    cut = partial(cut_trajectories, rollouts, values, lambda response: np.arange(1, len(response), dtype=np.int32), 1)
+    found = [(one.lengths.tolist(), one.lucky) for one in cut(is_wrong=wrong_from_9)]
+    assert found == [([1, 2], True), ([1, 2], False), ([1, 2, 3], False), ([1, 2], False)]
+    assert [len(one.lengths) for one in cut()] == [3, 3, 3, 2]
 
 
 def test_what_is_not_finite_is_not_offered() -> None:
