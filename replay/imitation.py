@@ -3,7 +3,7 @@
 It is kept in the driver: shards keep tokens up to the last state only. Invariant: it depends only on the rollouts from
 the root that were added, in their order. Example, 8 rollouts of a problem in each visit: 2 succeed, and the last of
 them is kept. None succeeds, and it stays. 5 succeed, and it is dropped: the root itself teaches more. A truncated
-success counts, and is never kept; so does a lucky one.
+or lucky success counts, and is never kept.
 """
 
 from collections.abc import Sequence
