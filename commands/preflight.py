@@ -70,7 +70,7 @@ def check_port(cluster: ClusterConfig, port: int) -> None:
 
 def check_rewards(config: Config) -> None:
     """Try the user's own rewards on a few problems. Raises ConfigError, DataError."""
-    sources = [source for source in task_sources(config.task) if source.config.reward]
+    sources = [source for source in task_sources(config.task) if source.config.own_rewards]
     if sources:
         train, evaluation, _ = task_items(config.task, derive(config.run.seed, "task"))
         for label, _, source in sources:

@@ -16,6 +16,7 @@ from core.sections.tasks import (
     CodeConfig,
     Columns,
     FewShot,
+    RewardConfig,
     SandboxMode,
     Source,
     SourceConfig,

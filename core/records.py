@@ -138,6 +138,7 @@ class Verdict:
     detail: str = ""  # why, for a person: "no answer found", "judge timed out"
     judge_failed: bool = False  # the judge gave no result: it raised, hung, crashed or returned no number
     steps: tuple[tuple[int, float], ...] = ()  # process rewards: (characters up to a step's end, its reward)
+    parts: tuple[tuple[str, float], ...] = ()  # label and value of each of several rewards that apply
 
 
 @dataclass(frozen=True, slots=True)

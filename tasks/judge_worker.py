@@ -1,9 +1,10 @@
 """A judging process: it reads chunks of (reference, response) from its input and writes one verdict per line.
 
 `judging.py` starts it as `python -m tasks.judge_worker MODULE:FUNCTION SECONDS PATIENCE GIB FAILED_REWARD [SETTINGS]`.
-With SETTINGS the function returns the verifier for them. Its first line is `ready` or `cannot start: ...`. Then lines
-are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, steps]` out. What the verifier
-prints goes to the error stream.
+With SETTINGS the function returns the verifier for them. Its first line is `ready ASKS` (`rewards/cases.py`) or `cannot
+start: ...`. Then lines are JSON: `[[reference, response], ...]` in, `[reward, correct, detail, judge_failed, steps]`
+out. A reward that asks for more gets `Case.ask` as the reference; one that judges several responses in a call answers
+when all are judged. What the verifier prints goes to the error stream.
 
 Invariant: every item gets a verdict, for anything that the verifier raises or returns. Only a hang or a crash of the
 interpreter is left to the driver. A verdict may take SECONDS of processor time; if the driver is killed, a worker that
@@ -19,21 +20,23 @@ import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from core.errors import ConfigError
 from core.records import Verdict
+from tasks.rewards.cases import load_case
+from tasks.rewards.shapes import NOT_APPLIED, Reward, read_shape
 
+_OURS = (__file__, str(Path(__file__).with_name("rewards")))
 _LIBRARIES = tuple({path for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))})
-Verify = Callable[[str, str], Verdict]  # (reference, response text) -> Verdict. A plain module-level function.
-
 MOST_REWARD = 1e6  # largest reward: above it float32 cannot tell advantages apart, and its square soon overflows
 MOST_DETAIL = 300  # most characters of a verdict's reason
 GRACE = 2.0  # seconds over the limit after which a worker ends itself: the driver has not ended it, so it must be dead
 
 
-def load_verifier(path: str, settings: str | None = None) -> Verify:
+def load_verifier(path: str, settings: str | None = None) -> Reward:
     """The function at 'module:function', or with settings what it returns for them. Raises ConfigError.
     `prepare_judge()` of the module, if any, loads things before the time limit of the first verdict."""
     module, _, name = path.partition(":")
@@ -48,19 +51,41 @@ def load_verifier(path: str, settings: str | None = None) -> Verify:
         ) from error
     if not callable(found):
         raise ConfigError(f"verifier {path!r}: {type(found).__name__} cannot be called; name a function")
-    verify: Verify = found if settings is None else found(settings)
-    return verify
+    return read_shape(found if settings is None else found(settings), path)
 
 
 def _place(error: BaseException) -> str:
     """Where in the user's code it was raised: " (mine.py, line 3)"; empty outside. A SyntaxError names its line."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     own = [frame for frame in frames if "importlib" not in frame.filename]
     own = [frame for frame in own if not frame.filename.startswith(_LIBRARIES)] or own
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
-def judge_one(verify: Verify, reference: str, response: str, failed_reward: float) -> Verdict:
+def judge_items(
+    reward: Reward, items: Sequence[tuple[str, str]], failed_reward: float, patience: float | None = None
+) -> list[Verdict]:
+    """A verdict for each (reference, response). A call that raises for several of them is made again for each."""
+    if reward.one is not None:
+        return [judge_one(reward.one, reference, response, failed_reward) for reference, response in items]
+    assert reward.many is not None
+    results: Sequence[object]
+    try:
+        results = reward.many([load_case(asked, response) for asked, response in items], patience)
+    except (Exception, SystemExit) as error:
+        if len(items) > 1:
+            return [judge_items(reward, [item], failed_reward, patience)[0] for item in items]
+        results = [error]
+    return [judge_one(partial(_returned, result), "", "", failed_reward) for result in results]
+
+
+def _returned(result: object, *_: str) -> object:
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def judge_one(verify: Callable[[str, str], object], reference: str, response: str, failed_reward: float) -> Verdict:
     """The verdict; `failed_reward` with the reason if the verifier raises or returns no finite reward. A verifier may
     return a Verdict, a bool or a number (correct when above 0)."""
 
@@ -68,7 +93,9 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
         return Verdict(failed_reward, False, printable(detail), judge_failed=True)
 
     try:
-        result: object = verify(reference, response)
+        result = verify(reference, response)
+        if result is NOT_APPLIED:
+            return NOT_APPLIED
         if isinstance(result, bool | int | float):
             result = Verdict(float(result), result > 0)
         if not isinstance(result, Verdict):
@@ -83,6 +110,11 @@ def judge_one(verify: Verify, reference: str, response: str, failed_reward: floa
     except (Exception, SystemExit) as error:
         place = _place(error)
         return _failed(f"judge raised {said(error)}"[: MOST_DETAIL - len(place)] + place)
+
+
+def seconds_of(responses: int, limit: float, patience: float) -> float:
+    """Wall-clock time of one call of a verifier."""
+    return patience + limit * (responses - 1)
 
 
 def said(error: BaseException) -> str:
@@ -111,18 +143,19 @@ def main() -> None:
     if gib:
         resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30), int(gib * 2**30)))
     try:
-        verify = load_verifier(path, settings)
+        reward = load_verifier(path, settings)
     except ConfigError as error:
         sink.write(f"cannot start: {' '.join(str(error).split())}\n")
         return
-    sink.write("ready\n")
+    sink.write(f"ready {json.dumps(reward.asks)}\n")
     for line in sys.stdin:
-        for reference, response in json.loads(line):
-            signal.setitimer(signal.ITIMER_PROF, limit)  # processor time of this process, all threads
-            signal.setitimer(signal.ITIMER_REAL, patience + GRACE)
-            verdict = judge_one(verify, reference, response, failed_reward)
-            told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed, verdict.steps]
-            sink.write(json.dumps(told) + "\n")
+        items = json.loads(line)
+        for part in [items] if reward.asks.batch else [[item] for item in items]:
+            signal.setitimer(signal.ITIMER_PROF, limit * len(part))  # processor time of this process, all threads
+            signal.setitimer(signal.ITIMER_REAL, seconds_of(len(part), limit, patience) + GRACE)
+            for verdict in judge_items(reward, part, failed_reward, patience):
+                told = [verdict.reward, verdict.correct, verdict.detail, verdict.judge_failed, verdict.steps]
+                sink.write(json.dumps(told) + "\n")
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 

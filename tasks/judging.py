@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from heapq import nsmallest
 from pathlib import Path
 
@@ -26,9 +26,12 @@ from tasks.code.programs import limits_of, setting_of
 from tasks.code.sandbox import START_LIMIT, check_sandbox
 from tasks.dialogue.language_judge import LanguageJudge
 from tasks.dialogue.reward_model import RewardJudge, Scorer, local_scorer
-from tasks.judge_worker import judge_one, load_verifier
+from tasks.judge_worker import judge_items, load_verifier, seconds_of
 from tasks.kinds import find_kind, judged_by_model
 from tasks.problems import Item
+from tasks.rewards.cases import Asks, Case
+from tasks.rewards.combined import PairJudge, Part, Rewards
+from tasks.rewards.remote import RemoteReward
 
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
@@ -46,12 +49,13 @@ class LocalJudge:
         """Arguments as for `JudgePool`. Raises ConfigError when the verifier cannot be imported."""
         if os.getcwd() not in sys.path:  # the user's own reward is in the current folder
             sys.path.append(os.getcwd())
-        self._verify = load_verifier(verifier, settings)
+        self._reward = load_verifier(verifier, settings)
         self._failed_reward = failed_reward
+        self.asks = self._reward.asks
 
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Verdicts of (reference, response) pairs, in order."""
-        return [judge_one(self._verify, reference, response, self._failed_reward) for reference, response in items]
+        return judge_items(self._reward, items, self._failed_reward) if items else []
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""
@@ -66,6 +70,7 @@ class _Worker(ChildProcess):
         command = [sys.executable, "-m", "tasks.judge_worker", *arguments]
         super().__init__(command, env={**os.environ, **environment})
         self._ready = False
+        self.asks = Asks()
 
     def wait_until_ready(self) -> None:
         """Wait until the verifier is imported. Raises ConfigError when it cannot be."""
@@ -77,8 +82,9 @@ class _Worker(ChildProcess):
             raise ConfigError(f"a judge did not start in {WORKER_START_LIMIT:g} s; see its output above") from None
         except EOFError:
             raise ConfigError(f"a judge ended before it was ready ({self.ending()}); see its output above") from None
-        if line != "ready":
+        if not line.startswith("ready "):
             raise ConfigError(f"judge {line}")
+        self.asks = Asks(*json.loads(line.removeprefix("ready ")))
         self._ready = True
 
     def ending(self) -> str:
@@ -115,6 +121,7 @@ class JudgePool:
         self._workers = [_Worker(self._arguments) for _ in range(workers)]  # they import while the caller continues
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
         self.replaced = 0  # workers killed or lost so far
+        self.asks = Asks()  # what the verifier asks for, once it is ready
         self._closed = False
 
     def wait_until_ready(self) -> None:
@@ -122,6 +129,7 @@ class JudgePool:
         try:
             for worker in self._workers:
                 worker.wait_until_ready()
+                self.asks = worker.asks
         except ConfigError:
             self.close()
             raise
@@ -129,7 +137,8 @@ class JudgePool:
     def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Verdicts of (reference, response) pairs, in order. Raises ConfigError when the verifier cannot be imported,
         ActorError when a lost worker cannot be replaced."""
-        size = max(1, min(CHUNK, -(-len(items) // len(self._workers))))
+        size = max(1, -(-len(items) // len(self._workers)))
+        size = size if self.asks.batch else min(CHUNK, size)
         begins = iter(range(0, len(items), size))  # the threads share it
         verdicts: dict[int, list[Verdict]] = {}
 
@@ -141,26 +150,33 @@ class JudgePool:
         return [verdict for begin in sorted(verdicts) for verdict in verdicts[begin]]
 
     def _judge_chunk(self, number: int, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Judge on one worker. When it hangs or dies, its item fails and a new worker gets the remaining items."""
+        """Judge on one worker. When it hangs or dies, its item fails and a new worker gets the remaining items. If all
+        were judged in one call, nobody knows which item it was: then each gets a call of its own."""
         done: list[Verdict] = []
+        size = len(items)
         while len(done) < len(items):
             worker = self._worker(number)
-            detail = f"judge timed out after {self._patience:g} s"
+            part = items[len(done) : len(done) + size]
+            seconds = seconds_of(len(part), self._limit, self._patience) if worker.asks.batch else self._patience
+            detail = f"judge timed out after {seconds:g} s"
             try:
-                worker.send(json.dumps(items[len(done) :]).encode() + b"\n", time.monotonic() + self._patience)
-                while len(done) < len(items):
+                worker.send(json.dumps(part).encode() + b"\n", time.monotonic() + seconds)
+                for _ in part:
                     self._check_open()
-                    told = json.loads(worker.line(time.monotonic() + self._patience))
+                    told = json.loads(worker.line(time.monotonic() + seconds))
                     reward, correct, detail, failed, steps = told
                     done.append(Verdict(reward, correct, detail, failed, tuple((end, paid) for end, paid in steps)))
-                return done
+                continue
             except TimeoutError:
                 pass
             except EOFError:
                 ending = worker.ending()
                 used_up = f"judge timed out after {self._limit:g} s of processor time"
                 detail = f"judge crashed: {ending}" if ending else used_up
-            done.append(Verdict(self._failed_reward, False, detail, judge_failed=True))
+            if worker.asks.batch and len(part) > 1:
+                size = 1
+            else:
+                done.append(Verdict(self._failed_reward, False, detail, judge_failed=True))
             self._replace(number)
         return done
 
@@ -196,7 +212,7 @@ class JudgePool:
             worker.kill()
 
 
-Judges = JudgePool | LocalJudge | RewardJudge | LanguageJudge
+Judges = JudgePool | LocalJudge | Rewards | RewardJudge | LanguageJudge
 """Judges responses: `judge` returns a verdict for each (reference, response) pair, `close` ends its processes."""
 
 
@@ -208,15 +224,34 @@ def start_judges(config: TaskConfig, reward_model: RewardModelConfig | None = No
             return LanguageJudge(reward_model)
         local = check or not config.judge_workers
         return RewardJudge(reward_model or RewardModelConfig(), local_scorer if local else _remote_scorer)
-    if config.reward:
-        try:  # the user's code: report an error now, not after the first rollouts
-            judges = _verifier_judges(config, config.reward)
-            if isinstance(judges, JudgePool):
-                judges.wait_until_ready()
-        except ConfigError as error:
-            raise ConfigError(f"task.reward: {error}") from None
-        return judges
+    return _own_rewards(config) if config.own_rewards else _task_judges(config)
+
+
+def _own_rewards(config: TaskConfig) -> Rewards:
+    with ExitStack() as started:  # one that does not start ends the others
+        parts = []
+        for each in config.own_rewards:
+            judge: PairJudge
+            if each.remote:
+                timeout, workers = PATIENCE * config.judge_timeout, max(1, config.judge_workers)
+                judge = RemoteReward(each.name, timeout=timeout, concurrency=workers)
+            else:
+                try:  # the user's code: report an error now, not after the first rollouts
+                    judge = _task_judges(config) if each.name == "task" else _verifier_judges(config, each.name)
+                    if isinstance(judge, JudgePool):
+                        judge.wait_until_ready()
+                except ConfigError as error:
+                    raise ConfigError(f"task.reward: {error}") from None
+            started.callback(judge.close)
+            parts.append(Part(each.title, each.weight, judge))
+        started.pop_all()
+    return Rewards(parts)
+
+
+def _task_judges(config: TaskConfig) -> LocalJudge | JudgePool:
     kind = find_kind(config.name)
+    if not kind.verifier:
+        raise ConfigError(f"task {config.name} has no verifier; leave 'task' out of task.rewards")
     if not kind.runs_programs:
         return _verifier_judges(config, kind.verifier)
     limits = limits_of(config)
@@ -268,13 +303,27 @@ def probe_reward(config: TaskConfig, items: Sequence[Item]) -> None:
         _probe(config, items, judges)
 
 
+def _judged(items: Sequence[tuple[Item, str]], judges: Judges) -> list[Verdict]:
+    """Verdicts of (item, response) pairs."""
+    if not isinstance(judges, Rewards):
+        return judges.judge([(item.reference, response) for item, response in items])
+    cases = []
+    for item, response in items:
+        text = item.form.text(item.prompt)
+        columns = item.kept(judges.asks)
+        cases.append(Case(item.reference, response, item.where, columns, text=text, query=text + response))
+    return judges.judge_cases(cases)
+
+
 def _probe(config: TaskConfig, items: Sequence[Item], judges: Judges) -> None:
     shortest = nsmallest(PROBED, items, key=lambda item: len(item.prompt) + len(item.solution or ""))
-    probes = [(item.reference, text) for item in shortest for text in {item.solution or "", ""}]
-    verdicts = (judges.judge([probe])[0] for probe in probes)  # one by one, to stop at the first failure
+    probes = [(item, text) for item in shortest for text in {item.solution or "", ""}]
+    verdicts = (_judged([probe], judges)[0] for probe in probes)  # one by one, to stop at the first failure
     failed = next((verdict for verdict in verdicts if verdict.judge_failed), None)
     if failed is not None:
-        name = f"task.reward = {config.reward}" if config.reward else f"task {config.name}"
+        name = f"task {config.name}"
+        if config.own_rewards:
+            name = f"task.reward = {', '.join(each.name for each in config.own_rewards)}"
         raise ConfigError(f"{name}: {failed.detail} (on one of the shortest problems); fix the reward function")
 
 
@@ -284,15 +333,15 @@ def _check_solutions(config: TaskConfig, items: Sequence[Item], judges: Judges) 
         return "canonical solutions: none"
     if judged_by_model(config):  # a reward model's score is neither right nor wrong
         return f"canonical solutions: {len(solved)}"
-    if config.reward or find_kind(config.name).runs_programs:
+    if config.own_rewards or find_kind(config.name).runs_programs:
         solved = solved[:: -(-len(solved) // SLOW)]
-    verdicts = judges.judge([(item.reference, item.solution or "") for item in solved])
+    verdicts = _judged([(item, item.solution or "") for item in solved], judges)
     wrong = [(item, verdict) for item, verdict in zip(solved, verdicts, strict=True) if not verdict.correct]
     if not wrong:
         return f"canonical solutions: {len(solved)} judged, all correct"
     first, why = wrong[0]
     told = f"{first.where or repr(first.prompt[:60])}: {why.detail or f'reward {why.reward:g}'}"
-    if len(wrong) == len(solved) and not config.reward:
+    if len(wrong) == len(solved) and not config.own_rewards:
         raise DataError(
             f"all {len(solved)} canonical solutions are judged wrong, the first of {told}; name the right task and "
             "columns, or fix the data set"

@@ -1,6 +1,7 @@
 """What a kind of task is: the source of its problems, and the judge of their responses. A new one is a `TaskKind` in a
 file of its own and a line in `TASKS` (`core/sections/tasks.py`)."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,9 @@ from tasks.problems import (
     prompt_digest,
     prompt_form,
     read_items,
+    solution_of,
     split_items,
+    text_of,
 )
 from tasks.sources import BadRowsError, Row
 from tasks.synthetic.generated import Puzzle, puzzle_items
@@ -32,8 +35,8 @@ Answer = Callable[[str], str | None]  # response -> final answer, equal texts fo
 class TaskKind:
     """What a kind of task needs. Its problems are generated from `puzzle`, or read from rows by `read`."""
 
-    # import path of a `tasks.judge_worker.Verify`, or of a function from TaskConfig to one; empty: a reward model
-    # judges, without gold answers
+    # import path of a function (reference, response) -> Verdict, or of one from TaskConfig to it; empty: a reward model
+    # or the user's own reward judges, and rows need no gold answer
     verifier: str
     puzzle: Puzzle | None = None
     read: Read | None = None
@@ -57,7 +60,16 @@ def read_dialogue(row: Row, columns: Columns, where: str) -> Item:
     return Item(chat.dialogue_text(messages), chat.dump_messages(messages), level_of(row, columns), solution, messages)
 
 
+def read_prompt(row: Row, columns: Columns, where: str) -> Item:
+    """The item of a row with a prompt and any gold answer or none: the user's own reward judges. Raises DataError."""
+    gold = row.get(columns.answer)
+    reference = gold if isinstance(gold, str) else "" if gold is None else json.dumps(gold, default=str)
+    prompt = text_of(row, columns.prompt, "prompt", where)
+    return Item(prompt, reference, level_of(row, columns), solution_of(row, columns, where))
+
+
 DIALOGUE = TaskKind("", read=read_dialogue)
+PROMPTS = TaskKind("", read=read_prompt)
 GENERATED = 4096  # training problems of a generated task whose recipe does not say how many
 
 
@@ -77,9 +89,12 @@ def task_tool(config: TaskConfig) -> str:
 
 
 def judged_by_model(config: TaskConfig) -> bool:
-    """Whether responses to the task, or to one data set of its mixture, are scored by a reward model."""
-    parts = [source.config for source in task_sources(config)]
-    return any(not part.reward and not find_kind(part.name).verifier for part in parts)
+    """Whether responses to the task, or to one data set of its mixture, are scored by a reward model. Raises
+    ConfigError when nothing judges them."""
+    judged = [find_kind(source.config.name) for source in task_sources(config) if not source.config.own_rewards]
+    if PROMPTS in judged:
+        raise ConfigError("task prompts has no judge: give task.reward, or take the task whose judge fits your answers")
+    return any(not kind.verifier for kind in judged)
 
 
 def task_items(config: TaskConfig, seed: int) -> Items:

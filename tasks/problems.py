@@ -15,8 +15,9 @@ import numpy as np
 from core.config import Columns, FewShot, TaskConfig, task_sources
 from core.errors import ConfigError, DataError
 from core.records import Problem
-from tasks.dialogue.chat import Message, Messages, prompt_ids
-from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows
+from tasks.dialogue.chat import Message, Messages, dialogue_text, prompt_ids, read_messages
+from tasks.rewards.cases import Asks
+from tasks.sources import BadRow, BadRowsError, Row, missing_column, read_rows, recognised, with_fields
 
 Tokenizer = Any  # a `transformers` fast tokenizer (this module does not import transformers)
 
@@ -66,6 +67,16 @@ class Item:
     where: str = field(default="", compare=False)  # file and row, for errors
     source: str = ""  # label of its data set in a mixture
     form: PromptForm = field(default=PromptForm(), compare=False)
+    row: Row | None = field(default=None, compare=False, repr=False)  # with `prompt`, if the user's own rewards judge
+
+    def kept(self, asks: Asks) -> dict[str, Any]:
+        """The columns that a reward asks for. Raises DataError when one is missing."""
+        row = {"prompt": self.prompt} if self.row is None else self.row
+        if missing := missing_column(row, [("a parameter of task.reward", name) for name in asks.needed], self.where):
+            raise DataError(missing)
+        return {
+            name: row[name] for name in (row if asks.every_column else (*asks.needed, *asks.optional)) if name in row
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +120,13 @@ def prompt_digest(text: str) -> str:
 
 
 def text_of(row: Row, column: str, field: str, where: str) -> str:
-    """The stripped text in a column. Raises DataError when it is empty or not text."""
+    """The stripped text in a column; a prompt may be messages. Raises DataError when it is empty or not text."""
     place = f"{where}: column {column!r} (task.columns.{field})"
-    text = _cell(row[column], place)
+    if field == "prompt" and isinstance(row[column], list):
+        messages = read_messages(row[column], place)
+        text = messages[0].content.strip() if len(messages) == 1 else dialogue_text(messages)
+    else:
+        text = _cell(row[column], place)
     if not text:
         raise DataError(f"{place} is empty; fix or delete the row")
     return text
@@ -188,7 +203,10 @@ def read_items(
 ) -> tuple[list[Item], list[BadRow]]:
     """Items of the data set at `path`, and its bad rows. `answers`: whether gold answers are required. Raises DataError
     for a data set that cannot be read or has only bad rows, ConfigError for a wrong template."""
-    rows, columns = read_rows(path, split), config.columns
+    given: Sequence[Any] = read_rows(path, split)
+    columns = recognised(config.columns, given)
+    config = config.model_copy(update={"columns": columns})
+    rows = [row if isinstance(row, BadRow) else with_fields(row, columns) for row in given]
     present = dict.fromkeys(name for row in rows if not isinstance(row, BadRow) for name in row)
     form, question = prompt_form(config, present)
     slots = {slot[2]: columns.prompt if slot[2] == "prompt" else slot[2] for slot in _slots(question, present)}
@@ -214,12 +232,24 @@ def read_items(
                     for name, column in slots.items()
                 }
                 asked = {**row, columns.prompt: _fill(question, texts)} if slots else row
-                items.append(replace(read(asked, columns, where), where=where, form=form))
+                item = replace(read(asked, columns, where), where=where, form=form)
+                items.append(_with_row(config, item, row, given[number - 1]))
             except DataError as error:
                 bad.append(BadRow(where, str(error)))
     if not items:
         raise BadRowsError(bad, all_rows=True)
     return items, bad
+
+
+def _with_row(config: TaskConfig, item: Item, row: Row, given: Row) -> Item:
+    """The item with the messages of its prompt, if they are several, and with the row as given, if own rewards
+    judge."""
+    prompt = row.get(config.columns.prompt)
+    if not isinstance(prompt, list):
+        prompt = item.prompt
+    elif len(prompt) > 1 and not item.messages:
+        item = replace(item, messages=read_messages(prompt, item.where))
+    return replace(item, row={**given, "prompt": prompt}) if config.own_rewards else item
 
 
 def load_items(config: TaskConfig, read: Read, path: str, split: str, *, answers: bool = True) -> list[Item]:

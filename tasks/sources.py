@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.config import Columns
 from core.errors import DataError, first_line
 
 Row = Mapping[str, Any]
+ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
+"""Where verl and TRL have the gold answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,31 @@ def missing_column(row: Row, wanted: Iterable[tuple[str, str]], where: str) -> s
                 f"is {nearest[0] if nearest else 'none'!r}"
             )
     return ""
+
+
+def recognised(columns: Columns, rows: Sequence[Row | BadRow]) -> Columns:
+    """The columns, with the answer's where verl and TRL have it if the first row has none called `answer`."""
+    first = next((row for row in rows if not isinstance(row, BadRow)), {})
+    if columns.answer != Columns().answer or columns.answer in first:
+        return columns
+    found = (columns.model_copy(update={"answer": name}) for name in ANSWERS)
+    return next((one for one in found if one.answer in with_fields(first, one)), columns)
+
+
+def with_fields(row: Row, columns: Columns) -> Row:
+    """The row with a column for each name with dots that is a field inside a column.
+
+    >>> with_fields({"a": {"b": 1}}, Columns(prompt="a.b", answer="a.c"))
+    {'a': {'b': 1}, 'a.b': 1}
+    """
+    found: dict[str, Any] = {}
+    for name in columns.model_dump().values():
+        if name and "." in name and name not in row:
+            value: Any = row
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            found |= {} if value is None else {name: value}
+    return {**row, **found} if found else row
 
 
 def _format(file: Path) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -19,7 +19,9 @@ from core.records import FloatArray, IntArray, Judged, Problem, Start, Trajector
 from tasks.judging import Judges, start_judges
 from tasks.kinds import TaskKind, find_kind, task_items
 from tasks.pass_at_k import merge_answers
-from tasks.problems import Split, Tokenizer, TokenLimits, encode_problems, prompt_digest
+from tasks.problems import Items, Split, Tokenizer, TokenLimits, encode_problems, prompt_digest
+from tasks.rewards.cases import IDS, QUERY, Asks, Case
+from tasks.rewards.combined import Rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,15 @@ class Task:
         limits: TokenLimits,
         tokenizer: Tokenizer,
         fingerprint: str,
+        rows: Mapping[tuple[str, str], str],
     ) -> None:
-        """`sources`: by label, which is empty if there is only one."""
+        """`sources`: by label, which is empty if there is only one. `rows`: what `rows_of` kept of them."""
         self.train, self.evaluation, self.left_out = split.train, split.evaluation, split.left_out
         self.limits = limits
         self.fingerprint = fingerprint
         self.tokenizer = tokenizer
         self.weights = {label: source.weight for label, source in sources.items() if label}  # of a mixture
-        self._sources = sources
+        self._sources, self._rows = sources, rows
         self._evaluated = {prompt_digest(self.decode(problem.prompt_ids)): problem.id for problem in self.evaluation}
         self._problems = {problem.id: problem for problem in (*self.train, *self.evaluation)}
 
@@ -95,12 +98,27 @@ class Task:
         verdicts: dict[int, Verdict] = {}
         for label, source in self._sources.items():
             own = [at for at, problem in enumerate(problems) if problem.source == label]
-            found = source.judges.judge([(problems[at].reference, texts[at]) for at in own]) if own else []
+            found: list[Verdict] = []
+            if own and isinstance(source.judges, Rewards):
+                cases = [self._case(source.judges.asks, problems[at], trajectories[at], texts[at]) for at in own]
+                found = source.judges.judge_cases(cases)
+            elif own:
+                found = source.judges.judge([(problems[at].reference, texts[at]) for at in own])
             verdicts.update(zip(own, found, strict=True))
         return [
             Judged(trajectory, verdicts[at], step_rewards=step_rewards(trajectory, verdicts[at], self.decode))
             for at, trajectory in enumerate(trajectories)
         ]
+
+    def _case(self, asks: Asks, problem: Problem, trajectory: Trajectory, response: str) -> Case:
+        """A response for rewards of the user's own."""
+        where, columns = json.loads(self._rows[problem.source, problem.question])
+        ids = trajectory.response_ids.tolist() if {IDS, QUERY} & {*asks.optional} else []
+        text = query = ""
+        if QUERY in asks.optional:
+            prompt = problem.prompt_ids.tolist()
+            text, query = self.tokenizer.batch_decode([prompt, prompt + ids])
+        return Case(problem.reference, response, where or problem.id, columns, ids, text, query)
 
     def votes(self, judged: Sequence[Judged]) -> dict[str, list[str | None]]:
         """By problem id the final answers of its responses for maj@k, with one text for all that the judge calls equal.
@@ -120,8 +138,9 @@ class Task:
         assert source.kind.answer is not None
         texts = [self.decode(item.trajectory.response_ids) for item in judged]
         answers = [source.kind.answer(text) for text in texts]
-        if source.kind.puzzle is not None:  # its judge compares with the problem, not with an answer
-            return answers
+        own = source.judges
+        if source.kind.puzzle is not None or (isinstance(own, Rewards) and not own.asks.nothing):
+            return answers  # the judge compares with the problem, not with an answer
 
         def _same(pairs: list[tuple[int, int]]) -> list[bool]:
             asked = [(answers[i] or "", texts[j]) for i, j in pairs]
@@ -159,9 +178,20 @@ def build_task(
             judges = start_judges(one, reward_model)
             started.callback(judges.close)
             sources[label] = JudgedSource(weight, find_kind(one.name), judges)
-        task = Task(sources, split, limits, tokenizer, task_fingerprint(name, split.train, tokenizer))
+        fingerprint = task_fingerprint(name, split.train, tokenizer)
+        task = Task(sources, split, limits, tokenizer, fingerprint, rows_of(sources, items))
         started.pop_all()
     return task
+
+
+def rows_of(sources: Mapping[str, JudgedSource], items: Items) -> dict[tuple[str, str], str]:
+    """By data set and question, as JSON: file and row, and the columns that the user's own rewards ask for."""
+    found = {}
+    for item in (*items.train, *items.evaluation):
+        judges = sources[item.source].judges
+        if isinstance(judges, Rewards):
+            found[item.source, item.prompt] = json.dumps([item.where, item.kept(judges.asks)], default=str)
+    return found
 
 
 def task_fingerprint(name: str, problems: Iterable[Problem], tokenizer: Tokenizer) -> str:

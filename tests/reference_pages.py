@@ -80,7 +80,9 @@ def metrics_page() -> str:
         "`sources/LABEL/name`.\n\n"
         "| name | unit | meaning |\n|---|---|---|\n"
     )
-    return head + "".join(rows) + mixture + "".join(more)
+    return (
+        head + "".join(rows) + mixture + "".join(more) + "\nWith `task.rewards`, the mean of each is `rewards/LABEL`.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -48,8 +48,9 @@ def test_the_recipes_of_the_page_on_data_are_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"), re.DOTALL)
     configs = [parse_config(yaml.safe_load(block), "docs/data.md") for block in blocks]
     assert all(batch_plan(config) for config in configs)
-    assert [len(config.task.sources) for config in configs] == [0, 0, 0, 0, 2]
-    assert configs[3].task.examples[0].response == "2 + 3 = 5\n#### 5"
+    assert [len(config.task.sources) for config in configs] == [0, 0, 0, 0, 0, 2]
+    assert [reward.title for reward in configs[3].task.own_rewards] == ["task", "format_reward_func", "model"]
+    assert configs[4].task.examples[0].response == "2 + 3 = 5\n#### 5"
 
 
 def test_the_configuration_reference_is_current() -> None:

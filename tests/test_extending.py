@@ -20,6 +20,8 @@ from replay.rankings.find import check_ranking
 from replay.store import ReplayStore
 from tasks.judging import start_judges
 from tasks.kinds import task_items
+from tasks.rewards.cases import Case
+from tasks.rewards.combined import Rewards
 from tests.trainer.examples import iteration
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -43,7 +45,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_each_kind_is_shown_in_at_most_25_lines() -> None:
-    assert set(BLOCKS) == {"my_estimator", "my_loss", "my_ranking", "my_task", "my_reward", "my_tracker"}
+    assert set(BLOCKS) == {"my_estimator", "my_loss", "my_ranking", "my_task", "my_reward", "my_rewards", "my_tracker"}
     assert {name: block.count("\n") for name, block in BLOCKS.items() if block.count("\n") > 25} == {}
 
 
@@ -94,6 +96,19 @@ def test_a_reward() -> None:
         right, wrong = judges.judge([("7", "3 + 4 = 7\n#### 7"), ("7", "#### 8")])
     assert (right.reward, right.correct) == (1 - 0.007, True)  # seven words
     assert (wrong.reward, wrong.correct) == (0.0, False)
+
+
+def test_several_rewards() -> None:
+    """The option of the block's first line, as a command line gives it."""
+    option = BLOCKS["my_rewards"].partition("--task.rewards '")[2].partition("'\n")[0]
+    config = parse_config({"task": {"name": "gsm8k", "rewards": option, "judge_timeout": 60.0}}, "test").task
+    hard = {"prompt": "1+1?", "level": "hard"}
+    cases = [Case("2", r"\boxed{2}", columns=hard), Case("2", "3", columns={"prompt": "Prove it.", "level": "easy"})]
+    with closing(start_judges(config)) as judges:
+        assert isinstance(judges, Rewards)
+        right, wrong = judges.judge_cases(cases)
+    assert (right.reward, right.correct, right.parts) == (2.2, True, (("right", 2.0), ("boxed", 1.0)))  # 2 + 0.2 x 1
+    assert (wrong.reward, wrong.correct, wrong.parts) == (0.0, False, (("right", 0.0),))
 
 
 def test_a_tracker(tmp_path: Path) -> None:

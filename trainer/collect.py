@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -72,6 +73,7 @@ def collect_metrics(
         **_of_store(parts.replay.stats()),
         seconds=seconds,
         sources=_by_source(parts, result, evaluation),
+        rewards=_by_reward(judged),
     )
 
 
@@ -104,6 +106,15 @@ def _by_source(parts: Components, result: IterationResult, evaluation: Evaluatio
             evaluation_success=held_out[label].success.mean if label in held_out else math.nan,
         )
     return found
+
+
+def _by_reward(judged: Sequence[Judged]) -> dict[str, float]:
+    """Mean value of each of several rewards, over the responses to which it applies."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for item in judged:
+        for label, value in item.verdict.parts:
+            found[label].append(value)
+    return {label: sum(values) / len(values) for label, values in sorted(found.items())}
 
 
 def _success(judged: Sequence[Judged]) -> float:

@@ -167,6 +167,8 @@ class IterationMetrics:
 
     seconds: PhaseSeconds
     sources: Mapping[str, SourceMetrics] = field(default_factory=dict)  # by label; empty for a task of one data set
+    # mean value by label of each of several rewards (`task.rewards`), over the responses to which it applies
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 def metric_infos() -> tuple[MetricInfo, ...]:
@@ -188,12 +190,13 @@ def flatten(metrics: IterationMetrics) -> dict[str, float]:
 
 
 def flatten_sources(metrics: IterationMetrics) -> dict[str, float]:
-    """`sources/LABEL/name` -> value for every data set of a mixture."""
-    return {
+    """`sources/LABEL/name` -> value for every data set of a mixture, `rewards/LABEL` -> value for every reward."""
+    of_sources = {
         f"sources/{label}/{name}": value
         for label, source in metrics.sources.items()
         for name, value in asdict(source).items()
     }
+    return of_sources | {f"rewards/{label}": value for label, value in metrics.rewards.items()}
 
 
 def unflatten(values: dict[str, Any]) -> IterationMetrics:
@@ -204,12 +207,15 @@ def unflatten(values: dict[str, Any]) -> IterationMetrics:
         found[name] = int(value or 0) if entry.type is int else math.nan if value is None else float(value)
     seconds = PhaseSeconds(**{entry.name: found.pop(f"{entry.name}_seconds") for entry in fields(PhaseSeconds)})
     sources: dict[str, dict[str, float]] = {}
+    rewards: dict[str, float] = {}
     for name, value in values.items():
         if name.startswith("sources/"):
             _, label, metric = name.split("/")
             sources.setdefault(label, {})[metric] = math.nan if value is None else float(value)
+        elif name.startswith("rewards/"):
+            rewards[name.removeprefix("rewards/")] = math.nan if value is None else float(value)
     by_label = {label: SourceMetrics(**of_source) for label, of_source in sources.items()}
-    return IterationMetrics(**found, seconds=seconds, sources=by_label)
+    return IterationMetrics(**found, seconds=seconds, sources=by_label, rewards=rewards)
 
 
 class MetricSink(Protocol):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -35,6 +36,7 @@ TASKS = {
     "humaneval": "tasks.code.formats:HUMANEVAL",
     "apps": "tasks.code.formats:APPS",
     "dialogue": "tasks.kinds:DIALOGUE",
+    "prompts": "tasks.kinds:PROMPTS",
 }
 """The tasks by name: where the `TaskKind` of each is. A new one needs a line here."""
 
@@ -70,9 +72,9 @@ class Columns(Section):
     """The names of the data set's columns."""
 
     prompt: str = "prompt"
-    """Column of the question."""
+    """Column of the question: a text, or a list of messages."""
     answer: str = "answer"
-    """Column of the gold answer, which the verifier needs; not read if `tests` is set."""
+    """Column of the gold answer, which the verifier needs; not read if `tests` is set. A dot names a field inside a column (reward_model.ground_truth). Where there is no `answer`, verl's and TRL's columns are tried: reward_model.ground_truth, ground_truth, solution."""
     solution: str | None = None
     """Column of the canonical solution; none: the task has no canonical solutions."""
     level: str | None = None
@@ -134,6 +136,27 @@ class FewShot(Section):
     """What a model should answer."""
 
 
+class RewardConfig(Section):
+    """One of several rewards of the user's own."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """As `task.reward`; task: the task's own judge."""
+    weight: float = 1.0
+    """Factor of its value in the sum."""
+    label: Annotated[str, Field(pattern=r"^[\w.:-]*$")] = ""
+    """Its name in metrics; empty: that of the function or server."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether a server gives it."""
+        return self.name.startswith(("http://", "https://"))
+
+    @property
+    def title(self) -> str:
+        """Its label, or what stands in for one."""
+        return self.label or (urlsplit(self.name).netloc if self.remote else self.name.rpartition(":")[2])
+
+
 class DataConfig(Section):
     """A data set, the form of its prompts, and the judge of its responses."""
 
@@ -167,7 +190,9 @@ class DataConfig(Section):
     problems: AutoCount = Field(AUTO)
     """Generated tasks: training problems to make. Other tasks: most rows that are used. auto: 4,096, or all rows."""
     reward: str = ""
-    """Your own reward, 'module:function' (importable from the working directory): takes (reference answer, response text), returns a number, a bool or a core.records.Verdict; empty: the task's verifier."""
+    """Your own reward, 'module:function' (importable from the working directory) in the shape of this project, TRL or verl, or the URL of a server (docs/data.md); empty: the task's verifier."""
+    rewards: Annotated[tuple[RewardConfig, ...], BeforeValidator(as_mapping)] = ()
+    """Several rewards instead, each with name (as `reward`), weight and label: their weighted sum counts, the first that applies says what is correct."""
     judge_workers: Whole = 1
     """Processes that judge responses; 0: judge in the driver's own process, without limits (debugging)."""
     judge_timeout: Positive = 5.0
@@ -182,6 +207,17 @@ class DataConfig(Section):
     def title(self) -> str:
         """The task's name, of a user's own without its module."""
         return self.name.rpartition(":")[2]
+
+    @property
+    def own_rewards(self) -> tuple[RewardConfig, ...]:
+        """The user's own rewards; none: the task's verifier judges. Raises ConfigError when two have one name."""
+        if self.reward and self.rewards:
+            raise ConfigError("task.reward and task.rewards are both set; keep one of them")
+        labels = [each.title for each in self.rewards]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"task.rewards: two rewards are called {twice!r}; give each a label of its own")
+        return self.rewards or ((RewardConfig(name=self.reward),) if self.reward else ())
 
 
 class SourceConfig(DataConfig):

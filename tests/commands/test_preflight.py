@@ -21,7 +21,7 @@ REFUSED = {
     "not_a_number": "judge returned a reward of nan",
     "enormous": r"judge returned a reward of 1e\+300",
     "text": "judge returned str, expected a number or a Verdict",
-    "no_arguments": r"judge raised TypeError: no_arguments\(\) takes 0 positional arguments but 2 were given",
+    "no_arguments": r"'.*:no_arguments' takes \(\); name a function of .* TRL's \(.* verl's \(",
     "exits": r"judge raised SystemExit: 3 \(rewards\.py, line \d+\)",
     "exits_at_once": "judge crashed: exit status 3",
     "hangs": "judge timed out after 1 s of processor time",

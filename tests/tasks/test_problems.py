@@ -239,7 +239,9 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     good = {"question": "1+1?", "answer": "steps\n#### 2"}
     assert "row 2: column 'question' (task.columns.prompt) is empty" in message(good, {**good, "question": " \n"})
     assert "row 1: column 'question' (task.columns.prompt) is empty" in message({**good, "question": None})
-    assert "row 1: column 'question' (task.columns.prompt) is list, not text" in message({**good, "question": ["a"]})
+    assert "row 1: column 'question' (task.columns.prompt): expected messages with role" in message(
+        {**good, "question": ["a"]}
+    )
     assert "row 2: column 'answer' has no number after '####'" in message(good, {**good, "answer": "#### many"})
     assert "row 1: column 'answer' (task.columns.answer) is nan; fix" in message({**good, "answer": float("nan")})
     assert "row 1 has no column 'answer'" in message({"question": "1+1?", "answers": "#### 2"})

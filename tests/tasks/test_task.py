@@ -123,10 +123,10 @@ def test_a_reward_of_the_users_own_is_called_in_the_judging_processes(tokenizer:
         rows = [trajectory(built.train[0], [], tokenizer(text)["input_ids"]) for text in texts]
         verdicts = [one.verdict for one in built.judge(rows)]
         built.close()
-        return [(verdict.reward, verdict.detail) for verdict in verdicts]
+        return [(verdict.reward, verdict.detail.replace(built.train[0].id, "ID")) for verdict in verdicts]
 
-    assert judged(60.0, "7", "9") == [(0.5, ""), (0.0, "judge raised ValueError: nine (verifiers.py, line 30)")]
-    assert judged(0.2, "8") == [(0.0, "judge timed out after 2 s")]  # it sleeps: 10 x its processor time
+    assert judged(60.0, "7", "9") == [(0.5, ""), (0.0, "judge raised ValueError: nine (verifiers.py, line 30), on ID")]
+    assert judged(0.2, "8") == [(0.0, "judge timed out after 2 s, on ID")]  # it sleeps: 10 x its processor time
 
 
 @pytest.mark.parametrize(

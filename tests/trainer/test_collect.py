@@ -78,6 +78,17 @@ def test_shares_and_sums_by_hand() -> None:
     assert metrics.store_hit_rate == 0.0  # 0 of 8
 
 
+def test_each_of_several_rewards_is_a_mean_over_the_responses_to_which_it_applies() -> None:
+    parts = [(("right", 1.0), ("form", 0.5)), (("right", 0.0),)]
+    rows = [scored(START, 3, correct) for correct in (True, False)]
+    told = [
+        replace(row.judged, verdict=replace(row.judged.verdict, parts=own))
+        for row, own in zip(rows, parts, strict=True)
+    ]
+    metrics = collected(result(1, [replace(row, judged=one) for row, one in zip(rows, told, strict=True)], STATS))
+    assert metrics.rewards == {"form": 0.5, "right": 0.5}
+
+
 def test_rollouts_that_are_not_trained_on_count_in_what_was_generated() -> None:
     dropped, greedy = scored(START, 5, False).judged, scored(START, 9, True).judged
     metrics = collected(result(1, [scored(START, 3, True)], STATS, [dropped], [greedy], [greedy] * 3))

@@ -28,8 +28,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 def test_every_number_has_a_unit_and_a_meaning() -> None:
     infos = metric_infos()
-    # all fields but the nested `seconds` and `sources`, then the phases, `other` and `total`
-    assert len(infos) == len(fields(IterationMetrics)) - 2 + len(PHASES) + 2
+    # all fields but the nested `seconds`, `sources` and `rewards`, then the phases, `other` and `total`
+    assert len(infos) == len(fields(IterationMetrics)) - 3 + len(PHASES) + 2
     assert len({info.name for info in infos}) == len(infos)
     assert all(info.unit and info.group and info.meaning.endswith(".") for info in infos)
 

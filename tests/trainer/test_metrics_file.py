@@ -35,11 +35,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_the_data_sets_of_a_mixture_are_written_and_read(tmp_path: Path) -> None:
     source = SourceMetrics(starts=3.0, root_success=0.25, replay_success=math.nan, reward=0.5, evaluation_success=1.0)
-    metrics = replace(iteration(1), sources={"gsm8k": source, "math": replace(source, starts=5.0)})
+    sources = {"gsm8k": source, "math": replace(source, starts=5.0)}
+    metrics = replace(iteration(1), sources=sources, rewards={"format": 0.75, "127.0.0.1:80": math.nan})
     with closing(JsonlSink(tmp_path / "metrics.jsonl")) as sink:
         sink.write(metrics)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert (line["sources/gsm8k/root_success"], line["sources/math/starts"]) == (0.25, 5)
+    assert (line["rewards/format"], line["rewards/127.0.0.1:80"]) == (0.75, None)
     assert repr(read_metrics(tmp_path / "metrics.jsonl")) == repr([metrics])
 
 

@@ -1,0 +1,87 @@
+"""The rewards of a task together: each judges on its own, and the verdict has their weighted sum.
+
+Invariant: whether a response is correct is what the first reward says that applies to it. A failure names its row.
+"""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.records import Verdict
+from tasks.rewards.cases import Asks, Case
+
+
+class PairJudge(Protocol):
+    """What judges for one reward."""
+
+    @property
+    def asks(self) -> Asks:
+        """What it asks for; if that is something, the first text of a pair is `Case.ask`."""
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, in order."""
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the rewards of a task."""
+
+    label: str  # its name in metrics
+    weight: float
+    judge: PairJudge
+
+
+class Rewards:
+    """The judge of a task with rewards of the user's own, one or several."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._threads = ThreadPoolExecutor(len(parts), thread_name_prefix="reward")
+        asks = [part.judge.asks for part in parts]
+        self.asks = Asks(
+            [name for each in asks for name in each.needed],
+            [name for each in asks for name in each.optional],
+            any(each.every_column for each in asks),
+        )
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (reference, response) pairs, for rewards that ask for nothing else."""
+        return self.judge_cases([Case(reference, response) for reference, response in items])
+
+    def judge_cases(self, cases: Sequence[Case]) -> list[Verdict]:
+        """The verdicts, in order. Raises as the judges of the parts."""
+
+        def _judged(part: Part) -> list[Verdict]:
+            plain = part.judge.asks.nothing
+            return part.judge.judge([(case.reference if plain else case.ask(), case.response) for case in cases])
+
+        found = list(self._threads.map(_judged, self._parts))
+        return [self._sum(case, verdicts) for case, verdicts in zip(cases, zip(*found, strict=True), strict=True)]
+
+    def _sum(self, case: Case, verdicts: Sequence[Verdict]) -> Verdict:
+        place = f", on {case.where}" if case.where else ""
+        applied = [(part, one) for part, one in zip(self._parts, verdicts, strict=True) if not math.isnan(one.reward)]
+        if not applied:
+            return Verdict(0.0, False, f"no reward applies{place}", judge_failed=True)
+        failed = next(((part, one) for part, one in applied if one.judge_failed), None)
+        part, told = failed or applied[0]
+        detail = f"{part.label}: {told.detail}" if told.detail and len(self._parts) > 1 else told.detail
+        return Verdict(
+            sum(part.weight * one.reward for part, one in applied),
+            applied[0][1].correct,
+            detail + (place if failed else ""),
+            failed is not None,
+            tuple((end, part.weight * paid) for part, one in applied for end, paid in one.steps),
+            tuple((part.label, one.reward) for part, one in applied) if len(self._parts) > 1 else (),
+        )
+
+    def close(self) -> None:
+        """End the judges of all parts."""
+        for part in self._parts:
+            part.judge.close()
+        self._threads.shutdown(wait=True)

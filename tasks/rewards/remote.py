@@ -1,0 +1,74 @@
+"""A reward that a server gives over HTTP, as OpenRLHF asks one (`--reward.remote_url`).
+
+Request: `{"query": [prompt and response], "prompts": [...], "labels": [...]}`, texts as the model reads them; answer:
+`{"rewards": [...]}`. Invariant: a request without a usable answer is repeated, and gives failed verdicts in the end.
+"""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from threading import Event
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from core.errors import first_line
+from core.records import Verdict
+from tasks.judge_worker import MOST_REWARD
+from tasks.rewards.cases import QUERY, Asks, Case, load_case
+
+TRIES = 5
+PAUSE = 1.0
+"""Seconds before the second try; the pause doubles with every further one."""
+MOST = 64
+"""Responses per request."""
+
+
+class RemoteReward:
+    """Asks the server at `url`, `concurrency` requests at a time."""
+
+    asks = Asks(optional=(QUERY,))
+
+    def __init__(self, url: str, *, timeout: float, concurrency: int) -> None:
+        """`timeout`: seconds of one try."""
+        self._url, self._timeout = url, timeout
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="remote reward")
+        self._concurrency, self._closed = concurrency, Event()
+
+    def judge(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Verdicts of (`Case.ask`, response) pairs, in order."""
+        cases = [load_case(asked, response) for asked, response in items]
+        size = min(MOST, max(1, -(-len(cases) // self._concurrency)))
+        parts = [cases[begin : begin + size] for begin in range(0, len(cases), size)]
+        return [verdict for part in self._threads.map(self._ask, parts) for verdict in part]
+
+    def _ask(self, cases: Sequence[Case]) -> list[Verdict]:
+        data = {
+            "query": [case.query for case in cases],
+            "prompts": [case.text for case in cases],
+            "labels": [case.reference for case in cases],
+        }
+        request = Request(self._url, json.dumps(data).encode(), {"Content-Type": "application/json"})
+        why = ""
+        for again in range(TRIES):
+            if self._closed.wait(PAUSE * 2 ** (again - 1) if again else 0):
+                break
+            try:
+                with urlopen(request, timeout=self._timeout) as reply:
+                    rewards = [float(reward) for reward in json.loads(reply.read())["rewards"]]
+                if len(rewards) == len(cases) and all(abs(reward) <= MOST_REWARD for reward in rewards):  # no NaN
+                    return [Verdict(reward, reward > 0) for reward in rewards]
+                why = f"it answered {len(cases)} queries with {rewards[:4]}"
+            except HTTPError as error:
+                why = f"HTTP {error.code} {error.reason}"
+                if error.code < 500 and error.code not in (408, 429):
+                    break  # the same request will not do better
+            except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+                why = f"{type(error).__name__}: {first_line(error)}"
+        failed = Verdict(0.0, False, f"{self._url} gave no rewards in {again + 1} tries ({why})", judge_failed=True)
+        return [failed] * len(cases)
+
+    def close(self) -> None:
+        """Wait for the tries under way."""
+        self._closed.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,142 @@
+"""Tells by the names of its parameters how a reward function is called: as ours, as TRL's, or as verl's.
+
+Invariant: a function of TRL or verl gets what its own trainer gives it, by keyword, so that it works unchanged.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.errors import ConfigError
+from core.records import Verdict
+from tasks.rewards.cases import IDS, Asks, Case, load_case
+
+ACCEPTED = (
+    "a function of (reference, response), if it wants also of prompt and columns of the row; "
+    "TRL's (prompts, completions, completion_ids, **columns); "
+    "or verl's (data_source, solution_str, ground_truth, extra_info)"
+)
+TRL = ("prompts", "completions", IDS, "completions_ids")
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+NOT_APPLIED = Verdict(math.nan, False, "does not apply")
+"""For a None among the rewards of TRL's shape: the other rewards decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward function of any shape. It has `many` if `asks.batch`, else `one`."""
+
+    asks: Asks
+    # (reference, or `Case.ask` unless `asks.nothing`; response) -> result
+    one: Callable[[str, str], object] | None = None
+    # (cases, most seconds of one that is awaited) -> a result each, or the exception that it ended with
+    many: Callable[[Sequence[Case], float | None], Sequence[object]] | None = None
+
+
+def read_shape(function: Callable[..., Any], path: str) -> Reward:
+    """A function as a `Reward`. Raises ConfigError for parameters of no known shape."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise ConfigError(f"verifier {path!r} does not tell its parameters; name {ACCEPTED}") from None
+    rest = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    places = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    named = {
+        one.name: one.default is one.empty
+        for one in parameters
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    }
+    waits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+    def _called(values: Mapping[str, Any]) -> Any:
+        return function(**{name: value for name, value in values.items() if rest or name in named})
+
+    def _asks(given: Sequence[str], also: Sequence[str], every: bool, batch: bool) -> Asks:
+        own = {name: needed for name, needed in named.items() if name not in (*given, *also)}
+        return Asks([n for n in own if own[n]], [*also, *(n for n in own if not own[n])], every, batch)
+
+    if named.keys() & set(TRL):
+        also = ["prompt", IDS] if rest or named.keys() & set(TRL[2:]) else ["prompt"]
+        return _batches(_called, _asks(TRL, also, rest, True), waits)
+    if "solution_str" in named:
+        return _single(
+            _called, _asks(VERL, ("data_source", "reward_model", "extra_info"), False, waits), _verl, _number
+        )
+    first, second = ("reference", "response") if {"reference", "response"} <= named.keys() else (*places, "", "")[:2]
+    if "prompt" in (first, second) or not (second or any(one.kind is one.VAR_POSITIONAL for one in parameters)):
+        raise ConfigError(f"verifier {path!r} takes ({', '.join(map(str, parameters))}); name {ACCEPTED}")
+    asks = _asks((first, second), [name for name in ("prompt",) if name in named], rest, waits)
+    if asks.nothing:
+        swapped = places[:2] == [second, first]
+        return Reward(asks, (lambda reference, response: function(response, reference)) if swapped else function)
+
+    def _ours(case: Case) -> dict[str, Any]:
+        return {**case.columns, first: case.reference, second: case.response}
+
+    return _single(_called, asks, _ours, lambda result: result)
+
+
+def _verl(case: Case) -> dict[str, Any]:
+    """What verl's reward manager passes; the row's own gold answer may be more than a text."""
+    row = case.columns
+    truth = (row.get("reward_model") or {}).get("ground_truth", case.reference)
+    values = {"data_source": row.get("data_source", ""), "extra_info": row.get("extra_info") or {}}
+    return {**row, **values, "solution_str": case.response, "ground_truth": truth}
+
+
+def _number(result: Any) -> object:
+    """verl's results: a number, a mapping with `score` and perhaps `acc`, or a sequence that begins with the score."""
+    if isinstance(result, Mapping):
+        score = float(result["score"])
+        return Verdict(score, bool(result.get("acc", score > 0)))
+    return float(result[0]) if isinstance(result, tuple | list) else result
+
+
+def _single(
+    called: Callable[[Mapping[str, Any]], Any],
+    asks: Asks,
+    values: Callable[[Case], dict[str, Any]],
+    read: Callable[[Any], object],
+) -> Reward:
+    """A reward of one response. Those of an `async def` are awaited together, each for at most `patience` seconds."""
+    if not asks.batch:
+        return Reward(asks, lambda asked, response: read(called(values(load_case(asked, response)))))
+    runner = asyncio.Runner()
+
+    async def _awaited(case: Case, patience: float | None) -> object:
+        try:
+            async with asyncio.timeout(patience) as limit:
+                return read(await called(values(case)))
+        except Exception as error:
+            return TimeoutError(f"no reward after {patience:g} s") if limit.expired() else error
+
+    async def _together(cases: Sequence[Case], patience: float | None) -> list[object]:
+        return list(await asyncio.gather(*(_awaited(case, patience) for case in cases)))
+
+    return Reward(asks, many=lambda cases, patience: runner.run(_together(cases, patience)))
+
+
+def _batches(called: Callable[[Mapping[str, Any]], Any], asks: Asks, waits: bool) -> Reward:
+    """A reward of TRL's shape: lists in, a list of numbers or None out."""
+    runner = asyncio.Runner()
+
+    def _many(cases: Sequence[Case], _: float | None) -> Sequence[object]:
+        names = dict.fromkeys(name for case in cases for name in case.columns if name not in ("prompt", *TRL))
+        values: dict[str, list[Any]] = {name: [case.columns.get(name) for case in cases] for name in names}
+        chats = [isinstance(case.columns.get("prompt"), list) for case in cases]
+        values["prompts"] = [case.columns.get("prompt", "") for case in cases]
+        values["completions"] = [
+            [{"role": "assistant", "content": case.response}] if chat else case.response
+            for case, chat in zip(cases, chats, strict=True)
+        ]
+        values[IDS] = values["completions_ids"] = [list(case.ids) for case in cases]
+        found = called(values)
+        results = list(runner.run(found) if waits else found)
+        if len(results) != len(cases):
+            raise ValueError(f"{len(results)} rewards for {len(cases)} completions")
+        return [NOT_APPLIED if each is None else float(each) for each in results]
+
+    return Reward(asks, many=_many)
