@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from heapq import nsmallest
-from pathlib import Path
 
+from core import ROOT
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError
 from core.records import Verdict
@@ -30,7 +30,6 @@ from tasks.judge_worker import judge_one, load_verifier
 from tasks.kinds import find_kind, judged_by_model
 from tasks.problems import Item
 
-ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
 PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
 WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier
