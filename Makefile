@@ -4,7 +4,7 @@ PYTHON ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 PEERS := .venv-bench
-# Where to look for the CPU build of torch, for a machine whose pip and uv do not find it by themselves (README, "Install").
+# Where to look for the CPU build of torch, for a machine whose pip and uv do not find it by themselves (docs/install.md).
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
 # The pretrained model of the demo, of some recipes and of the tests.
