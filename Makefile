@@ -1,9 +1,10 @@
 # Two commands: `make demo` and `make test`. Both call `make setup`, which installs the pinned lock once.
-PYTHON ?= python3.11
+# Python 3.11, 3.12 or 3.13; empty: one that setup finds.
+PYTHON ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 PEERS := .venv-bench
-# Where pip looks for the CPU build of torch when it does not find it by itself (see README, "Install").
+# Where to look for the CPU build of torch, for a machine whose pip and uv do not find it by themselves (docs/install.md).
 TORCH_INDEX ?=
 STAMP := $(VENV)/.installed
 # The pretrained model of the demo, of some recipes and of the tests.
@@ -51,12 +52,13 @@ bench: setup $(PEERS)/.installed
 
 # What bench.loop compares with: packages of its own over those of $(VENV).
 $(PEERS)/.installed: $(STAMP) requirements/bench.txt
-	@$(PYTHON) -m venv $(PEERS)
-	@echo "$(CURDIR)/$(VENV)/lib/python3.11/site-packages" > $(PEERS)/lib/python3.11/site-packages/base.pth
+	@$(PY) -m venv $(PEERS)
+	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	$(PY) -c "$$packages" > "$$($(PEERS)/bin/python -c "$$packages")/base.pth"
 	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bench.txt
 	@touch $@
 
-# Regenerates the locks from the .in files (needs `uv` on the path: pip install uv).
+# Regenerates the locks from pyproject.toml.
 lock:
 	@bash requirements/lock.sh
 

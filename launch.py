@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from core import PROGRAM
 from core.errors import ConfigError, RetrospectError
 from core.interruption import INTERRUPTED
 from core.startup import set_environment, without_gc
 
-HELP = """
-Every field of the configuration is an option: `python launch.py COMMAND --help`.
+HELP = f"""
+Every field of the configuration is an option: `{PROGRAM} COMMAND --help`.
 `--version` prints what is installed."""
 
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        hint = "; `python launch.py train --resume RUN` continues from the last checkpoint" if name == "train" else ""
+        hint = f"; `{PROGRAM} train --resume RUN` continues from the last checkpoint" if name == "train" else ""
         print(f"interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
 

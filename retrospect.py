@@ -8,11 +8,18 @@
 
 Import it before torch: it sets what torch, Ray and vLLM read when they are imported. Outside the main thread Ctrl-C and
 SIGTERM are not handled: end the run by the callback there.
+
+In an installed copy this file is the package, and the folders lie in it. It puts the package's folder on `sys.path`, so
+`import core` is ours in this process, wherever it stands.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+if (folder := str(Path(__file__).resolve().parent)) not in sys.path:
+    sys.path.insert(0, folder)
 
 from core.config import Config
 from core.load import load_config, override

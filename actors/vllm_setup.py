@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from actors.options import STRUCTURED
@@ -10,7 +9,6 @@ from core.config import RolloutConfig
 from core.errors import ConfigError, ModelError, first_line
 from core.startup import KEEP_FREED_MEMORY
 
-CACHE = Path(__file__).parents[1] / ".cache" / "vllm"
 CPU_BLOCK = 32
 """Tokens per KV block on CPU, a multiple of 32. vLLM's default there, 128, would share no shorter prefix."""
 
@@ -19,7 +17,6 @@ def environment(device: str, threads: int) -> dict[str, str]:
     """Variables that must be set in the engine's process before torch and vLLM are imported."""
     common = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", str(CACHE)),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }

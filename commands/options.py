@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import core
+from core import PROGRAM, ROOT
 from core.command_line import OptionParser
 from core.config import Config
 from core.load import load_config, override
 
-DEFAULT = Path(core.__file__).parents[1] / "configs" / "arithmetic.yaml"
-"""The recipe without --config. Its path is relative to a package, because `ray submit` copies only launch.py."""
+DEFAULT = ROOT / "configs" / "arithmetic.yaml"
+"""The recipe without --config. Its path is not relative to launch.py, because `ray submit` copies only that file."""
 
 
 def read_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -168,4 +168,4 @@ COMMANDS: Mapping[str, Command] = {
 def overview() -> str:
     """All commands, one per line."""
     calls = {f"{name} {command.arguments}": command.about for name, command in COMMANDS.items()}
-    return "\n".join(f"    python launch.py {call:<44} {about}" for call, about in calls.items())
+    return "\n".join(f"    {PROGRAM} {call:<44} {about}" for call, about in calls.items())

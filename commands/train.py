@@ -10,6 +10,7 @@ from pathlib import Path
 
 from commands.options import DEFAULT, configuration
 from commands.preflight import preflight
+from core import PROGRAM
 from core.command_line import FIELDS
 from core.config import Config
 from core.errors import CheckpointError, ConfigError, first_line
@@ -114,7 +115,7 @@ def _run(config: Config, run: RunDirectory, resumed: Path | None, local: bool, c
             upload(run, config.run.mirror)  # what was written after the last checkpoint: report, curves, policy
     if not done:
         how = "interrupted" if stop.asked else "ended by its callback"
-        print(f"{how}; continue with: python launch.py train --resume {run.path}", file=sys.stderr)
+        print(f"{how}; continue with: {PROGRAM} train --resume {run.path}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,4 +212,4 @@ def _draw(run: RunDirectory) -> None:
     except CheckpointError:  # no iteration is finished
         pass
     except Exception as error:
-        print(f"report: not written ({first_line(error)}); `launch.py report {run.path}` tries again", flush=True)
+        print(f"report: not written ({first_line(error)}); `{PROGRAM} report {run.path}` tries again", flush=True)

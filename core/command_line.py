@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from core import PROGRAM
 from core.config import Config
 from core.errors import ConfigError
 
@@ -77,7 +78,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def __init__(self, command: str = "", about: str = "", fields: bool = True) -> None:
         """`fields`: False for a command that takes no configuration."""
-        prog = f"launch.py {command}"
+        prog = f"{PROGRAM} {command}"
         super().__init__(prog, description=about, add_help=False, allow_abbrev=False, formatter_class=_Formatter)
         self._section = command.replace("-", "_")
         self.set_defaults(fields=[])

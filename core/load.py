@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from core import ROOT
 from core.command_line import FIELDS, OptionParser, nearest
 from core.config import Config
 from core.errors import ConfigError
@@ -28,9 +29,10 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_config(path: Path | str) -> Config:
-    """The configuration of a YAML file over the defaults. Raises ConfigError, naming the nearest of an unknown key."""
+    """The configuration of a YAML file over the defaults. A path such as configs/rule.yaml that does not exist here is
+    looked for in the project's own folder. Raises ConfigError, naming the nearest of an unknown key."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = (Path(path) if Path(path).exists() else ROOT / path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"--config {path}: {error.strerror}; give a YAML file such as configs/arithmetic.yaml"

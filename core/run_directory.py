@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from core import __version__
+from core import ROOT, __version__
 from core.errors import CheckpointError, ConfigError
 from core.records import IntArray, Problem, Scored, Start
 
@@ -183,16 +183,18 @@ def tail(path: Path, size: int) -> list[str]:
         return []
 
 
-def collect_versions(source: Path | None = None) -> dict[str, str]:
+def collect_versions(source: Path = ROOT) -> dict[str, str]:
     """Versions of Retrospect, Python and installed PACKAGES (by metadata: no import), and the commit of `source`."""
     found = {"retrospect": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
-    command = ["git", "-C", str(source or Path(__file__).parent.parent), "describe", "--always", "--abbrev=40"]
+    command = ["git", "-C", str(source), "describe", "--always", "--abbrev=40"]
     command += ["--exclude=*", "--dirty=+changes"]  # `+changes` when tracked files differ
-    with suppress(OSError, subprocess.SubprocessError):  # no git, or not a repository
-        found["commit"] = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    if (source / ".git").exists():  # an installed copy may lie inside a repository that is not ours
+        with suppress(OSError, subprocess.SubprocessError):  # no git
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            found["commit"] = done.stdout.strip()
     return found
 
 

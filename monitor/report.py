@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from core import PROGRAM
 from monitor.charts import save_picture
 from monitor.console import byte_count, duration
 from monitor.page import curves, phases, write_page
@@ -70,10 +71,10 @@ def summary(item: RunFiles) -> str:
         f"  numbers   {run.metrics}",
         f"  policy    {run.policy}",
         f"  watch     tensorboard --logdir {run.tensorboard}",
-        f"  evaluate  python launch.py evaluate {run.path}",
+        f"  evaluate  {PROGRAM} evaluate {run.path}",
     ]
     if unfinished:
-        lines.append(f"  resume    python launch.py train --resume {run.path}")
+        lines.append(f"  resume    {PROGRAM} train --resume {run.path}")
     return "\n".join(lines)
 
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from heapq import nsmallest
-from pathlib import Path
 
+from core import ROOT
 from core.config import RewardModelConfig, TaskConfig
 from core.errors import ActorError, ConfigError, DataError
 from core.records import Verdict
@@ -33,7 +33,6 @@ from tasks.rewards.cases import Asks, Case
 from tasks.rewards.combined import PairJudge, Part, Rewards
 from tasks.rewards.remote import RemoteReward
 
-ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 64  # items per message to a worker: few messages, but small enough that the workers finish together
 PATIENCE = 10.0  # wall-clock limit of a verdict in multiples of that on processor time: others may want the cores
 WORKER_START_LIMIT = 120.0  # seconds in which a worker must import its verifier

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from core import PROGRAM
 from core.errors import CheckpointError, ConfigError, FullDiskError, first_line
 from core.run_directory import RunDirectory, sync, write_atomically
 
@@ -161,7 +162,7 @@ def one_line_if_full(run: RunDirectory) -> Iterator[None]:
             raise
         iteration = saved(run)
         safe = f"the checkpoint of iteration {iteration} is safe" if iteration else "there is no checkpoint yet"
-        then = f"continue with `python launch.py train --resume {run.path}`" if iteration else "start it again"
+        then = f"continue with `{PROGRAM} train --resume {run.path}`" if iteration else "start it again"
         full = f"{run.path}: the disk is full ({first_line(error)})"
         raise FullDiskError(f"{full}; {safe}; free space, then {then}") from error
 

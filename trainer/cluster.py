@@ -23,6 +23,7 @@ from ray.job_config import JobConfig  # noqa: E402
 from ray.util import placement_group, placement_group_table  # noqa: E402
 from ray.util.placement_group import PlacementGroup  # noqa: E402
 
+from core import ROOT  # noqa: E402
 from core.config import ClusterConfig, Config, Device  # noqa: E402
 from core.errors import ClusterError, first_line  # noqa: E402
 from core.plan import Bundle, Resources, check_resources, choose_device, placement  # noqa: E402
@@ -63,6 +64,7 @@ def start(cluster: ClusterConfig, namespace: str, metrics_port: int = 0) -> None
     """Attach to the cluster of `cluster.address`, or start one on loopback. `namespace` also names Ray's job."""
     on_terminate = signal.getsignal(signal.SIGTERM)
     workers = {name: os.environ[name] for name in (*ENVIRONMENT, *FORWARDED) if name in os.environ}
+    workers["PYTHONPATH"] = f"{ROOT}:${{PYTHONPATH}}"  # finds an installed copy; Ray fills in the node's own
     address = find() if cluster.address == "auto" else cluster.address
     init = partial(
         ray.init,
