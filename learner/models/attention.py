@@ -117,6 +117,7 @@ class BlockAttention:
         self._masks: dict[int | None, BlockMask] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """Attention [heads, tokens, width] of one layer."""
         if window not in self._masks:  # one for all layers
             self._masks[window] = self._mask(window)
         module = torch.nn.Module()  # transformers' function takes one and does not read it
