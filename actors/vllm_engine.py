@@ -115,9 +115,15 @@ class VllmEngine(Engine):
         self._wake(*SLEEPERS)
         for index, sequence in enumerate(sequences):
             ids = sequence.tolist()
-            wanted = {"max_tokens": 1, "prompt_logprobs": 0, "logprob_token_ids": [ids[-1]], "flat_logprobs": True}
-            how = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
-            params = SamplingParams(temperature=1.0, **wanted, **how)
+            params = SamplingParams(
+                temperature=1.0,
+                max_tokens=1,
+                prompt_logprobs=0,
+                logprob_token_ids=[ids[-1]],
+                flat_logprobs=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
             self._engine.add_request(f"score/{index}", tokens_input(ids[:-1]), params)
         while len(self._scores) < len(sequences):
             self.step()

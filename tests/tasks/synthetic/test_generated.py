@@ -7,6 +7,7 @@ are right.
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from core.config import StarterConfig
 from core.errors import ConfigError, DataError
+from core.records import Verdict
 from core.sections.tasks import TASKS
 from tasks.judge_worker import load_verifier
 from tasks.kinds import find_kind
@@ -114,9 +116,15 @@ def test_a_prefix_is_correct_if_and_only_if_brute_force_finds_a_right_end(
             assert puzzle.prefix_correct(text, further) == right_too
 
 
+def verifier(puzzle: Puzzle) -> Callable[[str, str], Verdict]:
+    reward = load_verifier(find_kind(puzzle.name).verifier).one
+    assert reward is not None
+    return cast(Callable[[str, str], Verdict], reward)
+
+
 @pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzzle.name)
 def test_canonical_solutions_are_right_and_of_the_asked_length(puzzle: Puzzle) -> None:
-    verify = load_verifier(find_kind(puzzle.name).verifier)
+    verify = verifier(puzzle)
     for item in puzzle_items(puzzle, 0, range(1, 5), 200, evaluation=False):
         assert item.solution is not None
         assert verify(item.reference, item.solution).correct
@@ -201,7 +209,7 @@ def test_a_story_by_hand() -> None:
 def test_guesses_have_the_right_form_and_are_seldom_right(puzzle: Puzzle) -> None:
     rng = np.random.default_rng(0)
     assert puzzle.guess is not None
-    verify, right = load_verifier(find_kind(puzzle.name).verifier), 0
+    verify, right = verifier(puzzle), 0
     for _ in range(200):
         text = puzzle.draw(rng, 3)
         guess = puzzle.guess(text, rng)
