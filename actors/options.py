@@ -1,9 +1,13 @@
-"""vLLM's own options, `rollout.engine_options` and `rollout.sampling_options`, checked against vLLM's classes as text:
-importing them takes ten seconds. Invariant: an option that Retrospect sets itself cannot be set. Options that exclude
-tokens: let Z(s) be the probability that the model gives to the allowed tokens in state s. The engine reports log
-pi(a|s) - log Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s), not 0, and a token's off-policy
-weight Z(s) <= 1. This is exact: training improves the policy without the option. A forced token (Z near 0) has almost
-no weight; `algorithm.importance: mask` leaves it out."""
+"""vLLM's own options, `rollout.engine_options` and `rollout.sampling_options`.
+
+They are checked against vLLM's classes as text, because importing them takes ten seconds. Invariant: an option that
+Retrospect sets itself cannot be set.
+
+Options that exclude tokens: let Z(s) be the probability that the model gives to the allowed tokens in state s. The
+engine reports log pi(a|s) - log Z(s), the learner computes log pi(a|s). So `behaviour_gap` is -log Z(s), not 0, and a
+token's off-policy weight Z(s) <= 1. This is exact: training improves the policy without the option. A forced token (Z
+near 0) has almost no weight; `algorithm.importance: mask` leaves it out.
+"""
 
 import ast
 import difflib

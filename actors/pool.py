@@ -1,7 +1,11 @@
-"""The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail. Invariants:
-every start yields each of its samples exactly once, or is quarantined as a whole; an engine generates only with the
-current weights, once acknowledged; every wait has a deadline. An engine gets at most its share of the open samples, and
-1.25 x `rollout.max_running`; others wait in the ledger, and an engine with room answers early."""
+"""The rollout actors seen from the driver: starts go in, trajectories come out, even if single actors fail.
+
+Invariants: every start yields each of its samples exactly once, or is quarantined as a whole. An engine generates only
+with the current weights, once acknowledged. Every wait has a deadline.
+
+An engine gets at most its share of the open samples, and at most 1.25 x `rollout.max_running`. Others wait in the
+ledger, and an engine with room answers early.
+"""
 
 import logging
 import time

@@ -1,4 +1,7 @@
-"""All commands. Invariant: nothing here imports an engine or a model library, so a typo is reported at once."""
+"""All commands: what each runs, its description, and its options besides the fields of the configuration.
+
+Invariant: nothing here imports an engine or a model library, so a typo is reported at once.
+"""
 
 import argparse
 import importlib

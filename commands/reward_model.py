@@ -1,7 +1,9 @@
-"""`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952). It starts from
-`model.path` with a new head and writes RUN/policy: a classifier, its tokenizer and `reward.json` (mean and deviation of
-held-out scores). Invariant: pairs of one prompt are held out together. Evaluation prompts of the task are never trained
-on: no policy is evaluated on prompts whose preferences the reward model has seen."""
+"""`launch.py reward-model`: trains a reward model on preference pairs (Bradley and Terry, 1952).
+
+It starts from `model.path` with a new head and writes RUN/policy: a classifier, its tokenizer and `reward.json` (mean
+and deviation of held-out scores). Invariant: pairs of one prompt are held out together, and evaluation prompts of the
+task are never trained on.
+"""
 
 from argparse import Namespace
 from collections import defaultdict

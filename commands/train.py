@@ -1,4 +1,7 @@
-"""`launch.py train`: starts a new run or resumes an earlier one. Invariant: no actor starts before all was checked."""
+"""`launch.py train`: starts a new run or resumes an earlier one.
+
+Invariant: no actor starts before configuration, model and data have been checked.
+"""
 
 import sys
 from argparse import Namespace

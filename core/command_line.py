@@ -1,4 +1,7 @@
-"""The fields as options. Invariant: after `--` stands the dotted name of the recipe; hyphens count as underscores."""
+"""The fields of the configuration as command-line options: parses them, explains them, names the nearest for a typo.
+
+Invariant: an option is `--` and the field's dotted name in a recipe; hyphens count as underscores.
+"""
 
 import argparse
 import difflib

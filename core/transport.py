@@ -1,7 +1,11 @@
-"""Direct transfer of weights from learner rank 0 to the engines, next to the copy in the object store: `pack` stages
-buckets in a `Sender` and puts its offer into `Weights.direct`, on which engines call `receive`. Invariants: torch's
-default process group is not touched; every wait has a deadline; the receiver's digest decides whether the bytes are
-right. Each broadcast has a new group, so engines may die or start between two; a late one reads the copy."""
+"""Direct transfer of weights from learner rank 0 to the engines, next to the copy in the object store.
+
+`pack` stages buckets in a `Sender` and puts its offer into `Weights.direct`, on which engines call `receive`. Each
+broadcast has a new process group, so engines may die or start between two; a late one reads the copy.
+
+Invariants: torch's default process group is not touched. Every wait has a deadline. The receiver's digest decides
+whether the bytes are right.
+"""
 
 import logging
 import pickle

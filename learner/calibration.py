@@ -52,9 +52,11 @@ def comparable_states(
     starts: Sequence[str], generated: Sequence[Flags], depths: Sequence[IntArray]
 ) -> tuple[list[IntArray], Numbers]:
     """Groups of states of the same start and depth: a critic that knows only problem and depth cannot rank within one.
+
     Steps seldom end at the same token, so a continuation is read wherever any continuation of its start has a boundary.
-    Per continuation: `starts` has its start's id; `generated` [C] the policy's tokens, as states begin only before
-    these; `depths` its boundaries from the start. Returns the depths at which each is read and, flat, the groups."""
+    Per continuation: `starts` has its start's id, `generated` [C] the policy's tokens (states begin only before these),
+    `depths` its boundaries from the start. Returns the depths at which each is read and, flat, the groups.
+    """
     shared: dict[str, list[IntArray]] = {}
     for start, own in zip(starts, depths, strict=True):
         shared.setdefault(start, []).append(own)

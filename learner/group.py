@@ -132,12 +132,18 @@ class LearnerGroup:
         imitated: Sequence[Judged] = (),
     ) -> UpdateStats:
         """Train on a batch that was scored with the current weights: `epochs` passes of `minibatches` optimizer steps.
+
         During the critic's warm-up only the critic learns, on Monte-Carlo returns (VC-PPO, 2503.01491); so it does on
-        equal rewards without imitated responses, which say nothing about the policy. A minibatch with a NaN or Inf is
-        left out; one that arises in a loss or a gradient skips that step on all ranks. Skipped steps count in the
-        learning-rate schedule. The policy takes no more steps after a pass that moved it by more than `kl_stop`. Raises
-        DivergenceError when `max_skipped_steps` in a row were skipped. `unsolved`: share of fresh problems of which
-        every sample fails (`faded_coefficient`). `imitated`: earlier successes, for the language-model loss alone."""
+        equal rewards without imitated responses, which say nothing about the policy.
+
+        A minibatch with a NaN or Inf is left out; one that arises in a loss or a gradient skips that step on all ranks.
+        Skipped steps count in the learning-rate schedule. The policy takes no more steps after a pass that moved it by
+        more than `kl_stop`.
+
+        `unsolved`: share of fresh problems of which every sample fails (`faded_coefficient`). `imitated`: earlier
+        successes, for the language-model loss alone. Raises DivergenceError when `max_skipped_steps` in a row were
+        skipped.
+        """
         config, state = self._config, self._state
         warm = state.begin_update(config.critic_warmup)
         kl = faded_coefficient(state.kl_coefficient, unsolved) if self._algorithm.kl_fades else state.kl_coefficient

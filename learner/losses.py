@@ -32,10 +32,12 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 
 def kl(logprobs: Tensor, reference: Tensor, estimator: KlEstimator) -> Tensor:
-    """Estimator of KL(pi || pi_ref) per token [N], d = log pi - log pi_ref (Schulman, "Approximating KL divergence",
-    2020): k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. In the reward k1 gives the gradient of the reverse KL. As a loss
-    term k2 does; k1 has no gradient on average, and k3 has that of the forward KL. Below d = -log 10 k3 goes on as a
-    straight line of slope -9, so one token cannot dominate the step, and exp cannot overflow."""
+    """Estimator of KL(pi || pi_ref) per token [N] (Schulman, "Approximating KL divergence", 2020).
+
+    With d = log pi - log pi_ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. In the reward k1 gives the gradient of the
+    reverse KL. As a loss term k2 does; k1 has no gradient on average, and k3 has that of the forward KL. Below d = -log
+    10 k3 goes on as a straight line of slope -9, so one token cannot dominate the step, and exp cannot overflow.
+    """
     d = logprobs - reference
     if estimator == "k1":
         return d
@@ -104,10 +106,13 @@ def faded_coefficient(coefficient: float, unsolved: float) -> float:
 
 
 def aggregation_weights(mask: Tensor, how: Aggregation, longest: int = 0) -> Tensor:
-    """Weights [B, T] whose weighted sum is the mean over the *global* batch (one optimizer step); all 0 when the mask
-    is empty. token-mean: 1 / (tokens of the batch). sequence-mean: 1 / (sequences with tokens x tokens of the
-    sequence). constant: 1 / (sequences with tokens x `longest`), so that its length does not change a response's weight
-    per token (Dr. GRPO, 2503.20783, section 3)."""
+    """Weights [B, T] whose weighted sum is the mean over the *global* batch (one optimizer step); 0 for an empty mask.
+
+    token-mean:     1 / (tokens of the batch)
+    sequence-mean:  1 / (sequences with tokens x tokens of the sequence)
+    constant:       1 / (sequences with tokens x `longest`), so that its length does not change a response's weight per
+                    token (Dr. GRPO, 2503.20783, section 3)
+    """
     weights = mask.to(torch.float64)
     lengths = weights.sum(dim=1, keepdim=True)
     sequences = (lengths > 0).sum().clamp(min=1)

@@ -37,9 +37,11 @@ def whole_reward(judged: Judged, config: AlgorithmConfig, longest: int) -> float
 
 def shaped_reward(judged: Judged, final_value: float | None, config: AlgorithmConfig, longest: int) -> float:
     """The reward at the end of a response: the judge's, scaled and clipped, and what `overlong` makes of truncation.
-    bootstrap: plus gamma V of the state in which it was cut, as if it went on (Pardo et al. 1712.00378). soft: minus
-    `overlong_penalty` x (DAPO, 2503.14476, equation 13) the share of the last `overlong_buffer` tokens before `longest`
-    that the response uses, or the whole penalty if it is truncated."""
+
+    bootstrap: plus gamma V of the state in which it was cut, as if it went on (Pardo et al. 1712.00378).
+    soft: minus `overlong_penalty` times the share of the last `overlong_buffer` tokens before `longest` that the
+    response uses, or the whole penalty if it is truncated (DAPO, 2503.14476, equation 13).
+    """
     reward, truncated = judged_reward(judged.verdict.reward, config), judged.trajectory.finish.truncated
     if config.overlong == "bootstrap" and final_value is not None:
         return reward + config.gamma * final_value

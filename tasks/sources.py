@@ -1,6 +1,8 @@
-"""Reads the rows of a data set: a JSONL or Parquet file, a directory of these, or a Hugging Face data set. Invariant:
-every failure is one line that names the file (and line) and the remedy. A row that cannot be read is a `BadRow`; a file
-that cannot be read is a `DataError`. Nothing is skipped silently."""
+"""Reads the rows of a data set: a JSONL or Parquet file, a directory of these, or a Hugging Face data set.
+
+Invariant: every failure is one line that names the file (and line) and the remedy. A row that cannot be read is a
+`BadRow`; a file that cannot be read is a `DataError`. Nothing is skipped silently.
+"""
 
 import difflib
 import gzip

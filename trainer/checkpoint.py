@@ -1,8 +1,16 @@
-"""Checkpoints: everything a run needs to continue as if it had not stopped. checkpoints/NNNNNN/ holds learner/ (models,
-optimizers, random states: DeepSpeed), policy/ (Hugging Face format), replay/ (snapshot of the store), progress.json
-(iteration, problem cursor, tokens, starts in flight) and digests.json (of each file, checked on a resume); `best` and
-`latest` name one. Invariant: `latest` always names a complete one: a checkpoint is written under a temporary name,
-flushed and renamed; then `latest` names it."""
+"""Checkpoints: everything a run needs to continue as if it had not stopped.
+
+checkpoints/NNNNNN/ holds
+
+    learner/         models, optimizers, random states (DeepSpeed)
+    policy/          the policy in Hugging Face format
+    replay/          snapshot of the store
+    progress.json    iteration, problem cursor, tokens, starts in flight
+    digests.json     of each file, checked on a resume
+
+The files `best` and `latest` name one of them. Invariant: `latest` names a complete one. A checkpoint is written under
+a temporary name, flushed and renamed before `latest` names it.
+"""
 
 import errno
 import json

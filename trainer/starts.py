@@ -1,4 +1,7 @@
-"""Makes starts, cut trajectories and outcomes. Invariant: results depend only on the arguments: iterations repeat."""
+"""Makes starts of problems and replayed states, and cut trajectories and outcomes for the replay store.
+
+Invariant: results depend only on the arguments, so an iteration can be repeated.
+"""
 
 import math
 from bisect import bisect_left
@@ -111,14 +114,21 @@ def cut_trajectories(
     budget: int | None = None,
     is_wrong: IsWrong | None = None,
 ) -> list[CutTrajectory]:
-    """The states that the trajectories pass through. `values`: [C] per trajectory; that of the state of length L is the
-    one before continuation token L - K, behind a replayed prefix of K. `boundaries`: response tokens [R] -> lengths at
-    which a step ends; those inside the prefix are states already. A trajectory without a state is included, because its
-    outcome counts for its problem; states without a finite value and trajectories without a finite reward are not.
+    """The states that the trajectories pass through, with the critic's values.
+
+    A trajectory without a state is included, because its outcome counts for its problem. States without a finite value
+    and trajectories without a finite reward are left out.
+
+    `values`: [C] per trajectory. The value of the state of length L is the one before continuation token L - K, behind
+    a replayed prefix of K tokens. `boundaries`: response tokens [R] -> lengths at which a step ends. Those inside the
+    prefix are states already.
+
     `chains`: the ranking follows chains (`replay/rankings/base.py`). Then successes that continue a state are left out:
-    one only counts as an outcome of its chain, and as a new chain would compete with it. `budget`: of a response.
-    States of a truncated trajectory must leave a quarter of it; others have shown that the rest is enough. `is_wrong`:
-    states after an error are left out, and successes that contain one are marked."""
+    such a success counts as an outcome of its chain, and as a new chain it would compete with it.
+
+    `budget`: most tokens of a response. States of a truncated trajectory must leave a quarter of it. `is_wrong`: states
+    after an error are left out, and successes that contain one are marked.
+    """
     found = []
     for item, known in zip(judged, values, strict=True):
         if not math.isfinite(item.verdict.reward):

@@ -19,7 +19,7 @@ ACCEPTED = (
     "TRL's (prompts, completions, completion_ids, **columns); "
     "or verl's (data_source, solution_str, ground_truth, extra_info)"
 )
-TRL = ("prompts", "completions", IDS, "completions_ids")
+TRL = ("prompts", "completions", IDS)
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 NOT_APPLIED = Verdict(math.nan, False, "does not apply")
 """For a None among the rewards of TRL's shape: the other rewards decide."""
@@ -59,7 +59,7 @@ def read_shape(function: Callable[..., Any], path: str) -> Reward:
         return Asks([n for n in own if own[n]], [*also, *(n for n in own if not own[n])], every, batch)
 
     if named.keys() & set(TRL):
-        also = ["prompt", IDS] if rest or named.keys() & set(TRL[2:]) else ["prompt"]
+        also = ["prompt", IDS] if rest or IDS in named else ["prompt"]
         return _batches(_called, _asks(TRL, also, rest, True), waits)
     if "solution_str" in named:
         return _single(
@@ -132,7 +132,7 @@ def _batches(called: Callable[[Mapping[str, Any]], Any], asks: Asks, waits: bool
             [{"role": "assistant", "content": case.response}] if chat else case.response
             for case, chat in zip(cases, chats, strict=True)
         ]
-        values[IDS] = values["completions_ids"] = [list(case.ids) for case in cases]
+        values[IDS] = [list(case.ids) for case in cases]
         found = called(values)
         results = list(runner.run(found) if waits else found)
         if len(results) != len(cases):
