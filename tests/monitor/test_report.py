@@ -37,6 +37,13 @@ def test_held_out_success_counts_from_before_the_training(tmp_path: Path) -> Non
     assert "success, held-out problems      0.125 ->  0.290  (+0.165)" in text
 
 
+def test_what_was_evaluated_once_is_no_change(tmp_path: Path) -> None:
+    """A run that is interrupted before its second evaluation."""
+    item = a_run(tmp_path, iteration(1), iteration(3))  # neither is evaluated
+    assert "success, held-out problems" not in changes(item)
+    assert "success, training, from root" in changes(item)
+
+
 def test_answers_stand_side_by_side(tmp_path: Path) -> None:
     item = a_run(tmp_path, iteration(1), iteration(2))
     item.evaluations[:] = [
